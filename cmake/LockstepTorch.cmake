@@ -1,0 +1,64 @@
+# libtorch as an imported target that links what a CPU program needs: torch_cpu and c10. The package's own TorchConfig.cmake
+# is not used: it enables the CUDA language, needs nvcc, and links the CUDA libraries into every program.
+#
+#   lockstep::torch    include folders, torch_cpu, c10
+#   LOCKSTEP_TORCH_ROOT, LOCKSTEP_TORCH_VERSION, LOCKSTEP_TORCH_FLAVOUR (cpu | cuda)
+
+# Where: Torch_DIR, CMAKE_PREFIX_PATH (both as every libtorch user knows them), else what scripts/setup.sh installed.
+function(lockstep_find_torch_root out)
+  set(candidates "")
+  if(DEFINED LOCKSTEP_TORCH_HINT)
+    list(APPEND candidates "${LOCKSTEP_TORCH_HINT}")
+  endif()
+  if(Torch_DIR)
+    get_filename_component(root "${Torch_DIR}/../../.." ABSOLUTE)
+    list(APPEND candidates "${root}")
+  endif()
+  foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
+    list(APPEND candidates "${prefix}" "${prefix}/torch")
+    get_filename_component(root "${prefix}/../.." ABSOLUTE)
+    list(APPEND candidates "${root}")
+  endforeach()
+  file(GLOB installed "${PROJECT_SOURCE_DIR}/.deps/python/lib/python3*/site-packages/torch")
+  list(APPEND candidates ${installed})
+  foreach(candidate IN LISTS candidates)
+    if(EXISTS "${candidate}/include/ATen/core/Tensor.h" AND EXISTS "${candidate}/lib/libtorch_cpu.so")
+      set(${out} "${candidate}" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  string(JOIN "\n  " looked ${candidates})
+  message(FATAL_ERROR "libtorch was not found. Run scripts/setup.sh, or name yours: -DTorch_DIR=.../share/cmake/Torch or "
+                      "-DCMAKE_PREFIX_PATH=/path/to/libtorch. Looked in:\n  ${looked}")
+endfunction()
+
+lockstep_find_torch_root(LOCKSTEP_TORCH_ROOT)
+
+set(version_file "${LOCKSTEP_TORCH_ROOT}/include/torch/headeronly/version.h")
+if(NOT EXISTS "${version_file}")
+  set(version_file "${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include/torch/version.h")
+endif()
+file(STRINGS "${version_file}" version_lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+string(REGEX REPLACE "[^0-9;]" "" LOCKSTEP_TORCH_VERSION "${version_lines}")
+string(REPLACE ";" "." LOCKSTEP_TORCH_VERSION "${LOCKSTEP_TORCH_VERSION}")
+if(LOCKSTEP_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is too old; supported are 2.11 to 2.15")
+endif()
+
+if(EXISTS "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so")
+  set(LOCKSTEP_TORCH_FLAVOUR cuda)
+else()
+  set(LOCKSTEP_TORCH_FLAVOUR cpu)
+endif()
+
+if(NOT TARGET lockstep::torch)
+  add_library(lockstep::c10 SHARED IMPORTED)
+  set_target_properties(lockstep::c10 PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_TORCH_ROOT}/lib/libc10.so")
+  add_library(lockstep::torch SHARED IMPORTED)
+  set_target_properties(lockstep::torch PROPERTIES
+    IMPORTED_LOCATION "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cpu.so"
+    INTERFACE_INCLUDE_DIRECTORIES "${LOCKSTEP_TORCH_ROOT}/include;${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include"
+    INTERFACE_LINK_LIBRARIES "lockstep::c10")
+  # libtorch_cpu.so of a CUDA build needs libcudart and libcupti, which its own RPATH finds when the program starts.
+  set_property(TARGET lockstep::torch APPEND PROPERTY INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined")
+endif()

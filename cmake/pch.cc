@@ -1,0 +1,1 @@
+// The precompiled header of all torch rooms belongs to this file.

@@ -1,0 +1,52 @@
+#include "lockstep/base/cause.h"
+
+#include <array>
+
+namespace lockstep::base {
+namespace {
+
+struct Row {
+  Cause cause;
+  std::string_view name;
+  int exit_code;
+};
+
+constexpr std::array kRows = {
+    Row{Cause::kRankExited, "RANK_EXITED", 1},
+    Row{Cause::kRankDied, "RANK_DIED", 1},
+    Row{Cause::kInterrupted, "INTERRUPTED", 130},
+    Row{Cause::kBadArg, "BAD_ARG", 64},
+    Row{Cause::kBadFile, "BAD_FILE", 65},
+    Row{Cause::kPortInUse, "PORT_IN_USE", 64},
+    Row{Cause::kPeerUnreachable, "PEER_UNREACHABLE", 69},
+    Row{Cause::kCoordinatorLost, "COORDINATOR_LOST", 69},
+    Row{Cause::kDesync, "DESYNC", 70},
+    Row{Cause::kConfigMismatch, "CONFIG_MISMATCH", 70},
+    Row{Cause::kUnevenInput, "UNEVEN_INPUT", 70},
+    Row{Cause::kUnkillable, "UNKILLABLE", 70},
+    Row{Cause::kInternal, "INTERNAL", 70},
+    Row{Cause::kResource, "RESOURCE", 74},
+    Row{Cause::kProtocol, "PROTOCOL", 76},
+    Row{Cause::kJoinTimeout, "JOIN_TIMEOUT", 124},
+    Row{Cause::kRankStuck, "RANK_STUCK", 124},
+};
+
+const Row& row(Cause cause) {
+  for (const Row& r : kRows)
+    if (r.cause == cause) return r;
+  return kRows[12];
+}
+
+}  // namespace
+
+std::string_view name(Cause cause) { return row(cause).name; }
+
+Cause cause_named(std::string_view name) {
+  for (const Row& r : kRows)
+    if (r.name == name) return r.cause;
+  return Cause::kInternal;
+}
+
+int exit_code(Cause cause) { return row(cause).exit_code; }
+
+}  // namespace lockstep::base

@@ -1,0 +1,54 @@
+#include "lockstep/base/env.h"
+
+#include <cstdlib>
+
+namespace lockstep::base {
+
+Env Env::from(const std::function<Value(const char*)>& lookup) {
+  const auto get = [&](const char* name) -> Value {
+    Value value = lookup(name);
+    return value && !value->empty() ? value : std::nullopt;
+  };
+  Env env;
+  env.lockstep_rank = get("LOCKSTEP_RANK");
+  env.lockstep_world_size = get("LOCKSTEP_WORLD_SIZE");
+  env.lockstep_local_rank = get("LOCKSTEP_LOCAL_RANK");
+  env.lockstep_local_world_size = get("LOCKSTEP_LOCAL_WORLD_SIZE");
+  env.lockstep_node_rank = get("LOCKSTEP_NODE_RANK");
+  env.lockstep_num_nodes = get("LOCKSTEP_NUM_NODES");
+  env.lockstep_store = get("LOCKSTEP_STORE");
+  env.lockstep_job = get("LOCKSTEP_JOB");
+  env.lockstep_terminal = get("LOCKSTEP_TERMINAL");
+  env.lockstep_env_from = get("LOCKSTEP_ENV_FROM");
+  env.lockstep_transport = get("LOCKSTEP_TRANSPORT");
+  env.lockstep_timeout = get("LOCKSTEP_TIMEOUT");
+  env.lockstep_interface = get("LOCKSTEP_INTERFACE");
+  env.lockstep_log = get("LOCKSTEP_LOG");
+  env.lockstep_program = get("LOCKSTEP_PROGRAM");
+  env.omp_num_threads = get("OMP_NUM_THREADS");
+  env.cuda_visible_devices = get("CUDA_VISIBLE_DEVICES");
+  env.columns = get("COLUMNS");
+  env.term = get("TERM");
+  env.rank = get("RANK");
+  env.world_size = get("WORLD_SIZE");
+  env.local_rank = get("LOCAL_RANK");
+  env.local_world_size = get("LOCAL_WORLD_SIZE");
+  env.group_rank = get("GROUP_RANK");
+  env.group_world_size = get("GROUP_WORLD_SIZE");
+  env.master_addr = get("MASTER_ADDR");
+  env.master_port = get("MASTER_PORT");
+  env.torchelastic_run_id = get("TORCHELASTIC_RUN_ID");
+  env.torchelastic_restart_count = get("TORCHELASTIC_RESTART_COUNT");
+  env.torchelastic_use_agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
+  return env;
+}
+
+const Env& Env::process() {
+  static const Env env = from([](const char* name) -> Value {
+    const char* value = std::getenv(name);
+    return value ? Value(value) : std::nullopt;
+  });
+  return env;
+}
+
+}  // namespace lockstep::base

@@ -1,0 +1,56 @@
+// The one place where the environment is read.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace lockstep::base {
+
+/// Every variable that Lockstep reads, as text; nothing when it is not set. An empty value counts as not set.
+struct Env {
+  using Value = std::optional<std::string>;
+
+  // Set by `lockstep run` for its ranks.
+  Value lockstep_rank;              ///< LOCKSTEP_RANK: number of this rank, from 0
+  Value lockstep_world_size;        ///< LOCKSTEP_WORLD_SIZE: number of ranks
+  Value lockstep_local_rank;        ///< LOCKSTEP_LOCAL_RANK: number of this rank on its host
+  Value lockstep_local_world_size;  ///< LOCKSTEP_LOCAL_WORLD_SIZE: number of ranks on this host
+  Value lockstep_node_rank;         ///< LOCKSTEP_NODE_RANK: number of this host
+  Value lockstep_num_nodes;         ///< LOCKSTEP_NUM_NODES: number of hosts
+  Value lockstep_store;             ///< LOCKSTEP_STORE: host:port of the launcher's store
+  Value lockstep_job;               ///< LOCKSTEP_JOB: identifies the job to its store
+  Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns of the launcher's terminal, when it has one
+
+  // Set by a user.
+  Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep or torchrun
+  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self or gloo
+  Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that an operation may wait for other ranks, default 300
+  Value lockstep_interface;  ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
+  Value lockstep_log;        ///< LOCKSTEP_LOG: quiet, info (default) or debug
+  Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
+  Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set
+  Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that the user allows
+  Value columns;             ///< COLUMNS: width of the terminal
+  Value term;                ///< TERM: "dumb" switches redrawing off
+
+  // The contract of torchrun and of scripts that set it by hand (env://).
+  Value rank;                          ///< RANK
+  Value world_size;                    ///< WORLD_SIZE
+  Value local_rank;                    ///< LOCAL_RANK
+  Value local_world_size;              ///< LOCAL_WORLD_SIZE
+  Value group_rank;                    ///< GROUP_RANK: number of this host
+  Value group_world_size;              ///< GROUP_WORLD_SIZE: number of hosts
+  Value master_addr;                   ///< MASTER_ADDR
+  Value master_port;                   ///< MASTER_PORT
+  Value torchelastic_run_id;           ///< TORCHELASTIC_RUN_ID: set by torchrun only
+  Value torchelastic_restart_count;    ///< TORCHELASTIC_RESTART_COUNT
+  Value torchelastic_use_agent_store;  ///< TORCHELASTIC_USE_AGENT_STORE: True when torchrun holds MASTER_PORT
+
+  /// Fills every field by asking `lookup` for its variable's name. Tests give a map here.
+  static Env from(const std::function<Value(const char*)>& lookup);
+  /// The environment of this process, read once, at the first call.
+  static const Env& process();
+};
+
+}  // namespace lockstep::base

@@ -1,0 +1,45 @@
+#include "lockstep/base/log.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::base {
+namespace {
+
+void write_line(std::string_view prefix, std::string_view text) {
+  std::string line(prefix);
+  line.append(text).append("\n");
+  // One write, so that lines of several processes on one descriptor do not mix; nobody can be told when it fails.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+LogLevel read_level() {
+  const auto& text = Env::process().lockstep_log;
+  if (!text || *text == "info") return LogLevel::kInfo;
+  if (*text == "quiet") return LogLevel::kQuiet;
+  if (*text == "debug") return LogLevel::kDebug;
+  throw UsageError("LOCKSTEP_LOG is \"" + *text + "\"; allowed are quiet, info and debug");
+}
+
+}  // namespace
+
+LogLevel log_level() {
+  static const LogLevel level = read_level();
+  return level;
+}
+
+void log_info(std::string_view text) {
+  if (log_level() >= LogLevel::kInfo) write_line("lockstep: ", text);
+}
+
+void log_debug(std::string_view text) {
+  if (log_level() >= LogLevel::kDebug) write_line("lockstep: ", text);
+}
+
+void log_warning(std::string_view text) { write_line("lockstep: warning: ", text); }
+
+}  // namespace lockstep::base

@@ -1,0 +1,71 @@
+#include "lockstep/base/parse.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::base {
+namespace {
+
+template <typename T>
+std::optional<T> parse_whole(std::string_view text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> parse_int(std::string_view text) { return parse_whole<std::int64_t>(text); }
+
+std::optional<double> parse_double(std::string_view text) {
+  const auto value = parse_whole<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+std::int64_t parse_int_in(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high) {
+  const auto value = parse_int(text);
+  if (!value || *value < low || *value > high)
+    throw UsageError(std::string(what) + " is " + quoted(text, 80) + "; allowed is an integer from " +
+                     std::to_string(low) + " to " + std::to_string(high));
+  return *value;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> pieces;
+  for (std::size_t begin = 0;;) {
+    const std::size_t end = text.find(separator, begin);
+    pieces.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return pieces;
+    begin = end + 1;
+  }
+}
+
+std::string quoted(std::string_view text, std::size_t limit) {
+  std::string out = "\"";
+  if (text.size() > limit) {
+    // Cut at a character, not inside one: step back over UTF-8 continuation bytes.
+    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0) == 0x80) --limit;
+    text = text.substr(0, limit);
+  }
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      char escaped[5];
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace lockstep::base

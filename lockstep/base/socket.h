@@ -1,0 +1,59 @@
+// TCP with deadlines. Every descriptor is close-on-exec and non-blocking; every wait ends at its deadline.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+
+namespace lockstep::base {
+
+/// A host (name or number, IPv6 without brackets) and a port.
+struct Address {
+  std::string host;
+  std::uint16_t port = 0;
+};
+
+/// "host:port", "[v6]:port".
+std::string to_string(const Address& address);
+
+/// Reads "host:port" or "[v6]:port"; a UsageError names `what` and the text. Port 1 to 65535.
+Address parse_address(std::string_view what, std::string_view text);
+
+/// Listens on exactly `address` (port 0: any free one). Throws SystemError, with kPortInUse when it is taken.
+Fd listen_on(const Address& address);
+
+/// Binds `address` with SO_REUSEADDR and does not listen: nobody else is given the port by the system, and a program
+/// that sets SO_REUSEADDR too (c10d does) can still listen on it.
+Fd reserve_port(const Address& address);
+
+/// The address that `fd` is bound to, as numbers.
+Address local_address(int fd);
+/// The address at the other end.
+Address peer_address(int fd);
+
+/// Takes a waiting connection; an empty Fd when there is none.
+Fd accept_one(int listener);
+
+/// Connects, trying again while the host refuses (it may not listen yet) until the deadline. Throws PeerLost naming the
+/// address and the last refusal. TCP_NODELAY is on.
+Fd dial(const Address& address, Deadline deadline);
+
+/// Sends all of `bytes`. Throws SystemError when the connection is gone, kRankStuck in it at the deadline.
+void send_all(int fd, std::string_view bytes, Deadline deadline);
+
+/// Fills `size` bytes. False when the peer closed before the first byte; throws SystemError otherwise.
+bool recv_all(int fd, void* data, std::size_t size, Deadline deadline);
+
+/// Waits until `fd` can be read. False at the deadline.
+bool wait_readable(int fd, Deadline deadline);
+/// Waits until `fd` can be written. False at the deadline.
+bool wait_writable(int fd, Deadline deadline);
+
+/// This machine's name, as uname(2) gives it.
+std::string host_name();
+
+}  // namespace lockstep::base

@@ -1,0 +1,45 @@
+// The one line that says why a run ended, and the place in the store where the first cause is kept.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "lockstep/base/cause.h"
+#include "lockstep/base/error.h"
+#include "lockstep/job/store.h"
+
+namespace lockstep::job {
+
+/// All that a FATAL line says. -1 and "" print as "-".
+struct Fatal {
+  base::Cause cause = base::Cause::kInternal;
+  int rank = -1;
+  std::string host;
+  std::int64_t pid = -1;
+  int gen = 0;
+  std::int64_t step = -1;
+  std::string op;      ///< "all_reduce(fc.weight)#12"
+  std::string detail;  ///< UTF-8; printed quoted, at most 1 KiB
+  std::string hint;
+};
+
+/// FATAL cause=<CODE> rank=<r> host=<h> pid=<p> gen=<g> step=<s> op=<name>#<seq> detail="<text>" hint="<text>"
+std::string to_line(const Fatal& fatal);
+
+/// Reads a line of to_line(); nothing when it is not one.
+std::optional<Fatal> parse_fatal(std::string_view line);
+
+/// The keys that launcher and ranks use together.
+namespace key {
+inline constexpr std::string_view kCause = "cause";      ///< the first cause, as to_line()
+std::string exited(int rank);                            ///< set by the launcher when a rank's process ended: how
+std::string left(int rank);                              ///< set by a rank that closes its world in good order
+}  // namespace key
+
+/// Keeps `fatal` as the job's first cause unless there is one already; the one that is kept. Never throws: a store that is
+/// gone cannot be told, and then `fatal` is returned.
+Fatal publish_cause(Store& store, const Fatal& fatal) noexcept;
+
+}  // namespace lockstep::job

@@ -1,0 +1,45 @@
+// Who this process is: read from what its launcher set, or from what the program says.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/socket.h"
+
+namespace lockstep::job {
+
+/// Where the ranks' common store is.
+enum class StoreKind {
+  kLocal,     ///< a world of one: none is needed
+  kLauncher,  ///< the Lockstep launcher serves it at `address`
+  kRankZero,  ///< rank 0 serves it at `address`
+  kTorchrun,  ///< torchrun's own c10d store at `address`
+};
+
+struct Identity {
+  std::string contract;  ///< "lockstep", "torchrun", "env://", "explicit" or "none": who told us
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = -1;        ///< -1: not told; job::join() finds it by counting who shares the host
+  int local_world_size = -1;  ///< likewise
+  int node_rank = -1;         ///< likewise
+  int num_nodes = -1;         ///< likewise
+  StoreKind store = StoreKind::kLocal;
+  base::Address address;
+  std::string job = "0";  ///< keeps two jobs at one address apart
+};
+
+/// What a program may say itself; it outranks the environment.
+struct ExplicitIdentity {
+  std::optional<int> rank;
+  std::optional<int> world_size;
+  std::string address;  ///< "host:port" of rank 0
+};
+
+/// Pure. Order: `given`, Lockstep's variables, torchrun's, plain RANK and WORLD_SIZE (env://), a world of one.
+/// LOCKSTEP_ENV_FROM forces one. Half-set or contradictory values are a UsageError that names the variable, its value and
+/// what is allowed.
+Identity identify(const base::Env& env, const ExplicitIdentity& given = {});
+
+}  // namespace lockstep::job

@@ -1,0 +1,26 @@
+// Coming together: everybody is there, nobody twice, and all run the same thing.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/job/identity.h"
+#include "lockstep/job/store.h"
+
+namespace lockstep::job {
+
+/// Values that must be equal on all ranks: "protocol", "lockstep", "libtorch", "program".
+using Facts = std::map<std::string, std::string>;
+
+/// Waits for all ranks and fills what `identity` was not told (local rank and so on). On every rank throws
+///   CommError kJoinTimeout     at the deadline, listing by number who did not come;
+///   UsageError                 when this rank's number has joined before, naming both hosts and pids;
+///   CommError kConfigMismatch  when a fact differs, naming the rank, the key and both values.
+void join(Store& store, Identity& identity, const Facts& facts, base::Deadline deadline);
+
+/// The GNU build id of the running program as hex; "-" when it has none.
+std::string program_build_id();
+
+}  // namespace lockstep::job

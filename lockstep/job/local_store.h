@@ -1,0 +1,33 @@
+// A store inside one process: for a world of one, and the table behind StoreServer.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "lockstep/job/store.h"
+
+namespace lockstep::job {
+
+class LocalStore final : public Store {
+ public:
+  void set(std::string_view key, std::string_view value, base::Deadline deadline) override;
+  std::optional<std::string> get(std::string_view key, base::Deadline deadline) override;
+  std::optional<std::string> find(std::string_view key, base::Deadline deadline) override;
+  std::int64_t add(std::string_view key, std::int64_t amount, base::Deadline deadline) override;
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          base::Deadline deadline) override;
+
+  /// Called after every change, on the changing thread, without the lock. Set it before the store is shared.
+  void on_change(std::function<void()> listener) { listener_ = std::move(listener); }
+
+ private:
+  void changed();
+  std::mutex mutex_;  // guards values_
+  std::condition_variable changed_;
+  std::map<std::string, std::string, std::less<>> values_;
+  std::function<void()> listener_;
+};
+
+}  // namespace lockstep::job
