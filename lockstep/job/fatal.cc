@@ -1,0 +1,98 @@
+#include "lockstep/job/fatal.h"
+
+#include <charconv>
+
+#include "lockstep/base/parse.h"
+
+namespace lockstep::job {
+namespace {
+
+std::string number(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
+
+/// A value without quotes must stay one word.
+std::string word(std::string text) {
+  if (text.empty()) return "-";
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) <= ' ' || c == 0x7f) c = '_';
+  return text;
+}
+
+/// The character that the escape at line[i] stands for; `i` ends on the escape's last character.
+char unescape(std::string_view line, std::size_t& i) {
+  if (line[i] == 'n') return '\n';
+  int code = 0;
+  if (line[i] == 'x' && i + 2 < line.size() && std::from_chars(&line[i + 1], &line[i + 3], code, 16).ec == std::errc()) {
+    i += 2;
+    return static_cast<char>(code);
+  }
+  return line[i];
+}
+
+/// Takes `key=VALUE ` or `key="VALUE"` off the front of `line`.
+std::optional<std::string> take(std::string_view& line, std::string_view key) {
+  if (!line.starts_with(key) || line.size() <= key.size() || line[key.size()] != '=') return std::nullopt;
+  line.remove_prefix(key.size() + 1);
+  std::string value;
+  if (!line.starts_with('"')) {
+    const std::size_t end = std::min(line.find(' '), line.size());
+    value = line.substr(0, end);
+    line.remove_prefix(std::min(end + 1, line.size()));
+    return value;
+  }
+  for (std::size_t i = 1; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      line.remove_prefix(std::min(i + 2, line.size()));
+      return value;
+    }
+    if (line[i] == '\\' && i + 1 < line.size()) {
+      value += unescape(line, ++i);
+    } else {
+      value += line[i];
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string to_line(const Fatal& fatal) {
+  return "FATAL cause=" + std::string(name(fatal.cause)) + " rank=" + number(fatal.rank) + " host=" + word(fatal.host) +
+         " pid=" + number(fatal.pid) + " gen=" + number(fatal.gen) + " step=" + number(fatal.step) +
+         " op=" + word(fatal.op) + " detail=" + base::quoted(fatal.detail) + " hint=" + base::quoted(fatal.hint);
+}
+
+std::optional<Fatal> parse_fatal(std::string_view line) {
+  constexpr std::string_view kWord = "FATAL ";
+  if (!line.starts_with(kWord)) return std::nullopt;
+  line.remove_prefix(kWord.size());
+  std::optional<std::string> values[9];
+  int at = 0;
+  for (const char* key : {"cause", "rank", "host", "pid", "gen", "step", "op", "detail", "hint"})
+    if (!(values[at++] = take(line, key))) return std::nullopt;
+  const auto integer = [](const std::string& text) { return base::parse_int(text).value_or(-1); };
+  const auto text = [](const std::string& value) { return value == "-" ? std::string() : value; };
+  return Fatal{.cause = base::cause_named(*values[0]),
+               .rank = static_cast<int>(integer(*values[1])),
+               .host = text(*values[2]),
+               .pid = integer(*values[3]),
+               .gen = static_cast<int>(integer(*values[4])),
+               .step = integer(*values[5]),
+               .op = text(*values[6]),
+               .detail = *values[7],
+               .hint = *values[8]};
+}
+
+std::string key::exited(int rank) { return "exited/" + std::to_string(rank); }
+std::string key::left(int rank) { return "left/" + std::to_string(rank); }
+
+Fatal publish_cause(Store& store, const Fatal& fatal) noexcept {
+  try {
+    const std::string kept =
+        store.compare_set(key::kCause, "", to_line(fatal), base::Deadline::in(std::chrono::seconds(2)));
+    return parse_fatal(kept).value_or(fatal);
+  } catch (const std::exception&) {
+    return fatal;
+  }
+}
+
+}  // namespace lockstep::job

@@ -1,0 +1,182 @@
+#include "lockstep/job/join.h"
+
+#include <elf.h>
+#include <link.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/job/fatal.h"
+
+namespace lockstep::job {
+namespace {
+
+using base::Cause;
+using base::CommError;
+using base::Deadline;
+
+constexpr auto kSlice = std::chrono::milliseconds(200);
+constexpr std::string_view kRefused = "join/refused";
+
+struct Member {
+  std::string host;
+  std::string host_id;  // two hosts may have one name
+  std::string pid;
+  Facts facts;
+};
+
+std::string boot_id() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
+  return id;
+}
+
+std::string who(const Member& member) { return "host " + member.host + " pid " + member.pid; }
+
+std::string to_text(const Member& member) {
+  std::string text = member.host + "\n" + member.host_id + "\n" + member.pid;
+  for (const auto& [key, value] : member.facts) text += "\n" + key + "=" + value;
+  return text;
+}
+
+Member parse_member(const std::string& text) {
+  Member member;
+  const auto lines = base::split(text, '\n');
+  if (lines.size() < 3) return member;
+  member.host = lines[0];
+  member.host_id = lines[1];
+  member.pid = lines[2];
+  for (std::size_t i = 3; i < lines.size(); ++i) {
+    const std::size_t equals = lines[i].find('=');
+    if (equals != std::string::npos) member.facts[lines[i].substr(0, equals)] = lines[i].substr(equals + 1);
+  }
+  return member;
+}
+
+std::string member_key(int rank) { return "join/" + std::to_string(rank); }
+
+/// Takes this rank's place, or says who has it.
+void take_place(Store& store, const Identity& id, const Member& self, Deadline deadline) {
+  const std::string mine = to_text(self);
+  const std::string there = store.compare_set(member_key(id.rank), "", mine, deadline);
+  if (there == mine) return;
+  const std::string text = "rank " + std::to_string(id.rank) + " joined twice: from " + who(parse_member(there)) +
+                           " and from " + who(self);
+  store.set(kRefused, text, deadline);
+  throw base::UsageError(text, "give each process its own rank: on node k of n processes each, RANK is k * n + LOCAL_RANK");
+}
+
+std::vector<Member> wait_for_all(Store& store, const Identity& id, Deadline deadline) {
+  std::vector<Member> members(static_cast<std::size_t>(id.world_size));
+  for (int rank = 0; rank < id.world_size; ++rank) {
+    std::optional<std::string> text;
+    while (!(text = store.get(member_key(rank), earlier(deadline, Deadline::in(kSlice))))) {
+      if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
+      if (deadline.expired()) break;
+    }
+    if (text) members[static_cast<std::size_t>(rank)] = parse_member(*text);
+  }
+  if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
+  std::string missing;
+  int count = 0;
+  for (int rank = 0; rank < id.world_size; ++rank)
+    if (members[static_cast<std::size_t>(rank)].host.empty()) {
+      missing += (count++ ? ", " : "") + std::to_string(rank);
+    }
+  if (count)
+    throw CommError(Cause::kJoinTimeout, "init", id.rank, -1,
+                    std::to_string(count) + " of " + std::to_string(id.world_size) +
+                        " ranks did not join in time: " + missing,
+                    "were they started, with this address (" + to_string(id.address) + ") and world size?");
+  return members;
+}
+
+void compare_facts(const std::vector<Member>& members, const Identity& id) {
+  for (std::size_t rank = 1; rank < members.size(); ++rank)
+    for (const auto& [key, value] : members[0].facts) {
+      const auto found = members[rank].facts.find(key);
+      const std::string theirs = found == members[rank].facts.end() ? "-" : found->second;
+      if (theirs != value)
+        throw CommError(Cause::kConfigMismatch, "init", id.rank, static_cast<int>(rank),
+                        "rank " + std::to_string(rank) + " differs from rank 0 in " + key + ": " +
+                            base::quoted(theirs, 128) + " on " + members[rank].host + " against " +
+                            base::quoted(value, 128) + " on " + members[0].host,
+                        "start the same program with the same libraries on every rank");
+    }
+}
+
+void fill_places(const std::vector<Member>& members, Identity& id) {
+  const auto self = static_cast<std::size_t>(id.rank);
+  std::vector<std::string> hosts;
+  int before = 0;
+  int together = 0;
+  int node = 0;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    const std::string host = members[rank].host + members[rank].host_id;
+    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+    if (host != members[self].host + members[self].host_id) continue;
+    node = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
+    before += rank < self;
+    ++together;
+  }
+  if (id.local_rank < 0) id.local_rank = before;
+  if (id.local_world_size < 0) id.local_world_size = together;
+  if (id.node_rank < 0) id.node_rank = node;
+  if (id.num_nodes < 0) id.num_nodes = static_cast<int>(hosts.size());
+}
+
+/// A note of the main program's ELF image: 4 bytes of name size, description size, type; then both, padded to 4.
+std::string build_id_of(const dl_phdr_info& image) {
+  for (int i = 0; i < image.dlpi_phnum; ++i) {
+    const ElfW(Phdr)& header = image.dlpi_phdr[i];
+    if (header.p_type != PT_NOTE) continue;
+    const auto* at = reinterpret_cast<const char*>(image.dlpi_addr + header.p_vaddr);
+    const char* end = at + header.p_memsz;
+    while (at + sizeof(ElfW(Nhdr)) <= end) {
+      ElfW(Nhdr) note;
+      std::memcpy(&note, at, sizeof note);
+      const char* text = at + sizeof note + (note.n_namesz + 3) / 4 * 4;
+      if (note.n_type == NT_GNU_BUILD_ID && text + note.n_descsz <= end) {
+        std::string hex;
+        for (unsigned k = 0; k < note.n_descsz; ++k) {
+          constexpr char kDigits[] = "0123456789abcdef";
+          hex += kDigits[static_cast<unsigned char>(text[k]) >> 4];
+          hex += kDigits[text[k] & 15];
+        }
+        return hex;
+      }
+      at = text + (note.n_descsz + 3) / 4 * 4;
+    }
+  }
+  return "-";
+}
+
+}  // namespace
+
+void join(Store& store, Identity& identity, const Facts& facts, Deadline deadline) {
+  const std::string host = base::host_name();
+  const Member self{.host = host, .host_id = boot_id(), .pid = std::to_string(::getpid()), .facts = facts};
+  take_place(store, identity, self, deadline);
+  const std::vector<Member> members = wait_for_all(store, identity, deadline);
+  compare_facts(members, identity);
+  fill_places(members, identity);
+}
+
+std::string program_build_id() {
+  std::string id = "-";
+  // The main program is the first image.
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* image, std::size_t, void* out) {
+        *static_cast<std::string*>(out) = build_id_of(*image);
+        return 1;
+      },
+      &id);
+  return id;
+}
+
+}  // namespace lockstep::job

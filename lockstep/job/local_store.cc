@@ -1,0 +1,67 @@
+#include "lockstep/job/local_store.h"
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::job {
+
+void LocalStore::changed() {
+  changed_.notify_all();
+  if (listener_) listener_();
+}
+
+void LocalStore::set(std::string_view key, std::string_view value, base::Deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    values_.insert_or_assign(std::string(key), std::string(value));
+  }
+  changed();
+}
+
+std::optional<std::string> LocalStore::get(std::string_view key, base::Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    const auto found = values_.find(key);
+    if (found != values_.end()) return found->second;
+    if (deadline.is_never())
+      changed_.wait(lock);  // bounded: the caller chose never
+    else if (changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout && !values_.contains(key))
+      return std::nullopt;
+  }
+}
+
+std::optional<std::string> LocalStore::find(std::string_view key, base::Deadline) {
+  const std::lock_guard lock(mutex_);
+  const auto found = values_.find(key);
+  return found == values_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::int64_t LocalStore::add(std::string_view key, std::int64_t amount, base::Deadline) {
+  std::int64_t sum = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    std::string& value = values_[std::string(key)];
+    const auto number = value.empty() ? 0 : base::parse_int(value);
+    if (!number || __builtin_add_overflow(*number, amount, &sum))
+      throw base::UsageError("store: cannot add " + std::to_string(amount) + " to key " + base::quoted(key, 80) +
+                             ", which holds " + base::quoted(value, 80));
+    value = std::to_string(sum);
+  }
+  changed();
+  return sum;
+}
+
+std::string LocalStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                                    base::Deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    const std::string_view now = found == values_.end() ? std::string_view() : found->second;
+    if (now != expected) return std::string(now);
+    values_.insert_or_assign(std::string(key), std::string(desired));
+  }
+  changed();
+  return std::string(desired);
+}
+
+}  // namespace lockstep::job
