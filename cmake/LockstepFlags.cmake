@@ -1,0 +1,24 @@
+# Compiler and linker flags that all targets of this project share. They must be the same everywhere: gcc refuses a
+# precompiled header that was made with other ones.
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES CXX)
+
+# Programs are position independent too, but compiled with -fPIC as the libraries are: -fPIE would not fit the shared header.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
+
+# -O3 compiles longer and gains nothing here: the heavy loops are libtorch's.
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
+set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter)
+
+set(LOCKSTEP_SANITIZE "" CACHE STRING "sanitizers for everything, as -fsanitize takes them: address,undefined or thread")
+if(LOCKSTEP_SANITIZE)
+  # vptr checks need type information that libtorch does not export.
+  add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-sanitize=vptr -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
+else()
+  add_compile_options(-fstack-protector-strong "$<$<CONFIG:Release>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  add_link_options(LINKER:-z,relro,-z,now)
+endif()
