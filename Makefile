@@ -1,0 +1,39 @@
+# The verbs of this repository. Each installs what it misses (scripts/setup.sh) and builds what it needs.
+BUILD := build/release
+BIN := $(BUILD)/bin
+
+# One compilation of a libtorch source takes up to 1.5 GB: as many jobs as cores and free memory allow.
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864); \
+  print jobs < 1 ? 1 : jobs < cores ? jobs : cores}' /proc/meminfo)
+# Further options for cmake, such as -DCMAKE_COMPILE_WARNING_AS_ERROR=ON, and for ctest, such as -R unit.
+CMAKE_ARGS ?=
+CTEST_ARGS ?=
+
+.PHONY: help demo build test lint clean setup
+
+help:
+	@echo "make demo    train a small character-level GPT on two ranks and let it write"
+	@echo "make build   release build; programs and examples are then in $(BIN)"
+	@echo "make test    build and run every test"
+	@echo "make lint    check the rules of the house, without building"
+	@echo "make clean   remove build/ (what was installed stays in .deps/)"
+
+setup:
+	@scripts/setup.sh
+
+build: setup
+	@cmake --preset release --log-level=WARNING $(CMAKE_ARGS) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+
+demo: build
+	@headers=$$(sed -n 's/^LOCKSTEP_TORCH_INCLUDE:INTERNAL=//p' $(BUILD)/CMakeCache.txt) && \
+	  $(BIN)/lockstep run -n 2 $(BIN)/03_char_gpt --corpus "$$headers/ATen"
+
+test: build
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+
+lint: setup
+	@python3 tests/lint/lint.py
+
+clean:
+	rm -rf build

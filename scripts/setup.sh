@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Installs what building and testing Lockstep needs and this machine lacks. Nothing to do: nothing done, in well under a second.
+#
+#   scripts/setup.sh          compilers' companions from the distribution, libtorch and test peers from PyPI into .deps/
+#   scripts/setup.sh --beds   also what only test beds need, and nobody wants on a workstation (CI calls this)
+#
+# An own libtorch is used, and none fetched, when Torch_DIR or CMAKE_PREFIX_PATH names one.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+TORCH_VERSION=2.11.0
+PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev nlohmann-json3-dev libgtest-dev libgmock-dev libgloo-dev)
+BED_PACKAGES=(iproute2)
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+beds=no
+case "${1-}" in
+  "") ;;
+  --beds) beds=yes ;;
+  -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+  *) die "unknown argument '$1'; allowed is --beds" ;;
+esac
+[ $# -le 1 ] || die "unexpected argument '$2'; at most one is allowed: --beds"
+
+# Prints those of the packages $@ that are not installed.
+missing_packages() {
+  local installed package
+  installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
+  for package; do
+    grep -qxF "$package installed" <<<"$installed" || printf '%s\n' "$package"
+  done
+}
+
+# apt-get install $@ through as_root. A package may start its service when it is installed, and a test bed must not:
+# policy-rc.d is Debian's way to say so.
+install_quietly() {
+  local policy=/usr/sbin/policy-rc.d made=no
+  if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+    "${as_root[@]}" chmod 755 "$policy"
+    made=yes
+  fi
+  local rc=0
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" >&2 || rc=$?
+  [ "$made" = no ] || "${as_root[@]}" rm -f "$policy"
+  return "$rc"
+}
+
+install_packages() {
+  if ! command -v dpkg-query apt-get >/dev/null; then
+    say "this is not Debian or Ubuntu: have the equivalents of these packages installed: $*"
+    return
+  fi
+  local -a missing as_root
+  mapfile -t missing < <(missing_packages "$@")
+  [ ${#missing[@]} -gt 0 ] || return 0
+  say "missing packages: ${missing[*]}"
+  if [ "$(id -u)" = 0 ]; then
+    as_root=(env)
+  elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+    as_root=(sudo)
+  else
+    die "no rights to install them. Type this once, then try again:
+  sudo apt-get install -y --no-install-recommends ${missing[*]}"
+  fi
+  "${as_root[@]}" apt-get update -q >&2 || die "apt-get update failed; its message is above"
+  install_quietly "${missing[@]}" || die "apt-get install failed; its message is above"
+}
+
+# Whether $1 is the root of a libtorch.
+is_libtorch() { [ -e "$1/include/ATen/core/Tensor.h" ] && [ -e "$1/lib/libtorch_cpu.so" ]; }
+
+# Whether the user named a libtorch. Torch_DIR that holds none is an error; cmake/LockstepTorch.cmake searches the same places.
+own_libtorch() {
+  if [ -n "${Torch_DIR-}" ]; then
+    is_libtorch "$Torch_DIR/../../.." || die "Torch_DIR=$Torch_DIR is not inside a libtorch; it is .../share/cmake/Torch of one"
+    return 0
+  fi
+  local prefix
+  local -a prefixes
+  IFS=:\; read -r -a prefixes <<<"${CMAKE_PREFIX_PATH-}"
+  for prefix in "${prefixes[@]}"; do
+    if is_libtorch "$prefix" || is_libtorch "$prefix/torch" || is_libtorch "$prefix/../.."; then return 0; fi
+  done
+  return 1
+}
+
+# The stamp is written last, so an interrupted installation is taken up again.
+install_libtorch() {
+  local stamp=.deps/python/lockstep.stamp want="torch==$TORCH_VERSION numpy safetensors"
+  if [ -e "$stamp" ] && [ "$(<"$stamp")" = "$want" ]; then return 0; fi
+  say "libtorch $TORCH_VERSION and test peers go to .deps/python (4.7 GB, about one minute)"
+  [ -x .deps/python/bin/pip ] || python3 -m venv .deps/python || die "python3 -m venv failed; its message is above"
+  # The words of $want are pip's arguments.
+  # shellcheck disable=SC2086
+  .deps/python/bin/python -m pip install --quiet --disable-pip-version-check $want >&2 || die "pip install failed; its message is above"
+  printf '%s\n' "$want" >"$stamp"
+}
+
+install_packages "${PACKAGES[@]}"
+[ "$beds" = no ] || install_packages "${BED_PACKAGES[@]}"
+own_libtorch || install_libtorch
