@@ -1,26 +1,33 @@
 # libtorch as an imported target that links what a CPU program needs: torch_cpu and c10. The package's own TorchConfig.cmake
-# is not used: it enables the CUDA language, needs nvcc, and links the CUDA libraries into every program.
+# is not used: it enables the CUDA language, needs nvcc, and links the CUDA libraries into every program. Serves the build of
+# Lockstep and, installed beside LockstepConfig.cmake, the projects that use it.
 #
 #   lockstep::torch    include folders, torch_cpu, c10
 #   LOCKSTEP_TORCH_ROOT, LOCKSTEP_TORCH_VERSION, LOCKSTEP_TORCH_FLAVOUR (cpu | cuda)
+#
+# LOCKSTEP_TORCH_HINT: a root to take when the user names none.
 
-# Where: Torch_DIR, CMAKE_PREFIX_PATH (both as every libtorch user knows them), else what scripts/setup.sh installed.
+# Where the user says: Torch_DIR and CMAKE_PREFIX_PATH, as variables or in the environment. Else LOCKSTEP_TORCH_HINT, else what
+# scripts/setup.sh installed, which searches the same places.
 function(lockstep_find_torch_root out)
-  set(candidates "")
-  if(DEFINED LOCKSTEP_TORCH_HINT)
-    list(APPEND candidates "${LOCKSTEP_TORCH_HINT}")
-  endif()
+  set(torch_dir "$ENV{Torch_DIR}")
   if(Torch_DIR)
-    get_filename_component(root "${Torch_DIR}/../../.." ABSOLUTE)
-    list(APPEND candidates "${root}")
+    set(torch_dir "${Torch_DIR}")
   endif()
-  foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
-    list(APPEND candidates "${prefix}" "${prefix}/torch")
-    get_filename_component(root "${prefix}/../.." ABSOLUTE)
+  set(candidates "")
+  if(torch_dir)
+    get_filename_component(root "${torch_dir}/../../.." ABSOLUTE)
     list(APPEND candidates "${root}")
-  endforeach()
-  file(GLOB installed "${PROJECT_SOURCE_DIR}/.deps/python/lib/python3*/site-packages/torch")
-  list(APPEND candidates ${installed})
+  else()
+    string(REPLACE ":" ";" from_environment "$ENV{CMAKE_PREFIX_PATH}")
+    foreach(prefix IN LISTS CMAKE_PREFIX_PATH from_environment)
+      get_filename_component(root "${prefix}/../.." ABSOLUTE)
+      list(APPEND candidates "${prefix}" "${prefix}/torch" "${root}")
+    endforeach()
+    get_filename_component(source "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/.." ABSOLUTE)
+    file(GLOB installed "${source}/.deps/python/lib/python3*/site-packages/torch")
+    list(APPEND candidates ${LOCKSTEP_TORCH_HINT} ${installed})
+  endif()
   foreach(candidate IN LISTS candidates)
     if(EXISTS "${candidate}/include/ATen/core/Tensor.h" AND EXISTS "${candidate}/lib/libtorch_cpu.so")
       set(${out} "${candidate}" PARENT_SCOPE)
@@ -32,17 +39,24 @@ function(lockstep_find_torch_root out)
                       "-DCMAKE_PREFIX_PATH=/path/to/libtorch. Looked in:\n  ${looked}")
 endfunction()
 
-lockstep_find_torch_root(LOCKSTEP_TORCH_ROOT)
+function(lockstep_read_torch_version root out)
+  set(file "${root}/include/torch/headeronly/version.h")
+  if(NOT EXISTS "${file}")
+    set(file "${root}/include/torch/csrc/api/include/torch/version.h")
+  endif()
+  file(STRINGS "${file}" lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
+  string(REGEX REPLACE "[^0-9;]" "" version "${lines}")
+  string(REPLACE ";" "." version "${version}")
+  set(${out} "${version}" PARENT_SCOPE)
+endfunction()
 
-set(version_file "${LOCKSTEP_TORCH_ROOT}/include/torch/headeronly/version.h")
-if(NOT EXISTS "${version_file}")
-  set(version_file "${LOCKSTEP_TORCH_ROOT}/include/torch/csrc/api/include/torch/version.h")
-endif()
-file(STRINGS "${version_file}" version_lines REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) [0-9]+")
-string(REGEX REPLACE "[^0-9;]" "" LOCKSTEP_TORCH_VERSION "${version_lines}")
-string(REPLACE ";" "." LOCKSTEP_TORCH_VERSION "${LOCKSTEP_TORCH_VERSION}")
+lockstep_find_torch_root(LOCKSTEP_TORCH_ROOT)
+lockstep_read_torch_version("${LOCKSTEP_TORCH_ROOT}" LOCKSTEP_TORCH_VERSION)
 if(LOCKSTEP_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is too old; supported are 2.11 to 2.15")
+elseif(LOCKSTEP_TORCH_VERSION VERSION_GREATER_EQUAL 2.16)
+  message(WARNING "libtorch ${LOCKSTEP_TORCH_VERSION} in ${LOCKSTEP_TORCH_ROOT} is newer than what was tried; supported are "
+                  "2.11 to 2.15")
 endif()
 
 if(EXISTS "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so")

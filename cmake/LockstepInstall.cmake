@@ -1,0 +1,26 @@
+# cmake --install: programs in bin, rooms in lib, headers in include/lockstep, and what find_package(Lockstep) reads.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(config_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
+
+foreach(target IN LISTS LOCKSTEP_ROOMS)
+  string(REGEX REPLACE "^lockstep_" "" name "${target}")
+  set_target_properties(${target} PROPERTIES EXPORT_NAME "${name}")
+endforeach()
+install(TARGETS lockstep ${LOCKSTEP_ROOMS} EXPORT LockstepTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION "${config_folder}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
+
+get_property(programs DIRECTORY "${PROJECT_SOURCE_DIR}/programs" PROPERTY BUILDSYSTEM_TARGETS)
+foreach(target IN LISTS programs)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL EXECUTABLE)
+    install(TARGETS ${target} RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  endif()
+endforeach()
+
+configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.in"
+  "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" INSTALL_DESTINATION "${config_folder}")
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" "${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake" DESTINATION "${config_folder}")
