@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""The command line of the program lockstep is frozen: each help text stands in cli/ and changes only on purpose.
+
+cli_surface.py --bin DIR          runs the commands that the files in cli/ begin with ("$ lockstep run --help") and compares
+cli_surface.py --bin DIR --write  writes what the program says into them
+"""
+
+import argparse
+import difflib
+import os
+import re
+import subprocess
+import sys
+
+CLI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli")
+TOP = "lockstep.txt"
+
+
+def help_text(bin_dir, command):
+    program, *arguments = command.split()
+    done = subprocess.run([os.path.join(bin_dir, program), *arguments], stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=20, env={**os.environ, "COLUMNS": "100"})
+    if done.returncode != 0 or done.stderr:
+        sys.exit(f"cli: {command} ended with {done.returncode} and said on stderr: {done.stderr.strip() or 'nothing'}")
+    return done.stdout
+
+
+def verbs(top_help):
+    """The words that begin the indented lines below a heading that names commands or verbs."""
+    found, inside = [], False
+    for line in top_help.splitlines():
+        if not line.startswith(" "):
+            inside = bool(re.match(r"(?i)(?:commands|verbs|subcommands)\b", line))
+        match = re.match(r"  (?:lockstep )?([a-z][\w-]*)(?:\s|$)", line)
+        if inside and match:
+            found.append(match.group(1))
+    return found
+
+
+def check(bin_dir, write):
+    good = True
+    for name in sorted(os.listdir(CLI)):
+        path = os.path.join(CLI, name)
+        with open(path) as file:
+            frozen = file.read()
+        command = frozen.splitlines()[0].removeprefix("$ ")
+        now = f"$ {command}\n{help_text(bin_dir, command)}"
+        if now == frozen:
+            continue
+        if write:
+            with open(path, "w") as file:
+                file.write(now)
+            continue
+        good = False
+        sys.stdout.writelines(difflib.unified_diff(frozen.splitlines(True), now.splitlines(True), f"tests/lint/cli/{name}", command))
+    return check_verbs(bin_dir) and good
+
+
+def check_verbs(bin_dir):
+    listed = verbs(help_text(bin_dir, "lockstep --help"))
+    missing = [verb for verb in listed if not os.path.exists(os.path.join(CLI, f"lockstep_{verb}.txt"))]
+    for verb in missing:
+        print(f"cli: the verb {verb} has no file tests/lint/cli/lockstep_{verb}.txt; begin it with the line '$ lockstep {verb} --help'")
+    if not listed:
+        print("cli: lockstep --help lists no verbs below a heading 'Commands'")
+    return bool(listed) and not missing
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", required=True, help="where the programs are")
+    parser.add_argument("--write", action="store_true", help="accept what the program says")
+    options = parser.parse_args()
+    sys.exit(0 if check(options.bin, options.write) else 1)
+
+
+if __name__ == "__main__":
+    main()

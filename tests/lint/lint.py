@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Checks the rules of the house.
+
+lint.py [RULE...]              checks this repository by the named rules, or all
+lint.py --self-test [RULE...]  checks that each rule flags the marked lines of its own sample, and no others
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True
+
+from source_tree import Tree  # noqa: E402
+
+RULES = sorted(name[:-3] for name in os.listdir(os.path.join(HERE, "rules")) if name.endswith(".py"))
+FLAG = " @flag"
+
+
+def rule(name):
+    return importlib.import_module(f"rules.{name}")
+
+
+def lint(names, root):
+    tree = Tree.of_repository(root)
+    num_errors = 0
+    for name in names:
+        for finding in rule(name).check(tree):
+            num_errors += not finding.warning
+            kind = "warning" if finding.warning else "error"
+            print(f"{finding.path}:{finding.line}: {kind}: {finding.text} [{name}]")
+    print(f"lint: {num_errors} errors by {len(names)} rules")
+    return num_errors == 0
+
+
+def self_test(names):
+    good = True
+    for name in names:
+        sample = rule(name).SAMPLE
+        marked = {(path, number) for path, text in sample.items()
+                  for number, line in enumerate(text.splitlines(), start=1) if line.endswith(FLAG)}
+        clean = {path: text.replace(FLAG + "\n", "\n") for path, text in sample.items()}
+        flagged = {(finding.path, finding.line) for finding in rule(name).check(Tree(clean)) if not finding.warning}
+        for path, number in sorted(marked - flagged):
+            print(f"{name}: does not flag {path}:{number}: {clean[path].splitlines()[number - 1]}")
+        for path, number in sorted(flagged - marked):
+            print(f"{name}: flags {path}:{number} for nothing: {clean[path].splitlines()[number - 1]}")
+        if not marked:
+            print(f"{name}: its sample has no line that must be flagged")
+        good = good and bool(marked) and marked == flagged
+    print(f"lint: {'each rule flags what it should' if good else 'a rule is broken'} ({len(names)} rules)")
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rules", nargs="*", metavar="RULE", help=f"one of: {', '.join(RULES)}")
+    parser.add_argument("--self-test", action="store_true", help="check the rules instead of the repository")
+    parser.add_argument("--root", default=os.path.dirname(os.path.dirname(HERE)), help="the repository")
+    parser.add_argument("--build", help="a build folder; files behind the docs' code must be compiled there")
+    options = parser.parse_args()
+    for name in options.rules:
+        if name not in RULES:
+            parser.error(f"unknown rule '{name}'; allowed are {', '.join(RULES)}")
+    names = options.rules or RULES
+    if options.build:
+        with open(os.path.join(options.build, "compile_commands.json")) as file:
+            rule("docs_code").compiled_files = [entry["file"] for entry in json.load(file)]
+    sys.exit(0 if (self_test(names) if options.self_test else lint(names, options.root)) else 1)
+
+
+if __name__ == "__main__":
+    main()

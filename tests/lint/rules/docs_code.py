@@ -1,0 +1,90 @@
+"""The C++ in the docs is the C++ that the build compiles.
+
+Above each ```cpp block stands   <!-- compiled: PATH -->   or   <!-- compiled: PATH#NAME -->, and the block is equal to that
+file, or to what stands in it between lines `// docs: begin NAME` and `// docs: end NAME` (several such pieces follow one
+another; indentation that all lines share is taken off). With --build the file must be one that the build compiles.
+"""
+
+import re
+import textwrap
+
+from source_tree import Finding
+
+MARK = re.compile(r"^<!-- compiled: (?P<path>[^\s#]+)(?:#(?P<region>[\w-]+))? -->$")
+EDGE = re.compile(r"^\s*// docs: (begin|end) [\w-]+$")
+
+# Absolute paths of what the build compiles, or None when there is no build to ask.
+compiled_files = None
+
+
+def check(tree):
+    for path in tree.paths(ends=(".md",)):
+        lines = tree.lines(path)
+        for start, end in blocks(lines):
+            mark = MARK.match(lines[start - 1].strip()) if start else None
+            if mark is None:
+                yield Finding(path, start + 1, "no line <!-- compiled: PATH#NAME --> above this block of C++")
+                continue
+            fault = compare(tree, mark, lines[start + 1:end])
+            if fault:
+                yield Finding(path, start + 1, fault)
+
+
+def blocks(lines):
+    """Indices of the fences around each block of C++."""
+    start = None
+    for index, line in enumerate(lines):
+        if start is None and re.match(r"^```(?:cpp|c\+\+)\b", line):
+            start = index
+        elif start is not None and line.startswith("```"):
+            yield start, index
+            start = None
+
+
+def compare(tree, mark, shown):
+    source = mark.group("path")
+    if source not in tree:
+        return f"{source} does not exist"
+    if compiled_files is not None and not source.endswith(".h") and not any(f.endswith("/" + source) for f in compiled_files):
+        return f"{source} is not compiled by this build"
+    wanted = region(tree.lines(source), mark.group("region"))
+    if wanted is None:
+        return f"{source} has no lines '// docs: begin {mark.group('region')}' and '// docs: end {mark.group('region')}'"
+    for index in range(max(len(wanted), len(shown))):
+        want = wanted[index] if index < len(wanted) else "(end)"
+        have = shown[index] if index < len(shown) else "(end)"
+        if want.rstrip() != have.rstrip():
+            return f"line {index + 1} of the block is '{have.strip()}', but {source} has '{want.strip()}'"
+    return None
+
+
+def region(lines, name):
+    """The marked lines, or all of them without a name; None when the marks are not there in pairs."""
+    if name is None:
+        return [line for line in lines if not EDGE.match(line)]
+    kept, inside, found = [], False, False
+    for line in lines:
+        if line.strip() == f"// docs: begin {name}":
+            if inside:
+                return None
+            inside = found = True
+        elif line.strip() == f"// docs: end {name}":
+            if not inside:
+                return None
+            inside = False
+        elif inside and not EDGE.match(line):
+            kept.append(line)
+    return textwrap.dedent("\n".join(kept)).split("\n") if found and not inside else None
+
+
+SAMPLE = {
+    "examples/01/main.cc": "int a;\n// docs: begin two\n  int b;\n// docs: end two\nint c;\n  // docs: begin two\n"
+                           "    int d;\n  // docs: end two\n// docs: begin open\n",
+    "docs/01.md": "<!-- compiled: examples/01/main.cc#two -->\n```cpp\nint b;\n  int d;\n```\n"
+                  "```cpp @flag\nint b;\n```\n"
+                  "<!-- compiled: examples/01/main.cc#two -->\n```cpp @flag\nint b;\n```\n"
+                  "<!-- compiled: examples/01/main.cc#open -->\n```cpp @flag\n```\n"
+                  "<!-- compiled: examples/02/main.cc -->\n```cpp @flag\n```\n"
+                  "<!-- compiled: examples/01/main.cc#none -->\n```cpp @flag\n```\n"
+                  "```python\nimport torch\n```\n",
+}

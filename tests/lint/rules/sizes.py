@@ -1,0 +1,70 @@
+"""One idea a file: 500 lines are the end, 350 a warning. A function ends within 60 lines."""
+
+import re
+
+from source_tree import Finding, without_comments_and_strings
+
+MAX_FILE = 500
+WARN_FILE = 350
+MAX_FUNCTION = 60
+PREPROCESSOR = re.compile(r"(?m)^[ \t]*#(?:.*\\\n)*.*")
+SCOPE = re.compile(r"\b(?:namespace|class|struct|union|enum)\b|\bextern\b")
+
+
+def check(tree):
+    for path in tree.paths(ends=(".h", ".cc", ".py", ".sh", ".cmake")):
+        num_lines = len(tree.lines(path))
+        if num_lines > WARN_FILE:
+            yield Finding(path, 1, f"{num_lines} lines, allowed are {MAX_FILE}; which second idea is in there?",
+                          warning=num_lines <= MAX_FILE)
+    for path in tree.cpp():
+        for first, last in functions(tree.text(path)):
+            if last - first + 1 > MAX_FUNCTION:
+                yield Finding(path, first, f"a function of {last - first + 1} lines, allowed are {MAX_FUNCTION}")
+
+
+def functions(text):
+    """First and last lines of all blocks that are neither a scope nor inside another block: functions' bodies."""
+    code = without_comments_and_strings(PREPROCESSOR.sub(keep_lines, text))
+    line, head, scopes, depth, first = 1, "", [], 0, 0
+    for char in code:
+        if char == "\n":
+            line += 1
+        if depth:  # inside a function
+            depth += (char == "{") - (char == "}")
+            if depth == 0:
+                yield first, line
+                head = ""
+        elif char == "{":
+            if is_scope(head):
+                scopes.append(head)
+            else:
+                depth, first = 1, line
+            head = ""
+        elif char in ";}":
+            head = ""
+        else:
+            head += char
+
+
+def keep_lines(match):
+    return "\n" * match.group().count("\n")
+
+
+def is_scope(head):
+    """Whether the text before a brace opens a namespace or a type. `struct X f() {` is rare, `template <class T>` is not."""
+    head = re.sub(r"template\s*<[^{}]*?>\s*(?=\w)", "", head)
+    return bool(SCOPE.search(head)) and not re.search(r"\)\s*(?:const|noexcept|override|final|->.*)?\s*$", head)
+
+
+LONG_BODY = "  int x;\n" * 59
+SAMPLE = {
+    "lockstep/base/long.cc": "int a; @flag\n" + "\n" * 500,
+    "lockstep/base/fits.cc": "int a;\n" * 350,
+    "lockstep/base/functions.cc": "namespace a {\n#define X(a) \\\n  do { \\\n  } while (0)\nstruct S {\n"
+                                  "  S() : x_(0) { @flag\n" + LONG_BODY + "  }\n"
+                                  "  int f() const {\n" + LONG_BODY[9:] + "  }\n};\n"
+                                  "template <class T>\nvoid g(T t) { @flag\n" + LONG_BODY + "}\n"
+                                  "enum class E { kA };\n"
+                                  "void h() {\n  auto s = \"}\";  // }\n" + LONG_BODY[18:] + "}\n}\n",
+}
