@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# configure.sh SITUATION TORCH WORK: configures Lockstep on a machine that has or lacks something, then builds and runs a probe.
+#
+#   cuda_with_toolkit     CUDA build of libtorch, nvcc is there     (77, skipped, where it is not)
+#   cuda_without_toolkit  CUDA build of libtorch, no nvcc
+#   cpu_only              a libtorch without CUDA
+#   no_gloo               no headers of gloo: says so, and builds without that transport
+#   wrong_torch_dir       Torch_DIR is wrong: an error that names it, never another libtorch
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+source=$(realpath "$here/../..")
+situation=$1 torch=$2 work=$3
+mkdir -p "$work"
+unset Torch_DIR CMAKE_PREFIX_PATH CUDACXX CUDA_HOME CUDA_PATH
+
+fail() { echo "$situation: $*" >&2; exit 1; }
+skip() { echo "SKIPPED: $*"; exit 77; }
+
+# configure [OPTION...]: its output is in $work/output too.
+configure() {
+  cmake --fresh -G Ninja -S "$source" -B "$work/build" -DLOCKSTEP_TESTS=OFF -DLOCKSTEP_EXAMPLES=OFF \
+    -DCMAKE_PROJECT_Lockstep_INCLUDE="$here/probe.cmake" "$@" 2>&1 | tee "$work/output"
+}
+
+# cmake breaks the lines of its messages.
+expect() { tr -s '[:space:]' ' ' <"$work/output" | grep -F -- "$1" >/dev/null || fail "cmake did not say: $1"; }
+
+run_probe() {
+  cmake --build "$work/build" -j 1 --target torch_probe
+  "$work/build/bin/torch_probe"
+}
+
+# A libtorch without CUDA is packaged nowhere here: links to all files but the CUDA ones. The libtorch_cpu.so of a CUDA build
+# finds libcudart and libcupti beside the real one.
+make_cpu_only() {
+  rm -rf "$work/site"
+  mkdir -p "$work/site/torch/lib" "$work/site/torch/share/cmake"
+  ln -s "$torch/include" "$work/site/torch/include"
+  ln -s "$torch/share/cmake/Torch" "$work/site/torch/share/cmake/Torch"
+  [ ! -e "$torch/../nvidia" ] || ln -s "$torch/../nvidia" "$work/site/nvidia"
+  local file
+  for file in "$torch"/lib/*; do
+    case "$(basename "$file")" in
+      *cuda* | *nvrtc* | *nvshmem*) ;;
+      *) ln -s "$file" "$work/site/torch/lib/" ;;
+    esac
+  done
+}
+
+case "$situation" in
+  cuda_with_toolkit)
+    [ -e "$torch/lib/libtorch_cuda.so" ] || skip "$torch is not a CUDA build"
+    PATH=$PATH:/usr/local/cuda/bin
+    command -v nvcc >/dev/null || skip "nvcc is not installed"
+    configure -DTorch_DIR="$torch/share/cmake/Torch"
+    expect "(cuda) in $torch"
+    run_probe
+    ;;
+  cuda_without_toolkit)
+    [ -e "$torch/lib/libtorch_cuda.so" ] || skip "$torch is not a CUDA build"
+    mkdir -p "$work/hidden"
+    rm -f "$work/called"
+    printf '#!/bin/sh\ntouch "%s"\nexit 1\n' "$work/called" >"$work/hidden/nvcc"
+    chmod +x "$work/hidden/nvcc"
+    export PATH=$work/hidden:$PATH CUDACXX=/nonexistent/nvcc CUDAToolkit_ROOT=/nonexistent
+    configure -DTorch_DIR="$torch/share/cmake/Torch"
+    expect "(cuda) in $torch"
+    run_probe
+    [ ! -e "$work/called" ] || fail "nvcc was called"
+    if grep -E 'CMAKE_CUDA_COMPILER|/usr/local/cuda' "$work/build/CMakeCache.txt"; then fail "the build knows of a toolkit"; fi
+    ;;
+  cpu_only)
+    make_cpu_only
+    configure -DCMAKE_PREFIX_PATH="$work/site/torch"
+    expect "(cpu) in $work/site/torch"
+    run_probe
+    ;;
+  no_gloo)
+    configure -DTorch_DIR="$torch/share/cmake/Torch" -DCMAKE_IGNORE_PATH="/usr/include;/usr/local/include" \
+      -DZLIB_INCLUDE_DIR=/usr/include -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+    expect "package libgloo-dev"
+    expect "gloo transport: no"
+    cmake --build "$work/build" -j 1 --target lockstep_comm_gloo
+    ;;
+  wrong_torch_dir)
+    if configure -DTorch_DIR="$work/nowhere/share/cmake/Torch"; then fail "cmake took another libtorch"; fi
+    expect "libtorch was not found"
+    expect "$work/nowhere"
+    ;;
+  *) fail "unknown situation" ;;
+esac

@@ -1,0 +1,24 @@
+// Adds three ones with libtorch and fails when a library of CUDA that only GPU programs need was loaded.
+#include <ATen/ops/ones.h>
+
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "lockstep/base/socket.h"
+
+int main() {
+  const double sum = at::ones({3}).sum().item<double>();
+  if (sum != 3) {
+    std::cerr << "the sum of three ones is " << sum << "\n";
+    return 1;
+  }
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    for (const char* library : {"libtorch_cuda", "libc10_cuda", "libcublas", "libcudnn", "libnccl"})
+      if (line.find(library) != std::string::npos) {
+        std::cerr << "a CPU program has loaded " << line << "\n";
+        return 1;
+      }
+  std::cout << "three ones are 3 on " << lockstep::base::host_name() << "\n";
+}
