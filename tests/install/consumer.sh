@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# consumer.sh BUILD WORK: installs what is built in BUILD below WORK, and builds and runs a project that finds it there.
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+build=$1 work=$2
+prefix=$work/prefix
+unset Torch_DIR CMAKE_PREFIX_PATH
+
+fail() { echo "consumer: $*" >&2; exit 1; }
+
+mkdir -p "$work"
+rm -rf "$prefix"
+cmake --install "$build" --prefix "$prefix" >"$work/installed"
+
+cmake --fresh -G Ninja -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release
+cmake --build "$work/build" -j 1
+
+"$work/build/consumer" | tee "$work/alone"
+grep -q 'weights of rank 0 of 1: ' "$work/alone" || fail "the program alone did not report its weights"
+"$prefix/bin/lockstep" run -n 2 "$work/build/consumer" | tee "$work/two"
+[ "$(grep -c 'weights of rank [01] of 2: ' "$work/two")" = 2 ] || fail "two ranks did not report their weights"
+[ "$(sed -n 's/.* of 2: //p' "$work/two" | sort -u | wc -l)" = 1 ] || fail "the ranks' weights differ"
+
+# A libtorch of another version is refused, with both versions.
+other=$work/other
+mkdir -p "$other/include/ATen/core" "$other/include/torch/headeronly" "$other/lib"
+touch "$other/include/ATen/core/Tensor.h" "$other/lib/libtorch_cpu.so"
+printf '#define TORCH_VERSION_%s\n' 'MAJOR 2' 'MINOR 15' 'PATCH 9' >"$other/include/torch/headeronly/version.h"
+if cmake -G Ninja -S "$here/consumer" -B "$work/refused" -DCMAKE_PREFIX_PATH="$prefix;$other" >"$work/refusal" 2>&1; then
+  fail "a project with another libtorch was configured"
+fi
+tr -s '[:space:]' ' ' <"$work/refusal" | grep -F "is 2.15.9" >/dev/null || fail "the refusal does not name 2.15.9: $(cat "$work/refusal")"
