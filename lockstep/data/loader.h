@@ -1,0 +1,193 @@
+// Batches for a training loop: every rank its own part, a new order each epoch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/collate.h"
+#include "lockstep/data/loader_core.h"
+
+namespace lockstep::data {
+
+/// One way through an epoch. A range that can be walked once, by one thread:
+///   for (auto& batch : loader.epoch(3)) ...
+/// Leaving the loop early stops the worker threads; that waits for as long as the dataset needs for one sample.
+template <typename Batch>
+class Epoch {
+ public:
+  class Iterator {
+   public:
+    explicit Iterator(BatchRun& run) : run_(&run) { ++*this; }
+    Batch& operator*() const { return *static_cast<Batch*>(batch_.get()); }
+    Batch* operator->() const { return static_cast<Batch*>(batch_.get()); }
+    Iterator& operator++() {
+      batch_ = nullptr;  // the caller is done with it: its memory serves the next one
+      batch_ = run_->next();
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+   private:
+    BatchRun* run_;
+    std::shared_ptr<void> batch_;
+  };
+
+  explicit Epoch(std::unique_ptr<BatchRun> run) : run_(std::move(run)) {}
+
+  /// Waits for the first batch, at most LoaderOptions::timeout, as ++ does for the others. Both throw SampleError when the
+  /// dataset threw, and TimeoutError.
+  Iterator begin() { return Iterator(*run_); }
+  std::default_sentinel_t end() const { return {}; }
+  /// Batches that this rank will see: fewer than batches_per_epoch() after restore().
+  std::uint64_t size() const { return run_->size(); }
+
+ private:
+  std::unique_ptr<BatchRun> run_;
+};
+
+/// Made by make_loader(). Copies share one state. One thread uses it.
+template <typename Batch>
+class Loader {
+ public:
+  explicit Loader(std::shared_ptr<LoaderCore> core) : core_(std::move(core)) {}
+
+  /// The batches of epoch number `epoch`: after restore() to a position in this epoch those that remain, else all.
+  Epoch<Batch> epoch(std::uint64_t epoch) { return Epoch<Batch>(core_->start(epoch)); }
+  /// Batches of this rank in a whole epoch.
+  std::uint64_t batches_per_epoch() const { return core_->batches_per_epoch(); }
+
+  /// Where the data stands: the batch that the loop holds counts as drawn. The same on all ranks between two steps.
+  const Position& position() const { return core_->position(); }
+  /// Goes on there, in this world whatever the size of the one that saved it, when epoch(position.epoch) is called next.
+  /// Throws UsageError when the position is of another dataset, seed or order.
+  void restore(const Position& position) { core_->restore(position); }
+
+ private:
+  std::shared_ptr<LoaderCore> core_;
+};
+
+namespace detail {
+
+template <typename D>
+concept GivesSamples = requires(D& d, std::size_t i) { d.get(i); };
+template <typename D>
+concept GivesManySamples = requires(D& d, const std::vector<std::size_t>& indices) { d.get_batch(indices); };
+
+template <typename T>
+inline constexpr bool is_vector = false;
+template <typename T>
+inline constexpr bool is_vector<std::vector<T>> = true;
+
+// A dataset with its own way to make a batch (data::Mnist, or torch's datasets mapped with Stack<>).
+template <typename D>
+constexpr bool gives_batches() {
+  if constexpr (GivesManySamples<D>)
+    return !is_vector<std::decay_t<decltype(std::declval<D&>().get_batch(std::vector<std::size_t>()))>>;
+  else
+    return false;
+}
+
+template <typename D>
+auto make_batch(D& dataset, const std::vector<std::size_t>& indices, const std::stop_token& stop) {
+  if constexpr (gives_batches<D>() || !GivesSamples<D>) {
+    using Made = std::decay_t<decltype(dataset.get_batch(indices))>;
+    std::shared_ptr<Made> made;
+    try {
+      made = std::make_shared<Made>(dataset.get_batch(indices));
+    } catch (...) {
+      throw_sample_error(indices.front(), indices.size());
+    }
+    if constexpr (gives_batches<D>())
+      return made;
+    else
+      return std::make_shared<BatchOf<typename Made::value_type>>(collate(std::move(*made), indices));
+  } else {
+    using Sample = std::decay_t<decltype(dataset.get(indices[0]))>;
+    using Batch = BatchOf<Sample>;
+    std::vector<Sample> samples;
+    samples.reserve(indices.size());
+    for (const std::size_t index : indices) {
+      if (stop.stop_requested()) return std::shared_ptr<Batch>();
+      try {
+        samples.push_back(dataset.get(index));
+      } catch (...) {
+        throw_sample_error(index);
+      }
+    }
+    return std::make_shared<Batch>(collate(std::move(samples), indices));
+  }
+}
+
+template <typename D>
+using BatchFrom = typename decltype(make_batch(std::declval<D&>(), {}, {}))::element_type;
+
+template <typename D>
+std::uint64_t size_of(const D& dataset) {
+  if constexpr (requires { dataset.size().has_value(); }) {
+    if (!dataset.size()) throw base::UsageError("the dataset does not know its size; allowed are datasets with a size");
+    return *dataset.size();
+  } else {
+    return static_cast<std::uint64_t>(dataset.size());
+  }
+}
+
+template <typename F>
+struct FunctionDataset {
+  std::uint64_t num_samples;
+  F function;
+  auto get(std::size_t index) { return function(index); }
+  std::uint64_t size() const { return num_samples; }
+};
+
+template <typename D>
+Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options, std::function<void()> on_batch) {
+  if constexpr (requires { D::is_stateful; })
+    static_assert(!D::is_stateful, "a stateful dataset decides itself what comes next; a Loader needs get(index)");
+  const std::uint64_t num_samples = size_of(dataset);
+  auto shared = std::make_shared<const D>(std::move(dataset));
+  const auto new_maker = [shared]() -> MakeBatch {
+    // std::function wants a copyable target; the dataset itself is copied once a thread.
+    return [own = std::make_shared<D>(*shared)](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
+      return std::shared_ptr<void>(make_batch(*own, indices, stop));
+    };
+  };
+  return Loader<BatchFrom<D>>(
+      std::make_shared<LoaderCore>(num_samples, shard, options, new_maker, std::move(on_batch)));
+}
+
+}  // namespace detail
+
+template <typename D>
+concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
+
+/// A loader of `dataset` for one rank of a world, or for a program alone with ShardOf{}: also the way to walk a dataset on
+/// one rank only (evaluation on rank 0), as no other rank is told.
+///
+/// A dataset has get(index) or get_batch(indices), and size(): a torch::data::datasets::Dataset, one mapped with
+/// transforms, or a class of your own. It is copied once for each worker thread (as libtorch's DataLoader does), so get()
+/// need not be thread-safe, but what copies share must be. Tensors in samples are stacked: see BatchOf in collate.h.
+///
+/// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
+/// from its index; a generator that threads share is used in an order that depends on timing.
+template <MapDataset D>
+auto make_loader(D dataset, ShardOf shard, const LoaderOptions& options = {}) {
+  return detail::make_loader(std::move(dataset), shard, options, nullptr);
+}
+
+/// The same from a plain function: sample(i) for i in [0, num_samples).
+template <typename F>
+  requires std::is_invocable_v<F&, std::size_t>
+auto make_loader(std::uint64_t num_samples, F sample, ShardOf shard, const LoaderOptions& options = {}) {
+  return detail::make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, shard, options, nullptr);
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,141 @@
+#include "lockstep/data/loader_core.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::data {
+namespace {
+
+void require(std::string_view option, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high)
+    throw base::UsageError("LoaderOptions." + std::string(option) + " is " + std::to_string(value) + "; allowed is " +
+                           std::to_string(low) + " to " + std::to_string(high));
+}
+
+LoaderOptions checked(const LoaderOptions& options) {
+  require("batch_size", options.batch_size, 1, std::int64_t{1} << 31);
+  require("num_workers", options.num_workers, 0, 256);
+  require("prefetch", options.prefetch, 1, 1024);
+  require("timeout", options.timeout.count(), 1, INT64_MAX);
+  if (options.drop_last && options.mode == ShardMode::kExact)
+    throw base::UsageError("LoaderOptions.drop_last is true with mode kExact, which promises every sample; allowed is "
+                           "drop_last = false, or mode kPad or kDrop");
+  return options;
+}
+
+std::string first_line(const char* text) {
+  const std::string_view all(text);
+  return std::string(all.substr(0, all.find('\n')));
+}
+
+}  // namespace
+
+void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
+  const std::string where = num_samples == 1 ? "sample " + std::to_string(index) + ": "
+                                             : "one of " + std::to_string(num_samples) + " samples that begin with sample " +
+                                                   std::to_string(index) + ": ";
+  try {
+    throw;
+  } catch (const base::Error& error) {
+    std::throw_with_nested(SampleError(index, error.cause(), where + error.what()));
+  } catch (const c10::Error& error) {
+    std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + first_line(error.what_without_backtrace())));
+  } catch (const std::exception& error) {
+    std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + first_line(error.what())));
+  } catch (...) {
+    std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + "an exception that is no std::exception"));
+  }
+}
+
+LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
+                       std::function<MakeBatch()> new_maker, std::function<void()> on_batch)
+    : options_(checked(options)),
+      sampler_(num_samples, shard, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
+      new_maker_(std::move(new_maker)),
+      on_batch_(std::move(on_batch)),
+      position_{.seed = options.seed, .num_samples = num_samples, .shuffle = options.shuffle} {}
+
+BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
+  return BatchPlan(sampler_.epoch(epoch, position), static_cast<std::uint64_t>(options_.batch_size), options_.drop_last);
+}
+
+void LoaderCore::restore(const Position& position) {
+  const Position ours{.seed = options_.seed, .epoch = position.epoch, .samples = position.samples,
+                      .num_samples = sampler_.num_samples(), .shuffle = options_.shuffle};
+  if (position != ours)
+    throw base::UsageError("the position \"" + to_text(position) + "\" is of another loader; allowed here is \"" +
+                           to_text(ours) + "\", of any epoch and number of samples");
+  if (position.samples > position.num_samples)
+    throw base::UsageError("the position \"" + to_text(position) + "\" is beyond its dataset; allowed are at most " +
+                           std::to_string(position.num_samples) + " samples");
+  position_ = position;
+  restored_ = position;
+}
+
+std::unique_ptr<BatchRun> LoaderCore::start(std::uint64_t epoch) {
+  const bool resumes = restored_ && restored_->epoch == epoch;
+  position_.epoch = epoch;
+  position_.samples = resumes ? restored_->samples : 0;
+  restored_.reset();
+  return std::make_unique<BatchRun>(shared_from_this(), plan(epoch, position_.samples), position_);
+}
+
+BatchRun::BatchRun(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const Position& start)
+    : loader_(std::move(loader)), plan_(std::move(plan)), start_(start) {}
+
+void BatchRun::start_workers() {
+  const LoaderOptions& options = loader_->options_;
+  const auto num_threads = std::min(static_cast<std::uint64_t>(options.num_workers), size());
+  std::vector<MakeThing> makers;
+  // A thread that is left behind must own what it uses: nothing here refers to the run or the loader.
+  for (std::uint64_t i = 0; i < num_threads; ++i)
+    makers.emplace_back([plan = plan_, make = loader_->new_maker_()](std::uint64_t batch, const std::stop_token& stop) {
+      return make(plan.indices(batch), stop);
+    });
+  workers_ = std::make_unique<OrderedWorkers>(size(), std::move(makers),
+                                              num_threads * static_cast<std::uint64_t>(options.prefetch), options.timeout);
+}
+
+std::shared_ptr<void> BatchRun::make_or_wait() {
+  const LoaderOptions& options = loader_->options_;
+  if (options.num_workers == 0) {
+    if (!inline_maker_) inline_maker_ = loader_->new_maker_();
+    return inline_maker_(plan_.indices(num_taken_), std::stop_token());
+  }
+  if (!workers_) start_workers();
+  std::shared_ptr<void> batch;
+  if (workers_->next(batch, base::Deadline::in(options.timeout)) == OrderedWorkers::Outcome::kTimeout)
+    throw base::TimeoutError(base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
+                             "batch " + std::to_string(num_taken_) + " of " + std::to_string(size()) + " of epoch " +
+                                 std::to_string(start_.epoch) + " was not ready after " +
+                                 std::to_string(options.timeout.count()) + " ms; its first sample is " +
+                                 std::to_string(plan_.indices(num_taken_).front()),
+                             "the dataset is slow or waits for something; LoaderOptions.timeout allows more");
+  return batch;
+}
+
+std::shared_ptr<void> BatchRun::next() {
+  if (failed_) return nullptr;
+  Position& position = loader_->position_;
+  position.epoch = start_.epoch;
+  if (num_taken_ == size()) {
+    position.samples = start_.num_samples;
+    workers_.reset();
+    return nullptr;
+  }
+  failed_ = true;
+  auto batch = make_or_wait();
+  failed_ = false;
+  ++num_taken_;
+  const std::uint64_t drawn_each_step = static_cast<std::uint64_t>(loader_->options_.batch_size) *
+                                        static_cast<std::uint64_t>(loader_->sampler_.shard().size);
+  position.samples = std::min(start_.num_samples, start_.samples + num_taken_ * drawn_each_step);
+  if (loader_->on_batch_) loader_->on_batch_();
+  return batch;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,104 @@
+// The loader without the types of its batches: which samples make a batch, who makes it, what was handed out.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/batch_plan.h"
+#include "lockstep/data/ordered_workers.h"
+#include "lockstep/data/position.h"
+#include "lockstep/data/sampler.h"
+
+namespace lockstep::data {
+
+struct LoaderOptions {
+  std::int64_t batch_size = 1;  ///< samples of this rank in a batch, 1 to 2^31
+  std::uint64_t seed = 0;       ///< of the order; the same on all ranks
+  bool shuffle = true;
+  ShardMode mode = ShardMode::kPad;
+  bool drop_last = false;  ///< leave out a last batch that is not full; not with kExact
+  int num_workers = 0;     ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for
+  int prefetch = 2;        ///< batches that are ready or being made, for each worker, 1 to 1024
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< how long to wait for a worker's batch; more than 0
+};
+
+/// A sample could not be read. what() is "sample INDEX: " and the text of what the dataset threw, which is nested.
+class SampleError : public base::Error {
+ public:
+  SampleError(std::uint64_t index, base::Cause cause, const std::string& message)
+      : base::Error(cause, message), index_(index) {}
+  std::uint64_t index() const { return index_; }
+
+ private:
+  std::uint64_t index_;
+};
+
+/// Inside a catch block: throws SampleError with the caught exception nested. `num_samples` > 1 when the dataset read
+/// several at once, the first of which is `index`.
+[[noreturn]] void throw_sample_error(std::uint64_t index, std::size_t num_samples = 1);
+
+/// Makes a batch of the samples with these indices into the dataset; null when a stop is requested in between.
+using MakeBatch = std::function<std::shared_ptr<void>(const std::vector<std::size_t>& indices, const std::stop_token& stop)>;
+
+class BatchRun;
+
+/// What Loader<Batch> does that does not depend on Batch. Used by one thread.
+class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
+ public:
+  /// `new_maker` is called once for each thread that makes batches. `on_batch` is called for each batch that is handed
+  /// out. Throws UsageError for an option out of its range.
+  LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options, std::function<MakeBatch()> new_maker,
+             std::function<void()> on_batch);
+
+  /// Batches of this rank in a whole epoch.
+  std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }
+  /// Begins `epoch`, at the restored position when that is of this epoch, otherwise at its beginning.
+  std::unique_ptr<BatchRun> start(std::uint64_t epoch);
+
+  const Position& position() const { return position_; }
+  void restore(const Position& position);
+
+ private:
+  friend class BatchRun;
+
+  BatchPlan plan(std::uint64_t epoch, std::uint64_t position) const;
+
+  LoaderOptions options_;
+  Sampler sampler_;
+  std::function<MakeBatch()> new_maker_;
+  std::function<void()> on_batch_;
+  Position position_;
+  std::optional<Position> restored_;
+};
+
+/// One way through an epoch, or what remains of it. Destroyed early, it stops its threads.
+class BatchRun {
+ public:
+  BatchRun(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const Position& start);
+
+  /// The next batch; null after the last, and after an error. Waits at most LoaderOptions::timeout, then throws
+  /// TimeoutError.
+  std::shared_ptr<void> next();
+  std::uint64_t size() const { return plan_.num_batches(); }
+
+ private:
+  void start_workers();
+  std::shared_ptr<void> make_or_wait();
+
+  std::shared_ptr<LoaderCore> loader_;
+  BatchPlan plan_;
+  Position start_;
+  std::uint64_t num_taken_ = 0;
+  bool failed_ = false;
+  MakeBatch inline_maker_;
+  std::unique_ptr<OrderedWorkers> workers_;
+};
+
+}  // namespace lockstep::data

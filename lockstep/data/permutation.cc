@@ -1,0 +1,53 @@
+#include "lockstep/data/permutation.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::data {
+namespace {
+
+// With halves of fewer bits a round function has too few outputs to mix well; then every range walks longer, and cheaply:
+// at most 256 values.
+constexpr int kMinHalfBits = 4;
+
+// The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
+std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+
+}  // namespace
+
+Permutation::Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch) : n_(n) {
+  LOCKSTEP_CHECK(n >= 1 && n <= std::uint64_t{1} << 62);
+  half_bits_ = std::max(kMinHalfBits, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
+  half_mask_ = (std::uint64_t{1} << half_bits_) - 1;
+  // The epoch goes through a mix of its own, so that (seed 1, epoch 2) and (seed 2, epoch 1) differ.
+  std::uint64_t state = mix(mix(seed + kGolden) + epoch * kGolden + 1);
+  for (auto& key : keys_) key = mix(state += kGolden);
+}
+
+std::uint64_t Permutation::encrypt(std::uint64_t value) const {
+  std::uint64_t left = value >> half_bits_;
+  std::uint64_t right = value & half_mask_;
+  for (const auto key : keys_) {
+    const std::uint64_t next = left ^ (mix(right + key) & half_mask_);
+    left = right;
+    right = next;
+  }
+  return left << half_bits_ | right;
+}
+
+std::uint64_t Permutation::operator[](std::uint64_t i) const {
+  LOCKSTEP_CHECK(i < n_);
+  do i = encrypt(i);
+  while (i >= n_);
+  return i;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,59 @@
+#include "lockstep/data/sampler.h"
+
+#include <string>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::data {
+namespace {
+
+// Samples of one rank when `remaining` are dealt out.
+std::uint64_t part_of(std::uint64_t remaining, ShardOf shard, ShardMode mode) {
+  const auto size = static_cast<std::uint64_t>(shard.size);
+  const std::uint64_t rest = remaining % size;
+  const std::uint64_t even = remaining / size;
+  switch (mode) {
+    case ShardMode::kPad: return even + (rest > 0 ? 1 : 0);
+    case ShardMode::kDrop: return even;
+    case ShardMode::kExact: return even + (static_cast<std::uint64_t>(shard.rank) < rest ? 1 : 0);
+  }
+  return 0;
+}
+
+}  // namespace
+
+EpochOrder::EpochOrder(std::uint64_t num_samples, ShardOf shard, const SamplerOptions& options, std::uint64_t epoch,
+                       std::uint64_t position)
+    : num_samples_(num_samples),
+      shard_(shard),
+      position_(position),
+      size_(part_of(num_samples - position, shard, options.mode)) {
+  if (options.shuffle) permutation_.emplace(num_samples, options.seed, epoch);
+}
+
+std::uint64_t EpochOrder::operator[](std::uint64_t k) const {
+  LOCKSTEP_CHECK(k < size_);
+  const std::uint64_t number =
+      position_ + k * static_cast<std::uint64_t>(shard_.size) + static_cast<std::uint64_t>(shard_.rank);
+  const std::uint64_t wrapped = number % num_samples_;
+  return permutation_ ? (*permutation_)[wrapped] : wrapped;
+}
+
+Sampler::Sampler(std::uint64_t num_samples, ShardOf shard, const SamplerOptions& options)
+    : num_samples_(num_samples), shard_(shard), options_(options) {
+  if (num_samples < 1 || num_samples > std::uint64_t{1} << 62)
+    throw base::UsageError("the dataset has " + std::to_string(num_samples) + " samples; allowed is 1 to 2^62");
+  if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size)
+    throw base::UsageError("rank " + std::to_string(shard.rank) + " of a world of " + std::to_string(shard.size) +
+                           "; allowed are ranks from 0 to world size - 1");
+}
+
+EpochOrder Sampler::epoch(std::uint64_t epoch, std::uint64_t position) const {
+  if (position > num_samples_)
+    throw base::UsageError("position " + std::to_string(position) + " in an epoch of " + std::to_string(num_samples_) +
+                           " samples; allowed is at most the number of samples");
+  return EpochOrder(num_samples_, shard_, options_, epoch, position);
+}
+
+}  // namespace lockstep::data
