@@ -69,7 +69,7 @@ run --bed
 said "unknown argument '--bed'; allowed is --beds"
 
 # Nothing to do is done in under a second, on this machine as it is. Three tries, because others may be busy on it.
-for try in 1 2 3; do
+for _ in 1 2 3; do
   start=$(date +%s%N)
   "$here/../../scripts/setup.sh"
   milliseconds=$((($(date +%s%N) - start) / 1000000))
