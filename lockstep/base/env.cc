@@ -27,6 +27,7 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.lockstep_program = get("LOCKSTEP_PROGRAM");
   env.omp_num_threads = get("OMP_NUM_THREADS");
   env.cuda_visible_devices = get("CUDA_VISIBLE_DEVICES");
+  env.path = get("PATH");
   env.columns = get("COLUMNS");
   env.term = get("TERM");
   env.rank = get("RANK");

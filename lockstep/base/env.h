@@ -31,6 +31,7 @@ struct Env {
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
   Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set
   Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that the user allows
+  Value path;                ///< PATH: where programs are looked for
   Value columns;             ///< COLUMNS: width of the terminal
   Value term;                ///< TERM: "dumb" switches redrawing off
 

@@ -1,0 +1,295 @@
+#include "lockstep/launch/agent.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/socket.h"
+#include "lockstep/launch/outbox.h"
+#include "lockstep/launch/process.h"
+#include "lockstep/launch/wire.h"
+
+namespace lockstep::launch {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr auto kUnkillableAfter = 5s;  // after SIGKILL
+constexpr auto kKillAgain = 50ms;      // a process may fork between our look at /proc and the signal
+
+struct RankProcess {
+  int rank = -1;
+  pid_t pid = -1;  // -1: not started, or reaped
+  std::array<base::Fd, 2> streams;  // what it writes to stdout and stderr
+};
+
+class Agent {
+ public:
+  int run();
+
+ private:
+  // What an epoll event is about: one of these, or 2 * index + stream of a rank's pipe.
+  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL;
+
+  JobPlan read_job();
+  void start_ranks(const JobPlan& job);
+  void start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams);
+  void watch(int fd, std::uint64_t about, unsigned events);
+  void turn();
+  void read_input();
+  void obey(const Frame& frame);
+  void pass_on(std::size_t index, std::size_t stream, std::size_t most);
+  void reap();
+  void ended(std::size_t index, int status);
+  void report_start_failures();
+  void stop(int signal, std::chrono::milliseconds grace);
+  void look_at_clock();
+  void launcher_is_gone();
+  void say(FrameKind kind, int rank, std::string payload = {}) { outbox_.push({kind, rank, std::move(payload)}); }
+
+  base::Fd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
+  base::Fd signals_;
+  FrameReader input_{kMaxJobFrame};
+  Outbox outbox_{STDOUT_FILENO};
+  base::Pipe failures_;
+  std::vector<RankProcess> ranks_;
+  std::size_t running_ = 0;      // ranks with a pid
+  bool children_ = true;         // any child, ours or inherited
+  bool lingering_ = false;       // all ranks have ended, and something they started has not
+  bool gone_ = false;            // the launcher
+  std::chrono::milliseconds fail_grace_{0};
+  Deadline kill_at_ = Deadline::never();
+  Deadline give_up_at_ = Deadline::never();
+};
+
+void Agent::watch(int fd, std::uint64_t about, unsigned events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = about;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw base::SystemError("the agent cannot watch a descriptor", errno);
+}
+
+JobPlan Agent::read_job() {
+  const Deadline deadline = Deadline::in(30s);
+  char bytes[1 << 16];
+  for (;;) {
+    if (!base::wait_readable(STDIN_FILENO, deadline)) throw base::Error(base::Cause::kProtocol, "the agent got no job");
+    const ssize_t size = ::read(STDIN_FILENO, bytes, sizeof bytes);
+    if (size == 0) throw base::Error(base::Cause::kProtocol, "the launcher was gone before the job came");
+    if (size > 0) input_.feed({bytes, static_cast<std::size_t>(size)});
+    if (const auto frame = input_.next()) {
+      if (frame->kind != FrameKind::kJob) throw base::Error(base::Cause::kProtocol, "the first frame is no job");
+      return decode_job(frame->payload);
+    }
+  }
+}
+
+void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams) {
+  base::Pipe out = base::make_pipe();
+  base::Pipe err = base::make_pipe();
+  streams.out = out.write.get();
+  streams.err = err.write.get();
+  RankProcess process;
+  process.rank = plan.rank;
+  process.pid = spawn_rank(job, plan, streams);
+  process.streams = {std::move(out.read), std::move(err.read)};
+  for (std::size_t stream = 0; stream < 2; ++stream) {
+    base::set_nonblocking(process.streams[stream].get());
+    watch(process.streams[stream].get(), 2 * ranks_.size() + stream, EPOLLIN);
+  }
+  say(FrameKind::kStarted, plan.rank, encode_numbers({process.pid}));
+  ranks_.push_back(std::move(process));
+  ++running_;
+}
+
+void Agent::start_ranks(const JobPlan& job) {
+  fail_grace_ = job.fail_grace;
+  RankStreams streams;
+  streams.max_files = allow_files(2 * job.ranks.size() + 64);
+  const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  streams.in = null.get();
+  streams.failure = failures_.write.get();
+  for (const RankPlan& plan : job.ranks) {
+    try {
+      start_rank(job, plan, streams);
+    } catch (const base::SystemError& error) {
+      say(FrameKind::kStartFailed, plan.rank, encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
+      stop(SIGKILL, 0ms);
+      return;
+    }
+  }
+}
+
+void Agent::read_input() {
+  char bytes[4096];
+  const ssize_t size = ::read(STDIN_FILENO, bytes, sizeof bytes);
+  if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) return launcher_is_gone();
+  if (size > 0) input_.feed({bytes, static_cast<std::size_t>(size)});
+  while (const auto frame = input_.next()) obey(*frame);
+}
+
+void Agent::obey(const Frame& frame) {
+  if (frame.kind == FrameKind::kStop) {
+    const auto numbers = decode_numbers(frame.payload, 2);
+    stop(static_cast<int>(numbers[0]), std::chrono::milliseconds(numbers[1]));
+  } else if (frame.kind == FrameKind::kSignal) {
+    const int signal = static_cast<int>(decode_numbers(frame.payload, 1)[0]);
+    for (const RankProcess& process : ranks_)
+      if (process.pid > 0) ::kill(process.pid, signal);
+  }
+}
+
+/// SIGKILL reaches every process of the job, other signals the process groups of the ranks that run; SIGKILL follows.
+void Agent::stop(int signal, std::chrono::milliseconds grace) {
+  kill_at_ = earlier(kill_at_, Deadline::in(signal == SIGKILL ? 0ms : grace));
+  if (signal == SIGKILL) return;
+  for (const RankProcess& process : ranks_) {
+    if (process.pid <= 0) continue;
+    // The group does not exist before the child has called setsid.
+    if (::kill(-process.pid, signal) != 0) ::kill(process.pid, signal);
+    ::kill(-process.pid, SIGCONT);
+  }
+}
+
+void Agent::launcher_is_gone() {
+  gone_ = true;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, STDIN_FILENO, nullptr);
+  stop(SIGKILL, 0ms);
+}
+
+void Agent::pass_on(std::size_t index, std::size_t stream, std::size_t most) {
+  base::Fd& fd = ranks_[index].streams[stream];
+  char bytes[1 << 16];
+  while (fd && most > 0) {
+    const ssize_t size = ::read(fd.get(), bytes, std::min(most, sizeof bytes));
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno == EAGAIN) return;
+    if (size <= 0) return fd.reset();  // closing takes it out of the epoll set
+    most -= static_cast<std::size_t>(size);
+    say(stream == 0 ? FrameKind::kStdout : FrameKind::kStderr, ranks_[index].rank,
+        std::string(bytes, static_cast<std::size_t>(size)));
+  }
+}
+
+void Agent::report_start_failures() {
+  StartFailure failure;
+  while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
+    say(FrameKind::kStartFailed, failure.rank, encode_numbers({static_cast<int>(failure.step), failure.error}));
+}
+
+void Agent::ended(std::size_t index, int status) {
+  RankProcess& process = ranks_[index];
+  report_start_failures();
+  // First what it has written up to now: a child of its own may hold the pipe and go on writing for ever.
+  for (std::size_t stream = 0; stream < 2; ++stream) {
+    int waiting = 0;
+    if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
+      pass_on(index, stream, static_cast<std::size_t>(waiting));
+  }
+  RankEnd end{process.rank, process.pid, 0, 0};
+  if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
+  else end.code = WEXITSTATUS(status);
+  say(FrameKind::kEnded, process.rank, encode_end(end));
+  process.pid = -1;
+  --running_;
+}
+
+void Agent::reap() {
+  for (;;) {
+    const auto reaped = reap_one();
+    children_ = reaped.has_value();
+    if (!reaped || reaped->pid == 0) break;
+    for (std::size_t index = 0; index < ranks_.size(); ++index)
+      if (ranks_[index].pid == reaped->pid) ended(index, reaped->status);
+  }
+  if (running_ > 0 || !children_ || lingering_) return;
+  // What the ranks have left behind ends with the job; some of it is about to end by itself.
+  lingering_ = true;
+  for (const pid_t pid : descendants()) ::kill(pid, SIGTERM);
+  kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
+}
+
+void Agent::look_at_clock() {
+  if (kill_at_.expired()) {
+    for (const pid_t pid : descendants()) ::kill(pid, SIGKILL);
+    if (give_up_at_.is_never()) give_up_at_ = Deadline::in(kUnkillableAfter);
+    kill_at_ = Deadline::in(kKillAgain);
+  }
+  if (give_up_at_.expired() && children_) {
+    for (const RankProcess& process : ranks_)
+      if (process.pid > 0) say(FrameKind::kUnkillable, process.rank, encode_numbers({process.pid}));
+    if (running_ == 0)
+      for (const pid_t pid : descendants()) say(FrameKind::kUnkillable, -1, encode_numbers({pid}));
+    children_ = false;
+  }
+}
+
+void Agent::turn() {
+  std::array<epoll_event, 64> events;
+  const int wait_ms = earlier(kill_at_, give_up_at_).poll_ms();
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
+  bool signalled = false;
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t about = events[static_cast<std::size_t>(i)].data.u64;
+    if (about == kInput) read_input();
+    else if (about == kSignals) signalled = true;
+    else if (about != kOutput) pass_on(about / 2, about % 2, 1 << 16);
+  }
+  if (signalled) {
+    while (next_signal(signals_.get())) {
+    }
+    reap();
+  }
+  look_at_clock();
+  if (!gone_ && !outbox_.flush()) launcher_is_gone();
+}
+
+int Agent::run() {
+  signals_ = signal_descriptor({SIGCHLD});
+  become_subreaper();
+  failures_ = base::make_pipe();
+  base::set_nonblocking(failures_.read.get());
+  const JobPlan job = read_job();
+  base::set_nonblocking(STDIN_FILENO);
+  base::set_nonblocking(STDOUT_FILENO);
+  watch(STDIN_FILENO, kInput, EPOLLIN);
+  watch(signals_.get(), kSignals, EPOLLIN);
+  watch(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
+  start_ranks(job);
+  reap();
+  while (children_) turn();
+
+  // Nobody writes any more; what lies in the pipes is all there is.
+  for (std::size_t index = 0; index < ranks_.size(); ++index)
+    for (std::size_t stream = 0; stream < 2; ++stream) pass_on(index, stream, std::size_t{1} << 20);
+  say(FrameKind::kDone, -1);
+  const Deadline deadline = Deadline::in(5s);
+  while (!gone_ && outbox_.flush() && !outbox_.empty() && base::wait_writable(STDOUT_FILENO, deadline)) {
+  }
+  return 0;
+}
+
+}  // namespace
+
+void agent_main() {
+  ::prctl(PR_SET_DUMPABLE, 0);
+  try {
+    ::_exit(Agent().run());
+  } catch (const base::Error& error) {
+    const std::string line = std::string("lockstep agent: ") + error.what() + "\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+    ::_exit(base::exit_code(error.cause()));
+  }
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,21 @@
+// Starting ranks from inside a program: what mp.spawn is in Python.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+struct LaunchOptions {
+  int ranks = 0;                          ///< 0: one for each visible GPU, else one for each physical core
+  std::vector<std::string> options = {};  ///< more options of `lockstep run`, such as "--bind=none"
+};
+
+/// In a process that is a rank already (of Lockstep or of torchrun) returns at once. Otherwise becomes `lockstep run`, which
+/// starts this program again with the same arguments, `options.ranks` times; then it does not return. Call it first in main,
+/// before anything (libtorch, too) has started a thread: exec ends all threads where they stand. The program `lockstep` is
+/// the one that LOCKSTEP_PROGRAM names, else the one beside this executable, else the one in PATH. Throws UsageError when
+/// there is none, saying where it looked, and for ranks below 0 or above 4096.
+void launch(const LaunchOptions& options, int argc, char** argv);
+
+}  // namespace lockstep::launch

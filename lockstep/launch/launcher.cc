@@ -1,0 +1,320 @@
+#include "lockstep/launch/launcher.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/socket.h"
+#include "lockstep/job/store_server.h"
+#include "lockstep/launch/output.h"
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/process.h"
+#include "lockstep/launch/program.h"
+#include "lockstep/launch/verdict.h"
+#include "lockstep/launch/wire.h"
+
+namespace lockstep::launch {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr auto kOthersMayBeFirst = 50ms;  // a dead rank and those that lose it end within a few milliseconds
+constexpr auto kAgentEnds = 5s;           // after its last frame
+constexpr auto kAgentAnswers = 8s;        // after the SIGKILL that it was to send; it gives up itself after 5
+const base::Address kLoopback{"127.0.0.1", 0};
+
+std::string random_job_id() {
+  unsigned char bytes[16];
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) throw base::SystemError("getrandom", errno);
+  std::string hex;
+  for (const unsigned char byte : bytes) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return hex;
+}
+
+int num_gpus() {
+  int count = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind("nvidia", 0) == 0 && base::parse_int(std::string_view(name).substr(6))) ++count;
+  }
+  return count;
+}
+
+Environment own_environment() {
+  Environment all;
+  for (char** variable = ::environ; *variable; ++variable) all.emplace_back(*variable);
+  return all;
+}
+
+/// The signals that a person stops the job with, without those that whoever started us has switched off (nohup).
+std::vector<int> handled_signals() {
+  std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
+  }
+  return handled;
+}
+
+job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid) {
+  job::Fatal fatal;
+  fatal.cause = cause;
+  fatal.rank = rank;
+  fatal.host = base::host_name();
+  fatal.pid = pid;
+  return fatal;
+}
+
+class Launcher {
+ public:
+  explicit Launcher(const RunOptions& options, Surroundings surroundings);
+  int run();
+
+ private:
+  void start(Surroundings surroundings);
+  void turn();
+  void read_agent();
+  void handle(const Frame& frame);
+  void rank_ended(const RankEnd& end);
+  void start_failed(int rank, StartStep step, int error);
+  void unkillable(int rank, std::int64_t pid);
+  void take_signal(int signal);
+  void decide();
+  void order_stop(int signal, std::chrono::milliseconds grace);
+  void send(const Frame& frame);
+  void agent_is_gone();
+  std::optional<job::Fatal> published_cause();
+  void conclude(job::Fatal fatal, int exit_code);
+
+  const RunOptions options_;
+  const std::string host_ = base::host_name();
+  const std::int64_t oom_kills_ = oom_kills();
+  const std::vector<pid_t> not_ours_ = descendants();  // children that a shell's exec left us
+  Output output_;
+  base::Fd signals_;
+  AgentProcess agent_;
+  std::optional<job::StoreServer> store_;
+  base::Fd master_port_;
+  FrameReader from_agent_{kMaxFrame};
+  std::vector<std::int64_t> pids_;
+  std::vector<RankEnd> ends_;
+  std::size_t num_ended_ = 0;
+  int stop_signal_ = 0;                         // a person's
+  Deadline decide_at_ = Deadline::never();      // when the first failure is looked at
+  Deadline agent_dead_at_ = Deadline::never();  // when an agent that should have finished is killed
+  std::optional<Verdict> verdict_;              // the first one stays
+  bool done_ = false;                           // the agent said that no process is left
+};
+
+Launcher::Launcher(const RunOptions& options, Surroundings surroundings)
+    : options_(options), output_(options, options.ranks), signals_(signal_descriptor(handled_signals())),
+      pids_(static_cast<std::size_t>(options.ranks), -1) {
+  start(std::move(surroundings));
+}
+
+void Launcher::start(Surroundings surroundings) {
+  become_subreaper();
+  agent_ = spawn_agent();  // before a thread exists; its own start goes on while ours does
+  surroundings.job = random_job_id();
+  store_.emplace(kLoopback, surroundings.job);
+  master_port_ = base::reserve_port(kLoopback);
+  surroundings.store = base::to_string(store_->address());
+  surroundings.master_port = base::local_address(master_port_.get()).port;
+  base::set_nonblocking(agent_.to.get());
+  base::set_nonblocking(agent_.from.get());
+  send({FrameKind::kJob, -1, encode_job(plan_job(options_, surroundings))});
+}
+
+void Launcher::send(const Frame& frame) {
+  const std::string bytes = encode(frame);
+  const Deadline deadline = Deadline::in(10s);
+  for (std::size_t done = 0; done < bytes.size() && agent_.to;) {
+    const ssize_t size = ::write(agent_.to.get(), bytes.data() + done, bytes.size() - done);
+    if (size > 0) done += static_cast<std::size_t>(size);
+    else if (errno == EAGAIN && base::wait_writable(agent_.to.get(), deadline)) continue;
+    else if (errno != EINTR) agent_.to.reset();  // it is gone, or ends its ranks when it sees this
+  }
+}
+
+void Launcher::order_stop(int signal, std::chrono::milliseconds grace) {
+  send({FrameKind::kStop, -1, encode_numbers({signal, grace.count()})});
+  agent_dead_at_ = earlier(agent_dead_at_, Deadline::in(grace + kAgentAnswers));
+}
+
+void Launcher::conclude(job::Fatal fatal, int exit_code) {
+  if (!verdict_) verdict_ = Verdict{std::move(fatal), exit_code};
+}
+
+std::optional<job::Fatal> Launcher::published_cause() {
+  const auto line = store_->store().find(job::key::kCause, Deadline::in(1s));
+  return line ? job::parse_fatal(*line) : std::nullopt;
+}
+
+void Launcher::decide() {
+  decide_at_ = Deadline::never();
+  const RankEnd* end = first_failure(ends_);
+  if (verdict_ || stop_signal_ != 0 || !end) return;
+  verdict_ = judge(*end, {.host = host_,
+                          .oom_kills = end->signal == SIGKILL ? oom_kills() - oom_kills_ : 0,
+                          .tail_shown = !output_.tail(end->rank).empty(),
+                          .published = published_cause(),
+                          .pids = pids_});
+  order_stop(SIGTERM, options_.fail_grace);
+}
+
+void Launcher::rank_ended(const RankEnd& end) {
+  output_.end(end.rank);
+  ends_.push_back(end);
+  ++num_ended_;
+  store_->store().set(job::key::exited(end.rank), to_text(end), Deadline::in(1s));
+  if (end.failed() && decide_at_.is_never() && !verdict_) decide_at_ = Deadline::in(kOthersMayBeFirst);
+  if (num_ended_ == pids_.size()) decide();
+}
+
+void Launcher::start_failed(int rank, StartStep step, int error) {
+  const std::string why = std::string(": ") + std::strerror(error);
+  job::Fatal fatal = new_fatal(base::Cause::kResource, rank, -1);
+  if (step == StartStep::kExec) {
+    fatal.cause = base::Cause::kBadArg;
+    fatal.detail = "program " + base::quoted(options_.command.front(), 256) + ": cannot be executed" + why;
+    if (error == ENOEXEC) fatal.hint = "a script needs a first line such as #!/bin/sh";
+  } else {
+    fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind to its cores rank ") + std::to_string(rank) + why;
+    fatal.hint = step == StartStep::kFork ? "fewer ranks, or raise ulimit -u" : "--bind none";
+  }
+  const int code = base::exit_code(fatal.cause);
+  conclude(std::move(fatal), code);
+  order_stop(SIGKILL, 0ms);
+}
+
+void Launcher::unkillable(int rank, std::int64_t pid) {
+  job::Fatal fatal = new_fatal(base::Cause::kUnkillable, rank, pid);
+  fatal.detail = "process " + std::to_string(pid) + " did not end within 5 s after SIGKILL";
+  fatal.hint = "it hangs in the kernel: look at /proc/" + std::to_string(pid) + "/stack";
+  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable)};  // outranks why it was to end
+}
+
+void Launcher::handle(const Frame& frame) {
+  switch (frame.kind) {
+    case FrameKind::kStarted: pids_.at(static_cast<std::size_t>(frame.rank)) = decode_numbers(frame.payload, 1)[0]; break;
+    case FrameKind::kStdout: output_.add(frame.rank, Stream::kOut, frame.payload); break;
+    case FrameKind::kStderr: output_.add(frame.rank, Stream::kErr, frame.payload); break;
+    case FrameKind::kEnded: rank_ended(decode_end(frame.payload)); break;
+    case FrameKind::kStartFailed: {
+      const auto numbers = decode_numbers(frame.payload, 2);
+      start_failed(frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
+      break;
+    }
+    case FrameKind::kDropped:
+      output_.note(std::to_string(decode_numbers(frame.payload, 1)[0]) + " bytes of output dropped: the launcher stood still");
+      break;
+    case FrameKind::kUnkillable: unkillable(frame.rank, decode_numbers(frame.payload, 1)[0]); break;
+    case FrameKind::kDone: done_ = true; break;
+    default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
+  }
+}
+
+void Launcher::read_agent() {
+  char bytes[1 << 16];
+  const ssize_t size = ::read(agent_.from.get(), bytes, sizeof bytes);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (size > 0) from_agent_.feed({bytes, static_cast<std::size_t>(size)});
+  while (const auto frame = from_agent_.next()) handle(*frame);
+  if (size <= 0) agent_.from.reset();
+}
+
+void Launcher::take_signal(int signal) {
+  if (signal == SIGUSR1 || signal == SIGUSR2) return send({FrameKind::kSignal, -1, encode_numbers({signal})});
+  if (signal == SIGCHLD) return;
+  const bool again = stop_signal_ != 0 || verdict_;
+  if (stop_signal_ == 0) stop_signal_ = signal;
+  if (again) {
+    output_.note("killing all ranks");
+    return order_stop(SIGKILL, 0ms);
+  }
+  output_.note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) + " s" +
+               (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
+  job::Fatal fatal = new_fatal(base::Cause::kInterrupted, -1, ::getpid());
+  fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
+  conclude(std::move(fatal), 128 + signal);
+  order_stop(SIGTERM, options_.grace);
+}
+
+/// Its pipe has ended. Without the last frame it was killed; the kernel has ended its ranks, and what they had started has
+/// become ours.
+void Launcher::agent_is_gone() {
+  int status = 0;
+  const Deadline deadline = Deadline::in(kAgentEnds);
+  agent_.to.reset();
+  while (::waitpid(agent_.pid, &status, WNOHANG) == 0 && !deadline.expired()) base::wait_readable(signals_.get(), earlier(deadline, Deadline::in(20ms)));
+  if (done_) return;
+  ::kill(agent_.pid, SIGKILL);
+  const RankEnd end{-1, agent_.pid, WIFEXITED(status) ? WEXITSTATUS(status) : 0, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent_.pid);
+  fatal.detail = "the agent, which watches the ranks, " + std::string(end.signal ? "was " : "") + to_text(end);
+  fatal.hint = "all ranks of this host ended with it";
+  conclude(std::move(fatal), base::exit_code(base::Cause::kInternal));
+  for (const pid_t pid : kill_descendants(not_ours_, deadline)) unkillable(-1, pid);
+}
+
+void Launcher::turn() {
+  pollfd entries[] = {{signals_.get(), POLLIN, 0}, {agent_.from.get(), POLLIN, 0}};
+  ::poll(entries, 2, earlier(decide_at_, agent_dead_at_).poll_ms());
+  if (entries[0].revents)
+    while (const auto signal = next_signal(signals_.get())) take_signal(*signal);
+  if (entries[1].revents) read_agent();
+  if (decide_at_.expired()) decide();
+  if (agent_dead_at_.expired()) {
+    ::kill(agent_.pid, SIGKILL);
+    agent_dead_at_ = Deadline::never();
+  }
+}
+
+int Launcher::run() {
+  while (agent_.from) turn();
+  agent_is_gone();
+  if (!verdict_) {
+    output_.finish("");
+    return 0;
+  }
+  std::string last = output_.tail(verdict_->fatal.rank);
+  if (!last.empty()) last = "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) + " wrote to stderr:\n" + last;
+  output_.finish(last + job::to_line(verdict_->fatal) + "\n");
+  return verdict_->exit_code;
+}
+
+}  // namespace
+
+job::Fatal fatal_of(const base::Error& error) {
+  job::Fatal fatal = new_fatal(error.cause(), -1, ::getpid());
+  fatal.detail = error.what();
+  fatal.hint = error.hint();
+  return fatal;
+}
+
+int run(RunOptions options) {
+  Surroundings surroundings;
+  surroundings.program = find_program(options.command.front(), base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  surroundings.environment = own_environment();
+  surroundings.cpus = usable_cpus();
+  surroundings.columns = terminal_columns();
+  if (options.ranks == 0) options.ranks = default_ranks(surroundings.environment, num_gpus(), num_cores(surroundings.cpus));
+  const auto num_files = static_cast<std::uint64_t>(options.ranks) * (options.output_dir.empty() ? 2 : 4) + 64;
+  allow_files(num_files);
+  return Launcher(options, std::move(surroundings)).run();
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,158 @@
+#include "lockstep/launch/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int kMaxRanks = 4096;
+constexpr double kMaxSeconds = 10.0 * 365 * 24 * 3600;
+
+const char* const kUsage =
+    "usage: lockstep run [options] [--] program [arguments...]\n"
+    "       lockstep run --help\n"
+    "       lockstep --version\n"
+    "\n"
+    "run    starts N copies (ranks) of a program on this machine and ends all of them when one fails\n";
+
+/// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
+struct RawRun {
+  std::string ranks, transport, timeout, bind, output, grace, fail_grace;
+};
+
+class RunFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "usage: lockstep run [options] [--] program [arguments...]\n";
+  }
+};
+
+void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
+  app.set_help_flag("-h,--help", "show this text");
+  app.formatter(std::make_shared<RunFormatter>());
+  app.add_option("-n,--ranks", raw.ranks,
+                 "number of ranks, 1 to 4096 (also -np); default: the visible GPUs, else the physical cores");
+  app.add_option("--transport", raw.transport, "how ranks exchange data: auto, self or gloo");
+  app.add_option("--bind", raw.bind, "cores: every rank has its own cores (default); none: no rank is bound");
+  app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
+               "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")
+      ->type_name("[=NAME]");
+  app.add_option("--output", raw.output, "write what each rank prints to DIR/rank.N.out and DIR/rank.N.err as well")
+      ->type_name("DIR");
+  app.add_flag("--quiet-ranks", run.quiet_ranks, "show the output of rank 0 only");
+  app.add_option("--grace", raw.grace, "seconds from SIGTERM to SIGKILL when you stop the job (default 10)");
+  app.add_option("--fail-grace", raw.fail_grace, "the same when a rank has failed (default 2)");
+  app.add_option("--timeout", raw.timeout, "seconds that an operation may wait for other ranks (default 300)");
+  app.footer("The program's output has [rank] in front of each line. Its standard input is /dev/null. The exit code is that of\n"
+             "the first rank that failed, or 128 + the signal that ended it; 64 means that nothing was started.");
+}
+
+/// Turns -np into -n, as far as options go, and returns where they end.
+std::size_t end_of_options(const CLI::App& app, std::vector<std::string>& words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    std::string& word = words[i];
+    if (word == "--" || word.size() < 2 || word[0] != '-') return i;
+    if (word.rfind("-np", 0) == 0) word.erase(2, 1);
+    const CLI::Option* option = app.get_option_no_throw(word);
+    if (option && option->get_expected_max() > 0 && option->get_items_expected_max() > 0) ++i;
+  }
+  return words.size();
+}
+
+std::string one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed) {
+  std::string list;
+  for (const char* one : allowed) {
+    if (got == one) return got;
+    list += (list.empty() ? "" : ", ") + std::string(one);
+  }
+  throw base::UsageError(std::string(what) + " is " + base::quoted(got, 80) + "; allowed are " + list);
+}
+
+double seconds(const char* what, const std::string& text, double low) {
+  const auto value = base::parse_double(text);
+  if (!value || *value < low || *value > kMaxSeconds)
+    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) + "; allowed are seconds, " +
+                           (low > 0 ? "more than 0" : "0 or more"));
+  return *value;
+}
+
+std::chrono::milliseconds milliseconds(const char* what, const std::string& text) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds(what, text, 0) * 1000));
+}
+
+void check_argument_name(const std::string& name) {
+  for (const char c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-')
+      throw base::UsageError("--pass-local-rank is " + base::quoted(name, 80) +
+                             "; allowed are letters, digits, '_' and '-'");
+}
+
+void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
+  const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
+  if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
+  if (given("--transport")) run.transport = one_of("--transport", raw.transport, {"auto", "self", "gloo"});
+  if (given("--bind")) run.bind = one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
+  if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
+  if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);
+  if (given("--timeout")) {
+    seconds("--timeout", raw.timeout, 1e-3);
+    run.timeout = raw.timeout;
+  }
+  if (given("--output")) {
+    if (raw.output.empty()) throw base::UsageError("--output is \"\"; allowed is the name of a folder");
+    run.output_dir = raw.output;
+  }
+  check_argument_name(run.local_rank_argument);
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+Command parse_run(std::vector<std::string> words) {
+  Command command;
+  RawRun raw;
+  CLI::App app("Starts N ranks of a program on this machine and ends all of them when one fails.");
+  declare(app, raw, command.run);
+
+  const std::size_t end = end_of_options(app, words);
+  // CLI11 takes the words in reverse order.
+  std::vector<std::string> options(words.rend() - static_cast<std::ptrdiff_t>(end), words.rend());
+  try {
+    app.parse(options);
+  } catch (const CLI::CallForHelp&) {
+    command.text = app.help();
+    return command;
+  } catch (const CLI::ParseError& error) {
+    throw base::UsageError("lockstep run: " + first_line(error.what()), "lockstep run --help");
+  }
+  check_values(app, raw, command.run);
+
+  const std::size_t begin = end < words.size() && words[end] == "--" ? end + 1 : end;
+  command.run.command.assign(words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
+  if (command.run.command.empty() || command.run.command.front().empty())
+    throw base::UsageError("lockstep run: no program is named; allowed is: lockstep run [options] [--] program [arguments...]",
+                           "lockstep run --help");
+  command.verb = Verb::kRun;
+  return command;
+}
+
+}  // namespace
+
+Command parse_command_line(std::vector<std::string> arguments) {
+  const std::string verb = arguments.empty() ? "" : arguments.front();
+  if (verb == "run") {
+    arguments.erase(arguments.begin());
+    return parse_run(std::move(arguments));
+  }
+  if (verb == "agent" && arguments.size() == 1) return {Verb::kAgent, {}, ""};
+  if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage};
+  if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n"};
+  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, --help and --version")
+                                      : "lockstep: the command is " + base::quoted(verb, 80) +
+                                            "; allowed are run, --help and --version",
+                         "lockstep run --help");
+}
+
+}  // namespace lockstep::launch

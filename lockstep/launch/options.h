@@ -1,0 +1,40 @@
+// The command line of the program `lockstep`.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+/// What `lockstep run` was asked for.
+struct RunOptions {
+  int ranks = 0;                              ///< 0: one for each visible GPU, else one for each physical core
+  std::string transport;                      ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
+  std::string timeout;                        ///< LOCKSTEP_TIMEOUT for the ranks, seconds; empty: not given
+  bool bind = true;                           ///< give every rank its own cores
+  std::string local_rank_argument;            ///< NAME: every rank gets --NAME=<local rank> as last argument
+  std::string output_dir;                     ///< rank.N.out and rank.N.err go there as well; empty: nowhere
+  bool quiet_ranks = false;                   ///< show the output of rank 0 only
+  std::chrono::milliseconds grace{10000};     ///< from SIGTERM to SIGKILL when a person stops the job
+  std::chrono::milliseconds fail_grace{2000};  ///< the same when a rank has failed
+  std::vector<std::string> command;           ///< the program and its arguments; never empty
+};
+
+enum class Verb {
+  kRun,    ///< start ranks
+  kAgent,  ///< be the agent of a host; the launcher calls this, not a person
+  kPrint,  ///< help or version: show Command::text
+};
+
+struct Command {
+  Verb verb = Verb::kPrint;
+  RunOptions run;
+  std::string text;
+};
+
+/// Reads the arguments after the program's name. Pure. Throws UsageError, one line that names the argument, the value got
+/// and the values allowed. Options end at the first word that is none, or at `--`; the rest belongs to the program.
+Command parse_command_line(std::vector<std::string> arguments);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,156 @@
+#include "lockstep/launch/process.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launch {
+namespace {
+
+/// argv or envp; the strings must outlive it.
+std::vector<char*> pointers(const std::vector<const std::vector<std::string>*>& lists) {
+  std::vector<char*> all;
+  for (const auto* list : lists)
+    for (const std::string& text : *list) all.push_back(const_cast<char*>(text.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+// What follows runs between fork and exec, where only async-signal-safe calls are allowed: the launcher has a thread.
+
+void close_on_exec_from(unsigned first) {
+  constexpr unsigned kCloexec = 1U << 2;  // CLOSE_RANGE_CLOEXEC
+  if (::syscall(SYS_close_range, first, ~0U, kCloexec) == 0) return;
+  // Kernels before 5.11.
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  for (int fd = static_cast<int>(first); fd < static_cast<int>(std::min<rlim_t>(limit.rlim_cur, 1 << 20)); ++fd)
+    ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+void reset_signals() {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+[[noreturn]] void give_up(int fd, int rank, StartStep step) {
+  const StartFailure failure{rank, step, errno};
+  [[maybe_unused]] const auto written = ::write(fd, &failure, sizeof failure);
+  ::_exit(127);
+}
+
+bool bind_to(const std::vector<int>& cpus) {
+  if (cpus.empty()) return true;
+  constexpr int kWords = 8192 / (8 * sizeof(unsigned long));
+  unsigned long mask[kWords] = {};
+  constexpr unsigned kBits = 8 * sizeof(unsigned long);
+  for (const int cpu : cpus)
+    if (cpu >= 0 && cpu < 8192) mask[static_cast<unsigned>(cpu) / kBits] |= 1UL << (static_cast<unsigned>(cpu) % kBits);
+  return ::sched_setaffinity(0, sizeof mask, reinterpret_cast<cpu_set_t*>(mask)) == 0;
+}
+
+}  // namespace
+
+AgentProcess spawn_agent() {
+  base::Pipe in = base::make_pipe();
+  base::Pipe out = base::make_pipe();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw base::SystemError("cannot start the agent", errno);
+  if (pid == 0) {
+    ::setsid();
+    ::dup2(in.read.get(), STDIN_FILENO);
+    ::dup2(out.write.get(), STDOUT_FILENO);
+    close_on_exec_from(3);
+    reset_signals();
+    const char* const arguments[] = {"lockstep", "agent", nullptr};
+    ::execv("/proc/self/exe", const_cast<char**>(arguments));
+    ::_exit(127);
+  }
+  return {pid, std::move(in.write), std::move(out.read)};
+}
+
+pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams) {
+  std::vector<char*> arguments = pointers({&job.arguments, &rank.arguments});
+  std::vector<char*> environment = pointers({&job.environment, &rank.environment});
+  const pid_t agent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw base::SystemError("cannot start rank " + std::to_string(rank.rank), errno);
+  if (pid > 0) return pid;
+
+  ::setsid();
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != agent) ::_exit(127);  // it died before the line above
+  if (!bind_to(rank.cpus)) give_up(streams.failure, rank.rank, StartStep::kBind);
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = std::min<rlim_t>(streams.max_files, files.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  ::dup2(streams.in, STDIN_FILENO);
+  ::dup2(streams.out, STDOUT_FILENO);
+  ::dup2(streams.err, STDERR_FILENO);
+  close_on_exec_from(3);
+  reset_signals();
+  ::execve(job.program.c_str(), arguments.data(), environment.data());
+  give_up(streams.failure, rank.rank, StartStep::kExec);
+}
+
+void become_subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+base::Fd signal_descriptor(const std::vector<int>& signals) {
+  sigset_t all;
+  sigfillset(&all);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGTSTP, SIGCONT}) sigdelset(&all, fault);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  sigset_t read;
+  sigemptyset(&read);
+  for (const int signal : signals) sigaddset(&read, signal);
+  base::Fd fd(::signalfd(-1, &read, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) throw base::SystemError("cannot make a descriptor for signals", errno);
+  return fd;
+}
+
+std::optional<int> next_signal(int fd) {
+  signalfd_siginfo info{};
+  if (::read(fd, &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
+
+std::optional<Reaped> reap_one() {
+  Reaped reaped;
+  do reaped.pid = ::waitpid(-1, &reaped.status, WNOHANG);
+  while (reaped.pid < 0 && errno == EINTR);
+  if (reaped.pid < 0) return std::nullopt;
+  return reaped;
+}
+
+std::uint64_t allow_files(std::uint64_t need) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const std::uint64_t before = limit.rlim_cur;
+  if (before >= need) return before;
+  if (limit.rlim_max < need)
+    throw base::SystemError("this job needs " + std::to_string(need) + " file descriptors; allowed are " +
+                                std::to_string(limit.rlim_max) + " (ulimit -Hn)",
+                            EMFILE);
+  limit.rlim_cur = need;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw base::SystemError("cannot raise the limit of file descriptors", errno);
+  return before;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,79 @@
+// Starting processes so that they cannot outlive us, and ending what is left of them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/launch/plan.h"
+
+namespace lockstep::launch {
+
+/// The agent, a process in a session of its own, so that the terminal's Ctrl-C does not reach it. It sees the end of its
+/// input when this process dies.
+struct AgentProcess {
+  pid_t pid = -1;
+  base::Fd to;    ///< its stdin
+  base::Fd from;  ///< its stdout
+};
+
+/// Starts this same program as `lockstep agent`. Throws SystemError.
+AgentProcess spawn_agent();
+
+/// What the child of spawn_rank() was doing when it could not go on.
+enum class StartStep : std::int32_t { kFork, kBind, kExec };
+
+/// Written by such a child to its failure pipe; one write, so it arrives whole.
+struct StartFailure {
+  std::int32_t rank = -1;
+  StartStep step = StartStep::kFork;
+  std::int32_t error = 0;
+};
+
+/// Where a rank's descriptors 0, 1 and 2 and its failure report go; borrowed.
+struct RankStreams {
+  int in = -1;
+  int out = -1;
+  int err = -1;
+  int failure = -1;
+  std::uint64_t max_files = 0;  ///< soft limit of descriptors that the rank gets
+};
+
+/// Starts one rank: leader of a new session and process group, killed by the kernel when the calling thread (which must be
+/// the main one) ends, bound to its CPUs, with default signal handling and no descriptor but 0, 1 and 2. Throws SystemError
+/// when it cannot fork; what fails later is written to streams.failure.
+pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams);
+
+/// From here on, orphans among our descendants become our children.
+void become_subreaper();
+
+/// Blocks all signals but those of faults; to be called before threads exist. Returns a descriptor that reads `signals`.
+base::Fd signal_descriptor(const std::vector<int>& signals);
+/// The next signal waiting at it.
+std::optional<int> next_signal(int fd);
+
+/// A child that was waited for.
+struct Reaped {
+  pid_t pid = 0;  ///< 0: there are children, but none has ended
+  int status = 0;
+};
+/// Waits for one ended child without blocking; nothing when there are no children at all.
+std::optional<Reaped> reap_one();
+
+/// Processes below this one, zombies too, as /proc shows them now.
+std::vector<pid_t> descendants();
+
+/// SIGKILL to all descendants but those in `spared` and below them, again until none is left, reaping them. What is left
+/// at the deadline is returned.
+std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline);
+
+/// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError (RESOURCE)
+/// saying what is allowed when the hard limit forbids it.
+std::uint64_t allow_files(std::uint64_t need);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,55 @@
+#include "lockstep/launch/program.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launch {
+namespace {
+
+void check_file(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0)
+    throw base::UsageError("program " + base::quoted(path, 256) + ": " + std::strerror(errno) +
+                           "; allowed is an executable file");
+  if (!S_ISREG(info.st_mode))
+    throw base::UsageError("program " + base::quoted(path, 256) + ": not a file; allowed is an executable file");
+  if (::access(path.c_str(), X_OK) != 0)
+    throw base::UsageError("program " + base::quoted(path, 256) + ": not executable; allowed is an executable file",
+                           path.size() > 3 && path.substr(path.size() - 3) == ".py" ? "python3 " + path : "chmod +x " + path);
+}
+
+}  // namespace
+
+bool is_executable(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+}
+
+std::string find_program(const std::string& name, std::string_view search_path) {
+  if (name.find('/') != std::string::npos) {
+    check_file(name);
+    return name;
+  }
+  for (const std::string& folder : base::split(search_path, ':')) {
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    if (is_executable(path)) return path;
+  }
+  throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; allowed is an executable file",
+                         is_executable("./" + name) ? "./" + name : "");
+}
+
+std::string own_path() {
+  char path[PATH_MAX];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  if (size < 0) throw base::SystemError("cannot read /proc/self/exe", errno);
+  return std::string(path, static_cast<std::size_t>(size));
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,26 @@
+// How the process of a rank ended.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::launch {
+
+struct RankEnd {
+  int rank = -1;
+  std::int64_t pid = -1;
+  int code = 0;    ///< exit code, when signal is 0
+  int signal = 0;  ///< the signal that ended it; 0: it exited
+
+  bool failed() const { return code != 0 || signal != 0; }
+  /// As a shell says it: the code, or 128 + signal.
+  int exit_code() const { return signal != 0 ? 128 + signal : code; }
+};
+
+/// "exited with code 7", "killed by SIGKILL".
+std::string to_text(const RankEnd& end);
+
+/// "SIGKILL"; "signal 40" for one without a name.
+std::string signal_name(int signal);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,97 @@
+#include "lockstep/launch/verdict.h"
+
+#include <signal.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launch {
+namespace {
+
+bool is_death(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT; }
+
+std::string content(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::string hint_for(const RankEnd& end, const Evidence& evidence) {
+  const std::string shown = evidence.tail_shown ? "the last lines of its stderr stand above" : "";
+  switch (end.signal) {
+    case 0: return shown;
+    case SIGKILL:
+      return evidence.oom_kills > 0 ? "lower batch_size, or run fewer ranks on this host"
+                                    : "Lockstep did not send it: a person or the out-of-memory killer did (dmesg tells)";
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGILL:
+    case SIGFPE: return "a defect in the program or a library: start it with ulimit -c unlimited, or under gdb";
+    default: return shown;
+  }
+}
+
+std::string detail_for(const RankEnd& end, const Evidence& evidence) {
+  std::string detail = to_text(end);
+  if (end.signal == SIGKILL && evidence.oom_kills > 0)
+    detail += "; the kernel counts " + std::to_string(evidence.oom_kills) +
+              (evidence.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
+  return detail;
+}
+
+}  // namespace
+
+const RankEnd* first_failure(const std::vector<RankEnd>& ends) {
+  const RankEnd* first = nullptr;
+  for (const RankEnd& end : ends)
+    if (end.failed() && (!first || (is_death(end) && !is_death(*first)))) first = &end;
+  return first;
+}
+
+Verdict judge(const RankEnd& end, const Evidence& evidence) {
+  Verdict verdict;
+  job::Fatal& fatal = verdict.fatal;
+  if (evidence.published) {
+    fatal = *evidence.published;
+    const auto rank = static_cast<std::size_t>(fatal.rank);
+    if (fatal.host.empty()) fatal.host = evidence.host;
+    if (fatal.pid < 0 && fatal.rank >= 0 && rank < evidence.pids.size()) fatal.pid = evidence.pids[rank];
+    const bool own_code = fatal.cause == base::Cause::kRankExited || fatal.cause == base::Cause::kRankDied;
+    verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
+    return verdict;
+  }
+  fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
+  fatal.rank = end.rank;
+  fatal.host = evidence.host;
+  fatal.pid = end.pid;
+  fatal.detail = detail_for(end, evidence);
+  fatal.hint = hint_for(end, evidence);
+  verdict.exit_code = end.exit_code();
+  return verdict;
+}
+
+std::int64_t oom_kills_in(std::string_view text) {
+  constexpr std::string_view kName = "oom_kill ";
+  for (const std::string& line : base::split(text, '\n'))
+    if (line.rfind(kName, 0) == 0) return base::parse_int(std::string_view(line).substr(kName.size())).value_or(0);
+  return 0;
+}
+
+std::int64_t oom_kills() {
+  // Lines of /proc/self/cgroup: "4:memory:/path" (v1), "0::/path" (v2).
+  for (const std::string& line : base::split(content("/proc/self/cgroup"), '\n')) {
+    const std::size_t path = line.find(":/");
+    if (path == std::string::npos) continue;
+    const std::string folder = line.substr(path + 1);
+    std::string text;
+    if (line.find(":memory:") != std::string::npos) text = content("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
+    else if (line.rfind("0::", 0) == 0) text = content("/sys/fs/cgroup" + folder + "/memory.events");
+    if (text.find("oom_kill ") != std::string::npos) return oom_kills_in(text);
+  }
+  return oom_kills_in(content("/proc/vmstat"));
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,45 @@
+// Why a run ended: one cause out of all that was seen, and the code that the launcher returns for it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/job/fatal.h"
+#include "lockstep/launch/rank_end.h"
+
+namespace lockstep::launch {
+
+struct Verdict {
+  job::Fatal fatal;
+  int exit_code = 70;
+};
+
+/// The end that is the cause of the others, from all ends so far in the order in which they were seen; null when none has
+/// failed. A death by a signal outranks an exit code and SIGABRT, because a rank that loses its peer exits or aborts, and
+/// may be seen first. Pure.
+const RankEnd* first_failure(const std::vector<RankEnd>& ends);
+
+/// What is known besides how the ranks ended.
+struct Evidence {
+  std::string host;
+  std::int64_t oom_kills = 0;            ///< by the kernel in our cgroup since the start
+  bool tail_shown = false;               ///< the rank's stderr stands above the line
+  std::optional<job::Fatal> published;   ///< the cause that a rank left in the store
+  std::vector<std::int64_t> pids;        ///< of the ranks
+};
+
+/// The verdict on a run in which `end` failed first. A cause that a rank has published explains more than how its process
+/// ended, so it is preferred. Pure.
+Verdict judge(const RankEnd& end, const Evidence& evidence);
+
+/// The number that the kernel counts in `text`, the content of memory.events, memory.oom_control or /proc/vmstat: its line
+/// "oom_kill N"; 0 when there is none. Pure.
+std::int64_t oom_kills_in(std::string_view text);
+
+/// The kills counted now for the cgroup of this process, or for the machine when the cgroup has no counter.
+std::int64_t oom_kills();
+
+}  // namespace lockstep::launch

@@ -1,0 +1,162 @@
+#include "lockstep/launch/wire.h"
+
+#include <cstring>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr std::size_t kHeader = 12;
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw base::Error(base::Cause::kProtocol, "launcher and agent: " + what);
+}
+
+template <typename T>
+void put(std::string& out, T value) {
+  for (std::size_t i = 0; i < sizeof value; ++i) out += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
+}
+
+template <typename T>
+T number_at(std::string_view bytes) {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < sizeof(T); ++i)
+    value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  return static_cast<T>(value);
+}
+
+void put_text(std::string& out, std::string_view text) {
+  put(out, static_cast<std::uint32_t>(text.size()));
+  out += text;
+}
+
+void put_texts(std::string& out, const std::vector<std::string>& texts) {
+  put(out, static_cast<std::uint32_t>(texts.size()));
+  for (const std::string& text : texts) put_text(out, text);
+}
+
+/// Takes values from the front of a payload.
+class Parser {
+ public:
+  explicit Parser(std::string_view bytes) : rest_(bytes) {}
+
+  std::string_view bytes(std::size_t size) {
+    if (size > rest_.size()) refuse("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) + " are left");
+    const std::string_view taken = rest_.substr(0, size);
+    rest_.remove_prefix(size);
+    return taken;
+  }
+  template <typename T>
+  T number() {
+    return number_at<T>(bytes(sizeof(T)));
+  }
+  std::string text() { return std::string(bytes(number<std::uint32_t>())); }
+  /// A count of things that take at least `least` bytes each, so that a wild count cannot ask for memory.
+  std::size_t count(std::size_t least) {
+    const auto n = number<std::uint32_t>();
+    if (n > rest_.size() / least) refuse("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
+    return n;
+  }
+  std::vector<std::string> texts() {
+    std::vector<std::string> all(count(4));
+    for (std::string& one : all) one = text();
+    return all;
+  }
+  void end() const {
+    if (!rest_.empty()) refuse(std::to_string(rest_.size()) + " bytes too many");
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+}  // namespace
+
+std::string encode(const Frame& frame) {
+  std::string bytes;
+  bytes.reserve(kHeader + frame.payload.size());
+  put(bytes, static_cast<std::uint32_t>(frame.payload.size()));
+  put(bytes, static_cast<std::uint32_t>(frame.kind));
+  put(bytes, static_cast<std::int32_t>(frame.rank));
+  return bytes + frame.payload;
+}
+
+std::optional<Frame> FrameReader::next() {
+  const std::string_view rest = std::string_view(buffer_).substr(begin_);
+  std::size_t length = 0;
+  if (rest.size() >= kHeader) {
+    Parser header(rest);
+    length = header.number<std::uint32_t>();
+    const auto kind = header.number<std::uint32_t>();
+    if (length > limit_) refuse("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
+    if (kind < static_cast<std::uint32_t>(FrameKind::kJob) || kind > static_cast<std::uint32_t>(FrameKind::kDone))
+      refuse("a frame of kind " + std::to_string(kind));
+    if (rest.size() >= kHeader + length) {
+      begin_ += kHeader + length;
+      return Frame{static_cast<FrameKind>(kind), header.number<std::int32_t>(), std::string(rest.substr(kHeader, length))};
+    }
+  }
+  buffer_.erase(0, begin_);
+  begin_ = 0;
+  return std::nullopt;
+}
+
+std::string encode_numbers(const std::vector<std::int64_t>& numbers) {
+  std::string bytes;
+  for (const std::int64_t number : numbers) put(bytes, number);
+  return bytes;
+}
+
+std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count) {
+  Parser parser(bytes);
+  std::vector<std::int64_t> numbers(count);
+  for (std::int64_t& number : numbers) number = parser.number<std::int64_t>();
+  parser.end();
+  return numbers;
+}
+
+std::string encode_end(const RankEnd& end) { return encode_numbers({end.rank, end.pid, end.code, end.signal}); }
+
+RankEnd decode_end(std::string_view bytes) {
+  const auto numbers = decode_numbers(bytes, 4);
+  return {static_cast<int>(numbers[0]), numbers[1], static_cast<int>(numbers[2]), static_cast<int>(numbers[3])};
+}
+
+std::string encode_job(const JobPlan& job) {
+  std::string bytes;
+  put_text(bytes, job.program);
+  put_texts(bytes, job.arguments);
+  put_texts(bytes, job.environment);
+  put(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
+  put(bytes, static_cast<std::uint32_t>(job.ranks.size()));
+  for (const RankPlan& rank : job.ranks) {
+    put(bytes, static_cast<std::int32_t>(rank.rank));
+    put_texts(bytes, rank.environment);
+    put_texts(bytes, rank.arguments);
+    put(bytes, static_cast<std::uint32_t>(rank.cpus.size()));
+    for (const int cpu : rank.cpus) put(bytes, static_cast<std::int32_t>(cpu));
+  }
+  return bytes;
+}
+
+JobPlan decode_job(std::string_view bytes) {
+  Parser parser(bytes);
+  JobPlan job;
+  job.program = parser.text();
+  job.arguments = parser.texts();
+  job.environment = parser.texts();
+  job.fail_grace = std::chrono::milliseconds(parser.number<std::int64_t>());
+  job.ranks.resize(parser.count(16));
+  for (RankPlan& rank : job.ranks) {
+    rank.rank = parser.number<std::int32_t>();
+    rank.environment = parser.texts();
+    rank.arguments = parser.texts();
+    rank.cpus.resize(parser.count(4));
+    for (int& cpu : rank.cpus) cpu = parser.number<std::int32_t>();
+  }
+  parser.end();
+  return job;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,70 @@
+// The bytes between launcher and agent: frames, and the values inside them. Both ends are the same program, but lengths are
+// checked as if they were strangers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/rank_end.h"
+
+namespace lockstep::launch {
+
+enum class FrameKind : std::uint32_t {
+  // launcher to agent
+  kJob = 1,  ///< JobPlan; the first frame
+  kStop,     ///< two numbers: signal, milliseconds until SIGKILL
+  kSignal,   ///< one number: a signal for the ranks' processes
+  // agent to launcher
+  kStarted,      ///< one number: pid
+  kStartFailed,  ///< two numbers: StartStep, errno
+  kStdout,       ///< bytes that `rank` wrote
+  kStderr,
+  kEnded,       ///< RankEnd; after all that the rank has written
+  kDropped,     ///< one number: bytes of output lost because the launcher did not read
+  kUnkillable,  ///< one number: a pid that SIGKILL did not end
+  kDone,        ///< no process of the job is left; the last frame
+};
+
+struct Frame {
+  FrameKind kind = FrameKind::kDone;
+  int rank = -1;
+  std::string payload;
+};
+
+inline constexpr std::size_t kMaxFrame = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxJobFrame = std::size_t{64} << 20;  ///< arguments and environment are at most 6 MiB on Linux
+
+/// Header (length, kind, rank: 12 bytes, little endian) and payload.
+std::string encode(const Frame& frame);
+
+/// Cuts a stream into frames.
+class FrameReader {
+ public:
+  explicit FrameReader(std::size_t limit) : limit_(limit) {}
+  void feed(std::string_view bytes) { buffer_.append(bytes); }
+  /// The next whole frame; nothing when bytes are missing. Throws Error kProtocol for a length over the limit or a kind
+  /// that does not exist, before memory is taken.
+  std::optional<Frame> next();
+
+ private:
+  std::size_t limit_;
+  std::string buffer_;
+  std::size_t begin_ = 0;  // of what is not read yet
+};
+
+std::string encode_numbers(const std::vector<std::int64_t>& numbers);
+/// Exactly `count` numbers. Throws Error kProtocol.
+std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count);
+
+std::string encode_end(const RankEnd& end);
+RankEnd decode_end(std::string_view bytes);
+
+std::string encode_job(const JobPlan& job);
+/// Throws Error kProtocol for anything that encode_job() does not write.
+JobPlan decode_job(std::string_view bytes);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,39 @@
+// Writes from a thread of its own, so that a terminal or disk that stands still stops nobody else.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace lockstep::launch {
+
+/// A bounded queue in front of blocking descriptors. When it is full, the oldest entries are dropped and counted. Used by
+/// one thread.
+class Writer {
+ public:
+  /// `limit` bytes may wait. With `announce`, "lockstep: N lines dropped: the terminal was too slow" is written in the
+  /// place of what was dropped; otherwise only dropped() tells.
+  Writer(std::size_t limit, bool announce);
+  /// Does not wait: what is still queued is lost. A write that hangs keeps its thread, which the end of the process ends.
+  ~Writer();
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  /// Queues `bytes`, which hold `lines` lines, for `fd`. With `keep` they are never dropped.
+  void write(int fd, std::string bytes, int lines, bool keep = false);
+
+  /// Waits until all is written, at most `patience` without any progress and `most` in all. False: something is left.
+  bool drain(std::chrono::milliseconds patience, std::chrono::milliseconds most);
+
+  /// Lines dropped so far.
+  std::int64_t dropped() const;
+  /// errno of the first write that failed; 0: none. What goes to a descriptor after it failed is thrown away.
+  int error() const;
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this
+};
+
+}  // namespace lockstep::launch

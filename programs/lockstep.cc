@@ -1,0 +1,31 @@
+// The program `lockstep`. It links base, job and launch alone, so that it starts in milliseconds.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/agent.h"
+#include "lockstep/launch/launcher.h"
+#include "lockstep/launch/options.h"
+
+namespace launch = lockstep::launch;
+
+int main(int argc, char** argv) {
+  try {
+    launch::Command command = launch::parse_command_line({argv + 1, argv + argc});
+    switch (command.verb) {
+      case launch::Verb::kRun: return launch::run(std::move(command.run));
+      case launch::Verb::kAgent: launch::agent_main();
+      case launch::Verb::kPrint: std::fputs(command.text.c_str(), stdout);
+    }
+    return 0;
+  } catch (const lockstep::base::Error& error) {
+    std::fprintf(stderr, "%s\n", lockstep::job::to_line(launch::fatal_of(error)).c_str());
+    return lockstep::base::exit_code(error.cause());
+  } catch (const std::exception& error) {
+    const lockstep::base::Error internal(lockstep::base::Cause::kInternal, error.what());
+    std::fprintf(stderr, "%s\n", lockstep::job::to_line(launch::fatal_of(internal)).c_str());
+    return lockstep::base::exit_code(internal.cause());
+  }
+}
