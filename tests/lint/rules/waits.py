@@ -16,7 +16,7 @@ NAKED = {
     r"\bwaitid\s*\((?!.*WNOHANG)": "waitid without WNOHANG",
     r"\bflock\s*\((?!.*LOCK_NB)[^;]*LOCK_(?:EX|SH)": "flock without LOCK_NB",
     r"\bF_SETLKW\b": "a record lock that waits",
-    r"\bDeadline::never\s*\(\s*\)": "Deadline::never()",
+    r"\bDeadline::never\s*\(\s*\)\s*[,)]": "Deadline::never() is handed to a wait",
 }
 PATTERNS = [(re.compile(pattern), what) for pattern, what in NAKED.items()]
 REASON = re.compile(r"//.*\bbounded: \w+")
@@ -52,6 +52,7 @@ waitpid(pid, &status, WNOHANG);
 flock(fd, LOCK_EX); @flag
 flock(fd, LOCK_EX | LOCK_NB);
 store.get(key, Deadline::never()); @flag
+Deadline kill_at_ = Deadline::never();
 // thread.join(); poll(x, 1, -1)
 thread.join();  // bounded: @flag
 """,
