@@ -8,7 +8,7 @@
 namespace lockstep::data {
 
 struct CorpusOptions {
-  std::vector<std::string> extensions;                ///< of files in a folder, ".h"; empty: all
+  std::vector<std::string> extensions = {};           ///< of files in a folder, ".h"; empty: all
   std::uint64_t max_bytes = std::uint64_t{64} << 20;  ///< of the whole text, at least 1; what is beyond is left out
 };
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/group.h"
 #include "lockstep/data/collate.h"
 #include "lockstep/data/loader_core.h"
 
@@ -148,6 +150,11 @@ struct FunctionDataset {
   std::uint64_t size() const { return num_samples; }
 };
 
+inline std::function<void()> batch_counter(const comm::Group& world, const LoaderOptions& options) {
+  if (!ranks_draw_alike({world.rank(), world.size()}, options)) return nullptr;
+  return [group = world]() mutable { group.count_batch(); };
+}
+
 template <typename D>
 Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options, std::function<void()> on_batch) {
   if constexpr (requires { D::is_stateful; })
@@ -169,8 +176,9 @@ Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& 
 template <typename D>
 concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
 
-/// A loader of `dataset` for one rank of a world, or for a program alone with ShardOf{}: also the way to walk a dataset on
-/// one rank only (evaluation on rank 0), as no other rank is told.
+/// A loader of `dataset` for this rank of `world`. All ranks make it alike. Where all ranks draw equally many batches (kPad,
+/// kDrop) each batch is counted in the group, so that ranks which are not at the same batch are told so instead of
+/// averaging gradients of different steps; to walk a dataset on one rank alone, use ShardOf{} below.
 ///
 /// A dataset has get(index) or get_batch(indices), and size(): a torch::data::datasets::Dataset, one mapped with
 /// transforms, or a class of your own. It is copied once for each worker thread (as libtorch's DataLoader does), so get()
@@ -178,16 +186,31 @@ concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
 ///
 /// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
 /// from its index; a generator that threads share is used in an order that depends on timing.
+///
+/// Throws UsageError for a dataset without samples and for an option outside its range.
 template <MapDataset D>
-auto make_loader(D dataset, ShardOf shard, const LoaderOptions& options = {}) {
-  return detail::make_loader(std::move(dataset), shard, options, nullptr);
+auto make_loader(D dataset, const comm::Group& world, const LoaderOptions& options = {}) {
+  return detail::make_loader(std::move(dataset), {world.rank(), world.size()}, options,
+                             detail::batch_counter(world, options));
 }
 
 /// The same from a plain function: sample(i) for i in [0, num_samples).
 template <typename F>
   requires std::is_invocable_v<F&, std::size_t>
+auto make_loader(std::uint64_t num_samples, F sample, const comm::Group& world, const LoaderOptions& options = {}) {
+  return make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, world, options);
+}
+
+/// The same for a part that is named by hand and known to no group: ShardOf{} is all of the dataset, on this rank alone.
+template <MapDataset D>
+auto make_loader(D dataset, ShardOf shard, const LoaderOptions& options = {}) {
+  return detail::make_loader(std::move(dataset), shard, options, nullptr);
+}
+
+template <typename F>
+  requires std::is_invocable_v<F&, std::size_t>
 auto make_loader(std::uint64_t num_samples, F sample, ShardOf shard, const LoaderOptions& options = {}) {
-  return detail::make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, shard, options, nullptr);
+  return make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, shard, options);
 }
 
 }  // namespace lockstep::data

@@ -34,6 +34,10 @@ std::string first_line(const char* text) {
 
 }  // namespace
 
+bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options) {
+  return shard.size > 1 && options.mode != ShardMode::kExact;
+}
+
 void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
   const std::string where = num_samples == 1 ? "sample " + std::to_string(index) + ": "
                                              : "one of " + std::to_string(num_samples) + " samples that begin with sample " +

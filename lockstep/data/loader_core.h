@@ -29,6 +29,9 @@ struct LoaderOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< how long to wait for a worker's batch; more than 0
 };
 
+/// Whether several ranks draw equally many batches, so that comparing their counts finds a rank that is out of step.
+bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options);
+
 /// A sample could not be read. what() is "sample INDEX: " and the text of what the dataset threw, which is nested.
 class SampleError : public base::Error {
  public:

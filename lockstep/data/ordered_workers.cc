@@ -118,8 +118,8 @@ void OrderedWorkers::stop(base::Deadline deadline) {
     ended = wait_until(state_->ready, lock, deadline, [&] { return state_->num_running == 0; });
   }
   if (!ended)
-    base::log_warning("a loader thread is still inside the dataset " + std::to_string(patience_.count() / 1000) +
-                      " s after it was told to stop; it is left behind");
+    base::log_warning("a loader thread is still inside the dataset " + std::to_string(patience_.count()) +
+                      " ms after it was told to stop; it is left behind");
   for (auto& thread : threads_) {
     if (ended)
       thread.join();  // bounded: the thread has nothing left to do

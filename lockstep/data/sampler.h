@@ -62,8 +62,6 @@ class Sampler {
   std::uint64_t num_samples() const { return num_samples_; }
   ShardOf shard() const { return shard_; }
   const SamplerOptions& options() const { return options_; }
-  /// Whether all ranks draw equally many samples.
-  bool equal_counts() const { return options_.mode != ShardMode::kExact; }
 
  private:
   std::uint64_t num_samples_;
