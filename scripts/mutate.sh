@@ -39,32 +39,37 @@ prepare_tree() {
 build_targets() { cmake --build "$build" -j "${JOBS:-2}" --target "$@" >>"$log" 2>&1; }
 run_tests() { timeout -k 10 "$time_limit" ctest --test-dir "$build" --no-tests=error --timeout 60 -j 2 -R "$1" >>"$log" 2>&1; }
 
+# Without any bug all of it builds and passes.
+check_baseline() {
+  local patch
+  local -a targets
+  for patch; do
+    read -r -a targets <<<"$(field "$patch" Targets)"
+    build_targets "${targets[@]}" || die "$(basename "$patch"): ${targets[*]} does not build without the bug; see $log"
+    run_tests "$(field "$patch" Tests)" || die "$(basename "$patch"): its tests fail without the bug; see $log"
+  done
+}
+
 # Prints one word for what became of the bug.
 verdict() {
-  local patch=$1 tests targets word
-  tests=$(field "$patch" Tests)
+  local patch=$1 word=caught
+  local -a targets
   read -r -a targets <<<"$(field "$patch" Targets)"
-  in_tree apply --check "$patch" 2>>"$log" || { echo "STALE"; return; }
-  build_targets "${targets[@]}" || { echo "UNBUILT"; return; }
-  run_tests "$tests" || { echo "FAILS-ANYWAY"; return; }
-  in_tree apply "$patch"
+  if ! in_tree apply "$patch" 2>>"$log"; then
+    echo STALE
+    return
+  fi
   if ! build_targets "${targets[@]}"; then
     word=UNCOMPILABLE
-  elif run_tests "$tests"; then
+  elif run_tests "$(field "$patch" Tests)"; then
     word=SURVIVED
-  else
-    word=caught
   fi
   in_tree apply --reverse "$patch"
   echo "$word"
 }
 
-patches=()
-for patch in "${@:-$root/tests/mutations/*.patch}"; do
-  # A pattern when no patch was named.
-  # shellcheck disable=SC2206
-  patches+=($patch)
-done
+patches=("$root"/tests/mutations/*.patch)
+[ $# = 0 ] || mapfile -t patches < <(realpath -- "$@")
 [ -e "${patches[0]}" ] || die "there is no ${patches[0]}"
 for patch in "${patches[@]}"; do
   for name in Bug Targets Tests; do
@@ -73,10 +78,11 @@ for patch in "${patches[@]}"; do
 done
 
 prepare_tree
+check_baseline "${patches[@]}"
 survivors=0
 printf '%-13s %-40s %s\n' verdict patch bug
 for patch in "${patches[@]}"; do
-  word=$(verdict "$(realpath "$patch")")
+  word=$(verdict "$patch")
   [ "$word" = caught ] || survivors=$((survivors + 1))
   printf '%-13s %-40s %s\n' "$word" "$(basename "$patch" .patch)" "$(field "$patch" Bug)"
 done
