@@ -23,7 +23,7 @@ MAY_INCLUDE = {
 # Where rooms of L3 meet.
 LEAF_HEADERS = ("lockstep/ddp/gradient_source.h", "lockstep/checkpoint/stateful.h")
 # Where a transport is chosen.
-CHOOSER = "lockstep/comm/group.cc"
+CHOOSER = "lockstep/comm/world.cc"
 # The program `lockstep` starts in 10 ms because it is these.
 WITHOUT_TORCH = ("base", "job", "launch")
 TORCH = ("torch/", "ATen/", "c10/")
@@ -78,7 +78,7 @@ def check_program(tree, path):
 SAMPLE = {
     "lockstep/base/a.cc": '#include "lockstep/base/a.h"\n#include <vector>\n#include "lockstep/job/store.h" @flag\n',
     "lockstep/job/b.h": '#include <ATen/core/Tensor.h> @flag\n#include "store.h" @flag\n#include <lockstep/comm/group.h> @flag\n',
-    "lockstep/comm/group.cc": '#include "lockstep/comm/gloo/gloo.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
+    "lockstep/comm/world.cc": '#include "lockstep/comm/gloo/gloo.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
     "lockstep/comm/init.cc": '#include "lockstep/comm/gloo/gloo.h" @flag\n#include "lockstep/job/store.h"\n',
     "lockstep/comm/gloo/gloo.cc": '#include "lockstep/comm/seam/work.h"\n#include "lockstep/comm/group.h" @flag\n',
     "lockstep/data/loader.h": '#include "lockstep/ddp/gradient_source.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
