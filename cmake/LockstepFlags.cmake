@@ -10,7 +10,7 @@ set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 # -O3 compiles longer and gains nothing here: the heavy loops are libtorch's.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 set(CMAKE_CXX_FLAGS_DEBUG "-Og -g1")
-set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter)
+set(LOCKSTEP_WARNINGS -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers)
 
 set(LOCKSTEP_SANITIZE "" CACHE STRING "sanitizers for everything, as -fsanitize takes them: address,undefined or thread")
 if(LOCKSTEP_SANITIZE)

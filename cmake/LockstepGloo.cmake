@@ -3,7 +3,7 @@
 find_path(LOCKSTEP_GLOO_INCLUDE gloo/algorithm.h)
 if(LOCKSTEP_GLOO_INCLUDE)
   set(LOCKSTEP_GLOO yes)
-  set(LOCKSTEP_GLOO_SOURCES gloo.cc)
+  set(LOCKSTEP_GLOO_SOURCES gloo.cc c10d_store.cc)
 else()
   set(LOCKSTEP_GLOO no)
   set(LOCKSTEP_GLOO_SOURCES no_gloo.cc)

@@ -22,6 +22,7 @@ constexpr std::array kRows = {
     Row{Cause::kCoordinatorLost, "COORDINATOR_LOST", 69},
     Row{Cause::kDesync, "DESYNC", 70},
     Row{Cause::kConfigMismatch, "CONFIG_MISMATCH", 70},
+    Row{Cause::kReplicaDiverged, "REPLICA_DIVERGED", 70},
     Row{Cause::kUnevenInput, "UNEVEN_INPUT", 70},
     Row{Cause::kUnkillable, "UNKILLABLE", 70},
     Row{Cause::kInternal, "INTERNAL", 70},
@@ -34,7 +35,7 @@ constexpr std::array kRows = {
 const Row& row(Cause cause) {
   for (const Row& r : kRows)
     if (r.cause == cause) return r;
-  return kRows[12];
+  return row(Cause::kInternal);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ enum class Cause {
   kCoordinatorLost,  ///< the store (launcher, or rank 0) does not answer
   kDesync,           ///< ranks made different calls
   kConfigMismatch,   ///< ranks differ in program, library, model or options
+  kReplicaDiverged,  ///< a parameter that must be equal on all ranks is not
   kUnevenInput,      ///< a rank finished while others still needed it
   kUnkillable,       ///< a process did not end after SIGKILL
   kInternal,         ///< a defect of Lockstep

@@ -26,7 +26,7 @@ struct Identity {
   int node_rank = -1;         ///< likewise
   int num_nodes = -1;         ///< likewise
   StoreKind store = StoreKind::kLocal;
-  base::Address address;
+  base::Address address{};
   std::string job = "0";  ///< keeps two jobs at one address apart
 };
 

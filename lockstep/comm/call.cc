@@ -1,0 +1,80 @@
+#include "lockstep/comm/call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+/// FNV-1a, 64 bits: the same on all hosts, unlike std::hash.
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t value = 14695981039346656037u;
+  for (const unsigned char c : text) value = (value ^ c) * 1099511628211u;
+  return value;
+}
+
+bool same(const Call& a, const Call& b, bool sizes_may_differ) {
+  return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
+         a.op == b.op && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
+}
+
+}  // namespace
+
+Call make_call(const Collective& op, const CallShape& shape) {
+  if (shape.tensor.defined() && shape.tensor.dim() > Call::kMaxDims)
+    throw base::UsageError(std::string(name(op.kind)) + ": the tensor has " + std::to_string(shape.tensor.dim()) +
+                           " dimensions; allowed are " + std::to_string(Call::kMaxDims));
+  Call call;
+  std::memset(&call, 0, sizeof call);
+  call.seq = op.seq;
+  call.name_hash = hash(op.name);
+  call.root = op.root;
+  call.kind = op.kind;
+  call.op = op.op;
+  call.dtype = -1;
+  if (shape.tensor.defined()) {
+    call.dtype = static_cast<std::int16_t>(shape.tensor.scalar_type());
+    call.dims = static_cast<std::uint8_t>(shape.tensor.dim());
+    std::copy(shape.tensor.sizes().begin(), shape.tensor.sizes().end(), call.sizes);
+  }
+  std::memcpy(call.name, op.name.data(), std::min(op.name.size(), Call::kNameBytes - 1));
+  return call;
+}
+
+std::string describe(const Call& call) {
+  std::string text(name(call.kind));
+  text += "(";
+  if (call.name[0]) text += std::string(call.name) + (call.dtype >= 0 ? ": " : "");
+  if (call.dtype >= 0) {
+    text += std::string(name(static_cast<at::ScalarType>(call.dtype))) + "[";
+    for (int d = 0; d < call.dims; ++d) text += (d ? "," : "") + std::to_string(call.sizes[d]);
+    text += "]";
+  }
+  const bool rooted = call.kind == Kind::kBroadcast || call.kind == Kind::kReduce || call.kind == Kind::kGather ||
+                      call.kind == Kind::kScatter;
+  const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduce || call.kind == Kind::kReduceScatter;
+  if (rooted) text += ", root " + std::to_string(call.root);
+  if (reduces && call.op != ReduceOp::kSum) text += ", " + std::string(name(call.op));
+  return text + ")";
+}
+
+bool find_difference(const std::vector<Call>& calls, bool sizes_may_differ, Difference& difference) {
+  const auto agrees = [&](std::size_t a, std::size_t b) { return same(calls[a], calls[b], sizes_may_differ); };
+  std::size_t different = 1;
+  while (different < calls.size() && agrees(0, different)) ++different;
+  if (different >= calls.size()) return false;
+  // Rank 0 is the odd one when the rank that differs from it has more company.
+  std::size_t with_zero = 0;
+  std::size_t with_other = 0;
+  for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+    with_zero += agrees(0, rank);
+    with_other += agrees(different, rank);
+  }
+  difference = with_other > with_zero ? Difference{0, static_cast<int>(different)} : Difference{static_cast<int>(different), 0};
+  return true;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,49 @@
+// What a rank has called, in 256 bytes: compared with the other ranks' before any data moves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/seam/collective.h"
+
+namespace lockstep::comm {
+
+/// Travels as raw bytes between ranks of one build (job::join() has compared the builds).
+struct Call {
+  static constexpr int kMaxDims = 12;
+  static constexpr std::size_t kNameBytes = 119;
+
+  std::uint64_t seq;
+  std::uint64_t name_hash;
+  std::int64_t sizes[kMaxDims];
+  std::int32_t root;
+  std::int16_t dtype;
+  Kind kind;
+  ReduceOp op;
+  std::uint8_t dims;
+  char name[kNameBytes];  // the name's beginning, NUL-terminated
+};
+static_assert(sizeof(Call) == 240);
+
+/// Which tensor of an operation tells its shape, and whether the ranks may differ in it.
+struct CallShape {
+  at::Tensor tensor;
+  bool may_differ = false;
+};
+
+Call make_call(const Collective& op, const CallShape& shape);
+
+/// "all_reduce(float32[1024])", with the name in front of the tensor when there is one: "all_reduce(fc.weight: float32[1024])".
+std::string describe(const Call& call);
+
+/// Where ranks differ: the two to name. `odd` is the rank at fault as far as a vote can tell, `other` one of the majority.
+struct Difference {
+  int odd;
+  int other;
+};
+
+/// Pure. Nothing when all agree. Ranks whose shapes may differ are compared in the rest.
+bool find_difference(const std::vector<Call>& calls, bool sizes_may_differ, Difference& difference);
+
+}  // namespace lockstep::comm

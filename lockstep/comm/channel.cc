@@ -1,0 +1,92 @@
+#include "lockstep/comm/channel.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::CommError;
+using base::Deadline;
+
+constexpr auto kFirstLook = std::chrono::milliseconds(200);
+constexpr auto kLongestPause = std::chrono::milliseconds(1000);
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    // Only the first line: what c10 and gloo throw carries stack traces.
+    const std::string text = exception.what();
+    return text.substr(0, text.find('\n'));
+  }
+}
+
+}  // namespace
+
+Channel::Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
+                 std::shared_ptr<Watch> watch)
+    : name_(std::move(name)), members_(std::move(members)), rank_(rank), transport_(std::move(transport)),
+      watch_(std::move(watch)) {}
+
+std::uint64_t Channel::next() {
+  throw_if_closed();
+  watch_->started(name_, ++seq_);
+  return seq_;
+}
+
+void Channel::throw_if_closed() const {
+  if (closed_) std::rethrow_exception(closed_);
+}
+
+PendingPtr Channel::start(const Collective& op) {
+  throw_if_closed();
+  return transport_->start(op);
+}
+
+void Channel::wait(Pending& pending, const Collective& op, const std::string& text) {
+  const Waiting waiting{name_, op.seq, label(op), text, &members_};
+  if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstLook)))) {
+    Watch::Looks looks;
+    try {
+      auto pause = kFirstLook;
+      do {
+        if (op.deadline.expired()) watch_->timed_out(waiting);
+        watch_->look(waiting, looks);
+        pause = std::min(pause * 5 / 4, kLongestPause);
+      } while (!pending.wait_until(earlier(op.deadline, Deadline::in(pause))));
+    } catch (const CommError& error) {
+      fail(error);
+    }
+    watch_->end(looks);
+  }
+  if (const auto error = pending.error()) wire_failed(error, waiting);
+}
+
+void Channel::run(const Collective& op, const std::string& text) {
+  const PendingPtr pending = start(op);
+  wait(*pending, op, text);
+}
+
+void Channel::wire_failed(const std::exception_ptr& error, const Waiting& waiting) {
+  try {
+    watch_->wire_failed(waiting, text_of(error));
+  } catch (const CommError& why) {
+    fail(why);
+  }
+}
+
+void Channel::abandon(const std::string& why) noexcept {
+  if (closed_) return;
+  const std::string text = "rank " + std::to_string(watch_->rank()) + " left " + name_ + " by an error: " + why;
+  closed_ = std::make_exception_ptr(
+      base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(), text));
+  watch_->abandon(name_, text);
+  transport_->abort(closed_);
+}
+
+void Channel::fail(const CommError& error) {
+  closed_ = std::current_exception();
+  watch_->publish(error);
+  transport_->abort(closed_);
+  throw;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,54 @@
+// One ordered stream of operations of a fixed set of ranks: a transport, and everything that all operations have in common.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/watch.h"
+
+namespace lockstep::comm {
+
+/// Numbers operations, bounds their waits, and turns what goes wrong into errors that say why. After a failure it is closed:
+/// every later operation throws the same error. One thread at a time.
+class Channel {
+ public:
+  Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
+          std::shared_ptr<Watch> watch);
+
+  const std::string& name() const { return name_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const { return members_; }
+  Transport& transport() { return *transport_; }
+
+  /// The number of the next operation, announced as started.
+  std::uint64_t next();
+
+  /// Gives `op` to the transport. Throws when the channel is closed.
+  PendingPtr start(const Collective& op);
+
+  /// Waits for `pending`, which belongs to operation `op`; `text` is what this rank called, for others to read.
+  void wait(Pending& pending, const Collective& op, const std::string& text);
+  void run(const Collective& op, const std::string& text);
+
+  /// Closes the channel with the exception in flight, publishes it, and throws it on.
+  [[noreturn]] void fail(const base::CommError& error);
+  /// This rank leaves an operation that it has started, because of `why`: closes the channel here, and tells the others.
+  void abandon(const std::string& why) noexcept;
+  void throw_if_closed() const;
+
+ private:
+  [[noreturn]] void wire_failed(const std::exception_ptr& error, const Waiting& waiting);
+
+  const std::string name_;
+  const std::vector<int> members_;  // world ranks
+  const int rank_;                  // here, not in the world
+  std::shared_ptr<Transport> transport_;
+  std::shared_ptr<Watch> watch_;
+  std::uint64_t seq_ = 0;
+  std::exception_ptr closed_;
+};
+
+}  // namespace lockstep::comm

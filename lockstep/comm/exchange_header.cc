@@ -1,0 +1,79 @@
+#include "lockstep/comm/exchange_header.h"
+
+#include <cstring>
+#include <functional>
+
+namespace lockstep::comm {
+namespace {
+
+struct Field {
+  std::int64_t (*value)(const ExchangeHeader&);
+  std::string (*text)(std::int64_t);
+  bool also_joined;  // compared with ranks that have joined too
+};
+
+std::string count(std::int64_t n, const char* one, const char* many) {
+  return std::to_string(n) + " " + (n == 1 ? one : many);
+}
+
+const Field kFields[] = {
+    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.seq); },
+     [](std::int64_t v) { return "is in exchange " + std::to_string(v); }, true},
+    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.plan); },
+     [](std::int64_t v) { return "has laid out its buckets in another way (" + std::to_string(v) + ")"; }, true},
+    {[](const ExchangeHeader& h) { return h.batches; },
+     [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
+    {[](const ExchangeHeader& h) { return h.steps; },
+     [](std::int64_t v) { return "has ended " + count(v, "step", "steps"); }, false},
+    {[](const ExchangeHeader& h) { return h.lost_backwards; },
+     [](std::int64_t v) {
+       return "has called backward() " + count(v, "time", "times") + " without reaching a parameter";
+     },
+     false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.updated}; },
+     [](std::int64_t v) {
+       return std::string(v ? "has" : "has not") + " updated its parameters since the last exchange";
+     },
+     false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
+     [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); }, false},
+};
+
+}  // namespace
+
+ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step) {
+  ExchangeHeader header;
+  std::memset(&header, 0, sizeof header);
+  header.seq = seq;
+  header.plan = plan;
+  header.steps = step.steps;
+  header.batches = step.batches;
+  header.lost_backwards = step.lost_backwards;
+  header.updated = step.updated;
+  header.accumulating = step.accumulating;
+  header.joined = step.joined;
+  header.divide_by_active = step.divide_by_active;
+  return header;
+}
+
+std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers) {
+  for (const Field& field : kFields) {
+    int first = -1;
+    for (std::size_t rank = 0; rank < headers.size(); ++rank) {
+      if (headers[rank].joined && !field.also_joined) continue;
+      if (first < 0) {
+        first = static_cast<int>(rank);
+        continue;
+      }
+      const std::int64_t a = field.value(headers[static_cast<std::size_t>(first)]);
+      const std::int64_t b = field.value(headers[rank]);
+      if (a != b)
+        return HeaderDifference{static_cast<int>(rank), first,
+                                "rank " + std::to_string(first) + " " + field.text(a) + ", rank " + std::to_string(rank) +
+                                    " " + field.text(b)};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,348 @@
+#include "lockstep/comm/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/group_impl.h"
+#include "lockstep/comm/local_exchange.h"
+#include "lockstep/comm/packing_exchange.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::UsageError;
+
+/// An operation in place: on the tensor itself, or on a copy that is copied back when it is not contiguous.
+Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
+  Request request{.op = std::move(op), .shape = {tensor}};
+  request.op.input = tensor.contiguous();
+  request.op.output = request.op.input;
+  if (result_here && !request.op.input.is_same(tensor))
+    request.complete = [tensor, copy = request.op.input] { tensor.copy_(copy); };
+  return request;
+}
+
+/// An operation from one tensor to another; `told` is the one whose shape the ranks compare.
+Request across(Collective op, const at::Tensor& output, const at::Tensor& input, const at::Tensor& told) {
+  Request request{.op = std::move(op), .shape = {told}};
+  if (input.defined()) request.op.input = input.contiguous();
+  if (!output.defined()) return request;
+  request.op.output = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
+  if (!request.op.output.is_same(output)) request.complete = [output, copy = request.op.output] { output.copy_(copy); };
+  return request;
+}
+
+constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
+
+std::int64_t count_of(const Call& call) {
+  std::int64_t count = 1;
+  for (int d = 0; d < call.dims; ++d) count *= call.sizes[d];
+  return count;
+}
+
+at::Tensor tensor_of(const std::string& bytes) {
+  at::Tensor tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
+  if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+std::string string_of(const at::Tensor& tensor) {
+  return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel())};
+}
+
+/// `whole` must have `count` times the elements of `part`, and its dtype.
+void check_parts(Kind kind, const at::Tensor& whole, const at::Tensor& part, std::size_t count) {
+  if (!whole.defined() || !part.defined()) throw UsageError(std::string(name(kind)) + ": a tensor is undefined");
+  if (whole.scalar_type() != part.scalar_type() || whole.numel() != part.numel() * static_cast<std::int64_t>(count))
+    throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " does not hold " + std::to_string(count) +
+                     " parts " + describe(part));
+}
+
+template <typename Impl>
+Request all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kAllReduce, tensor, options);
+  impl.check_reduce(Kind::kAllReduce, tensor, op);
+  collective.op = op;
+  return in_place(std::move(collective), tensor, true);
+}
+
+template <typename Impl>
+Request reduce_request(Impl& impl, const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kReduce, tensor, options);
+  impl.check_root(Kind::kReduce, root);
+  impl.check_reduce(Kind::kReduce, tensor, op);
+  collective.op = op;
+  collective.root = root;
+  return in_place(std::move(collective), tensor, root == impl.rank);
+}
+
+template <typename Impl>
+Request broadcast_request(Impl& impl, const at::Tensor& tensor, int root, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kBroadcast, tensor, options);
+  impl.check_root(Kind::kBroadcast, root);
+  collective.root = root;
+  return in_place(std::move(collective), tensor, root != impl.rank);
+}
+
+template <typename Impl>
+Request all_gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kAllGather, input, options);
+  check_parts(Kind::kAllGather, output, input, impl.members.size());
+  return across(std::move(collective), output, input, input);
+}
+
+template <typename Impl>
+Request reduce_scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                               const CallOptions& options) {
+  Collective collective = impl.make(Kind::kReduceScatter, output, options);
+  check_parts(Kind::kReduceScatter, input, output, impl.members.size());
+  impl.check_reduce(Kind::kReduceScatter, output, op);
+  collective.op = op;
+  return across(std::move(collective), output, input, output);
+}
+
+template <typename Impl>
+Request gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kGather, input, options);
+  impl.check_root(Kind::kGather, root);
+  if (impl.rank == root) check_parts(Kind::kGather, output, input, impl.members.size());
+  collective.root = root;
+  return across(std::move(collective), impl.rank == root ? output : at::Tensor(), input, input);
+}
+
+template <typename Impl>
+Request scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kScatter, output, options);
+  impl.check_root(Kind::kScatter, root);
+  if (impl.rank == root) check_parts(Kind::kScatter, input, output, impl.members.size());
+  collective.root = root;
+  return across(std::move(collective), output, impl.rank == root ? input : at::Tensor(), output);
+}
+
+template <typename Impl>
+Request all_to_all_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+  Collective collective = impl.make(Kind::kAllToAll, input, options);
+  check_parts(Kind::kAllToAll, output, input, 1);
+  if (input.numel() % static_cast<std::int64_t>(impl.members.size()) != 0)
+    throw UsageError("all_to_all: " + describe(input) + " has not " + std::to_string(impl.members.size()) + " equal parts");
+  return across(std::move(collective), output, input, input);
+}
+
+template <typename Impl>
+Request barrier_request(Impl& impl, const CallOptions& options) {
+  Request request{.op = impl.make(Kind::kBarrier, {}, options)};
+  request.moves_data = false;
+  return request;
+}
+
+/// Equal parts on the wire: as large as the largest, which the comparison tells. `outputs` must live until it is done.
+template <typename Impl>
+Request all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                   const CallOptions& options) {
+  Request request{.op = impl.make(Kind::kAllGather, input, options), .shape = {input, /*may_differ=*/true}};
+  auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<Call>>>();
+  request.prepare = [gathered, input](Collective& op, const std::vector<Call>& calls) {
+    std::int64_t largest = 0;
+    for (const Call& call : calls) largest = std::max(largest, count_of(call));
+    op.input = at::zeros({largest}, input.options());
+    op.input.narrow(0, 0, input.numel()).copy_(input.flatten());
+    op.output = at::empty({largest * static_cast<std::int64_t>(calls.size())}, input.options());
+    *gathered = {op.output, calls};
+  };
+  request.complete = [gathered, &outputs] {
+    const auto& [all, calls] = *gathered;
+    const std::int64_t stride = all.numel() / static_cast<std::int64_t>(calls.size());
+    outputs.clear();
+    for (std::size_t r = 0; r < calls.size(); ++r)
+      outputs.push_back(all.narrow(0, static_cast<std::int64_t>(r) * stride, count_of(calls[r]))
+                            .view(at::IntArrayRef(calls[r].sizes, calls[r].dims))
+                            .clone());
+  };
+  return request;
+}
+
+/// The root's length is told by the comparison; the others' tensor is made then.
+template <typename Impl>
+Request broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const CallOptions& options) {
+  if (bytes.size() > kMaxBytes)
+    throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
+  const at::Tensor mine = impl.rank == root ? tensor_of(bytes) : at::empty({0}, at::kByte);
+  Request request{.op = impl.make(Kind::kBroadcast, mine, options), .shape = {mine, /*may_differ=*/true}};
+  impl.check_root(Kind::kBroadcast, root);
+  request.op.root = root;
+  auto moved = std::make_shared<at::Tensor>();
+  request.prepare = [moved, mine, root, here = impl.rank](Collective& op, const std::vector<Call>& calls) {
+    *moved = here == root ? mine : at::empty({calls[static_cast<std::size_t>(root)].sizes[0]}, at::kByte);
+    op.input = op.output = *moved;
+  };
+  request.complete = [moved, &bytes] { bytes = string_of(*moved); };
+  return request;
+}
+
+}  // namespace
+
+Group::Group(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Group::Group(std::shared_ptr<World> world) {
+  std::vector<int> all(static_cast<std::size_t>(world->identity.world_size));
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+  const int rank = world->identity.rank;
+  impl_ = std::make_shared<Impl>(std::move(world), "world", std::move(all), rank);
+}
+
+int Group::rank() const { return impl_->rank; }
+int Group::size() const { return static_cast<int>(impl_->members.size()); }
+int Group::local_rank() const { return impl_->world->identity.local_rank; }
+int Group::local_size() const { return impl_->world->identity.local_world_size; }
+int Group::node_rank() const { return impl_->world->identity.node_rank; }
+int Group::num_nodes() const { return impl_->world->identity.num_nodes; }
+at::Device Group::device() const { return at::kCPU; }
+const std::string& Group::name() const { return impl_->name; }
+std::string_view Group::transport() const { return impl_->world->transport; }
+void Group::step() { impl_->world->steps.fetch_add(1, std::memory_order_relaxed); }
+std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
+void Group::count_batch() { impl_->world->batches.fetch_add(1, std::memory_order_relaxed); }
+
+StepIdentity Group::step_identity() const {
+  return {.steps = steps(), .batches = impl_->world->batches.load(std::memory_order_relaxed)};
+}
+
+// Each operation is one function above that makes its Request; its two forms differ only in who waits.
+
+void Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
+  impl_->run(all_reduce_request(*impl_, tensor, op, options));
+}
+Work Group::all_reduce_async(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
+  return impl_->run_async(all_reduce_request(*impl_, tensor, op, options));
+}
+
+void Group::reduce(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) {
+  impl_->run(reduce_request(*impl_, tensor, root, op, options));
+}
+Work Group::reduce_async(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) {
+  return impl_->run_async(reduce_request(*impl_, tensor, root, op, options));
+}
+
+void Group::broadcast(const at::Tensor& tensor, int root, const CallOptions& options) {
+  impl_->run(broadcast_request(*impl_, tensor, root, options));
+}
+Work Group::broadcast_async(const at::Tensor& tensor, int root, const CallOptions& options) {
+  return impl_->run_async(broadcast_request(*impl_, tensor, root, options));
+}
+
+void Group::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+  impl_->run(all_gather_request(*impl_, output, input, options));
+}
+Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+  return impl_->run_async(all_gather_request(*impl_, output, input, options));
+}
+
+void Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallOptions& options) {
+  impl_->run(reduce_scatter_request(*impl_, output, input, op, options));
+}
+Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallOptions& options) {
+  return impl_->run_async(reduce_scatter_request(*impl_, output, input, op, options));
+}
+
+void Group::gather(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+  impl_->run(gather_request(*impl_, output, input, root, options));
+}
+Work Group::gather_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+  return impl_->run_async(gather_request(*impl_, output, input, root, options));
+}
+
+void Group::scatter(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+  impl_->run(scatter_request(*impl_, output, input, root, options));
+}
+Work Group::scatter_async(const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+  return impl_->run_async(scatter_request(*impl_, output, input, root, options));
+}
+
+void Group::all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+  impl_->run(all_to_all_request(*impl_, output, input, options));
+}
+Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
+  return impl_->run_async(all_to_all_request(*impl_, output, input, options));
+}
+
+void Group::barrier(const CallOptions& options) {
+  impl_->run(barrier_request(*impl_, options));
+}
+Work Group::barrier_async(const CallOptions& options) {
+  return impl_->run_async(barrier_request(*impl_, options));
+}
+
+std::vector<at::Tensor> Group::all_gather_unequal(const at::Tensor& input, const CallOptions& options) {
+  std::vector<at::Tensor> outputs;
+  impl_->run(all_gather_unequal_request(*impl_, outputs, input, options));
+  return outputs;
+}
+Work Group::all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input, const CallOptions& options) {
+  return impl_->run_async(all_gather_unequal_request(*impl_, outputs, input, options));
+}
+
+void Group::send(const at::Tensor& tensor, int to, const CallOptions& options) {
+  impl_->run_point_to_point(Kind::kSend, tensor, to, options);
+}
+Work Group::send_async(const at::Tensor& tensor, int to, const CallOptions& options) {
+  return impl_->start_point_to_point(Kind::kSend, tensor, to, options);
+}
+void Group::recv(const at::Tensor& tensor, int from, const CallOptions& options) {
+  impl_->run_point_to_point(Kind::kRecv, tensor, from, options);
+}
+Work Group::recv_async(const at::Tensor& tensor, int from, const CallOptions& options) {
+  return impl_->start_point_to_point(Kind::kRecv, tensor, from, options);
+}
+
+std::string Group::broadcast_bytes(const std::string& bytes, int root, const CallOptions& options) {
+  std::string result = rank() == root ? bytes : std::string();
+  impl_->run(broadcast_bytes_request(*impl_, result, root, options));
+  return result;
+}
+
+std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const CallOptions& options) {
+  if (bytes.size() > kMaxBytes)
+    throw UsageError("all_gather_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
+  std::vector<std::string> all;
+  for (const at::Tensor& part : all_gather_unequal(tensor_of(bytes), options)) all.push_back(string_of(part));
+  return all;
+}
+
+void Group::fail(const base::CommError& error) { impl_->fail(error); }
+
+Group Group::split(int color, int key) {
+  if (color < 0) throw UsageError("split: color is " + std::to_string(color) + "; allowed is 0 or more");
+  const at::Tensor mine = at::tensor({static_cast<std::int64_t>(color), static_cast<std::int64_t>(key)}, at::kLong);
+  const at::Tensor all = at::empty({2 * static_cast<std::int64_t>(size())}, at::kLong);
+  all_gather(all, mine, {.name = "split"});
+  const auto* pairs = all.const_data_ptr<std::int64_t>();
+  std::vector<std::pair<std::int64_t, int>> chosen;  // (key, rank here)
+  for (int r = 0; r < size(); ++r)
+    if (pairs[2 * r] == color) chosen.emplace_back(pairs[2 * r + 1], r);
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<int> members;
+  int place = 0;
+  for (const auto& [order, r] : chosen) {
+    if (r == rank()) place = static_cast<int>(members.size());
+    members.push_back(impl_->members[static_cast<std::size_t>(r)]);
+  }
+  const std::string child = name() + "." + std::to_string(impl_->num_splits++) + "[" + std::to_string(color) + "]";
+  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place));
+}
+
+std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Part> parts,
+                                               std::vector<std::int64_t> bucket_caps, std::shared_ptr<GradientHook> hook) {
+  if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
+  const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
+  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, impl_->world->make_transport(id, impl_->members),
+                                           impl_->world->watch);
+  return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(bucket_caps), std::move(hook),
+                                           std::move(channel), impl_->world->timeout);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,148 @@
+#include "lockstep/comm/group_impl.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Cause;
+using base::CommError;
+using base::Deadline;
+using base::UsageError;
+
+constexpr std::int64_t kCallBytes = sizeof(Call);
+
+}  // namespace
+
+Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank)
+    : world(std::move(the_world)), name(std::move(the_name)), members(std::move(the_members)), rank(the_rank),
+      transport_(world->make_transport(name, members)), channel_(name, members, rank, transport_, world->watch),
+      my_call_(at::empty({kCallBytes}, at::kByte)),
+      all_calls_(at::empty({static_cast<std::int64_t>(members.size()) * kCallBytes}, at::kByte)) {}
+
+Group::Impl::~Impl() {
+  if (collectives_.idle() && sends_.idle() && receives_.idle()) return;
+  // Operations that nobody waited for would hold up the lanes' threads until their deadlines.
+  transport_->abort(std::make_exception_ptr(
+      CommError(Cause::kInternal, name, rank, -1, name + " was destroyed while an asynchronous operation was running")));
+}
+
+Deadline Group::Impl::deadline(const CallOptions& options) const {
+  return options.deadline.value_or(Deadline::in(world->timeout));
+}
+
+Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const {
+  Collective op{.kind = kind, .name = options.name, .deadline = deadline(options)};
+  const Capabilities& can = transport_->capabilities();
+  const auto has = [](const auto& list, const auto& value) { return std::find(list.begin(), list.end(), value) != list.end(); };
+  const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
+  if (!has(can.kinds, kind)) {
+    std::string kinds;
+    for (const Kind one : can.kinds) kinds += (kinds.empty() ? "" : ", ") + std::string(comm::name(one));
+    throw UsageError(call + ": the transport " + std::string(transport_->name()) + " has no " +
+                     std::string(comm::name(kind)) + "; it has " + kinds);
+  }
+  if (!tensor.defined()) {
+    if (kind == Kind::kBarrier) return op;
+    throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
+  }
+  if (tensor.is_sparse()) throw UsageError(call + ": sparse tensors are not taken; give indices and values");
+  if (!has(can.dtypes, tensor.scalar_type())) {
+    std::string dtypes;
+    for (const at::ScalarType one : can.dtypes) dtypes += (dtypes.empty() ? "" : ", ") + std::string(comm::name(one));
+    throw UsageError(std::string(comm::name(kind)) + ": dtype " + c10::toString(tensor.scalar_type()) +
+                     " is not taken by the transport " + std::string(transport_->name()) + "; it takes " + dtypes);
+  }
+  if (!has(can.devices, tensor.device().type()))
+    throw UsageError(call + ": the tensor is on " + tensor.device().str() + ", which the transport " +
+                     std::string(transport_->name()) + " does not reach");
+  return op;
+}
+
+void Group::Impl::check_root(Kind kind, int root) const {
+  if (root < 0 || root >= static_cast<int>(members.size()))
+    throw UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(root) + " is not in " + name +
+                     "; allowed is 0 to " + std::to_string(members.size() - 1));
+}
+
+void Group::Impl::check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op) const {
+  if (op == ReduceOp::kMean && tensor.defined() && !at::isFloatingType(tensor.scalar_type()))
+    throw UsageError(std::string(comm::name(kind)) + ": the mean of " + describe(tensor) +
+                     " is not a number of that dtype; use sum, or a floating-point tensor");
+}
+
+void Group::Impl::fail(const CommError& error) {
+  try {
+    throw error;
+  } catch (const CommError& thrown) {
+    channel_.fail(thrown);
+  }
+}
+
+void Group::Impl::number(Request& request) { request.op.seq = channel_.next(); }
+
+void Group::Impl::run(Request request) {
+  number(request);
+  if (collectives_.idle()) return carry_out(request);
+  const std::string text = label(request.op);
+  Work(collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), text, rank).wait();
+}
+
+Work Group::Impl::run_async(Request request) {
+  number(request);
+  const std::string text = label(request.op);
+  return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), text, rank};
+}
+
+void Group::Impl::carry_out(Request& request) {
+  channel_.throw_if_closed();
+  const at::NoGradGuard no_grad;
+  const Call mine = make_call(request.op, request.shape);
+  std::vector<Call> calls{mine};
+  if (members.size() > 1) calls = compare(request, mine);
+  if (request.prepare) request.prepare(request.op, calls);
+  if (request.moves_data) channel_.run(request.op, describe(mine));
+  if (request.complete) request.complete();
+}
+
+std::vector<Call> Group::Impl::compare(const Request& request, const Call& mine) {
+  std::memcpy(my_call_.mutable_data_ptr(), &mine, sizeof mine);
+  Collective op{.kind = Kind::kAllGather,
+                .name = request.op.name,
+                .input = my_call_,
+                .output = all_calls_,
+                .seq = request.op.seq,
+                .deadline = request.op.deadline};
+  const PendingPtr pending = channel_.start(op);
+  op.kind = request.op.kind;  // its label: the user's call is what the rank waits in
+  channel_.wait(*pending, op, describe(mine));
+  std::vector<Call> calls(members.size());
+  std::memcpy(calls.data(), all_calls_.const_data_ptr(), calls.size() * sizeof(Call));
+  Difference difference{};
+  if (find_difference(calls, request.shape.may_differ, difference)) desync(request.op, calls, difference);
+  return calls;
+}
+
+void Group::Impl::desync(const Collective& op, const std::vector<Call>& calls, Difference difference) {
+  const auto text = [&](int r) {
+    const Call& call = calls[static_cast<std::size_t>(r)];
+    return "rank " + std::to_string(members[static_cast<std::size_t>(r)]) + " called " + describe(call) +
+           (call.seq == op.seq ? "" : " as operation " + std::to_string(call.seq));
+  };
+  const auto [first, second] = std::minmax(difference.odd, difference.other);
+  try {
+    throw base::DesyncError(Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
+                            members[static_cast<std::size_t>(difference.odd)], text(first) + ", " + text(second),
+                            "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
+  } catch (const CommError& error) {
+    channel_.fail(error);
+  }
+}
+
+}  // namespace lockstep::comm

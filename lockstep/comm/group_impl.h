@@ -1,0 +1,71 @@
+// The state behind a Group. Private to comm/.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/call.h"
+#include "lockstep/comm/channel.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/lane.h"
+#include "lockstep/comm/world.h"
+
+namespace lockstep::comm {
+
+/// One call on its way: the operation on contiguous tensors, what the ranks compare, and what is left to do when it is done.
+struct Request {
+  Collective op;
+  CallShape shape;
+  std::function<void(Collective&, const std::vector<Call>&)> prepare;  // after the comparison, which told all sizes
+  std::function<void()> complete;                         // after the operation: copies back
+  bool moves_data = true;                                 // false: the comparison is all of it (barrier)
+};
+
+struct Group::Impl {
+  Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank);
+  ~Impl();
+
+  void run(Request request);
+  Work run_async(Request request);
+  void run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
+  Work start_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options);
+
+  /// The operation with what every kind has; checks what can be checked on this rank alone.
+  Collective make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const;
+  void check_root(Kind kind, int root) const;
+  void check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op) const;
+  [[noreturn]] void fail(const base::CommError& error);
+  base::Deadline deadline(const CallOptions& options) const;
+
+  const std::shared_ptr<World> world;
+  const std::string name;
+  const std::vector<int> members;  // world ranks
+  const int rank;
+  int num_splits = 0;
+  int num_exchanges = 0;
+
+ private:
+  struct PointToPoint;
+  void number(Request& request);
+  void carry_out(Request& request);
+  std::vector<Call> compare(const Request& request, const Call& mine);
+  [[noreturn]] void desync(const Collective& op, const std::vector<Call>& calls, Difference difference);
+  Channel& pair_channel(Kind kind, int peer);
+  std::shared_ptr<PointToPoint> begin_send(const at::Tensor& tensor, int to, const CallOptions& options);
+  void receive(Collective op, at::Tensor target, Channel& channel);
+
+  std::shared_ptr<Transport> transport_;
+  Channel channel_;
+  at::Tensor my_call_;    // the buffers of compare(): one operation at a time
+  at::Tensor all_calls_;
+  std::map<std::pair<bool, int>, std::unique_ptr<Channel>> pairs_;  // (sending, peer)
+  // Lanes last: their threads end before what they use.
+  Lane collectives_;
+  Lane sends_;
+  Lane receives_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,144 @@
+#include "lockstep/comm/init.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <torch/version.h>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/comm/torchrun_store.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/job/fatal.h"
+#include "lockstep/job/join.h"
+#include "lockstep/job/store_client.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Deadline;
+using base::Env;
+using base::Fd;
+using job::StoreKind;
+
+/// This host's address on the way to `target`: what the kernel would send from. Nothing is sent.
+std::string address_towards(const base::Address& target) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &found) != 0) return target.host;
+  const Fd probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const bool connected = probe && ::connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0;
+  ::freeaddrinfo(found);
+  return connected ? base::local_address(probe.get()).host : target.host;
+}
+
+/// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a client:
+/// join() then tells whether two processes think that they are rank 0.
+void open_store_of_rank_zero(World& world, Deadline deadline) {
+  const job::Identity& id = world.identity;
+  if (id.rank == 0) {
+    try {
+      world.server = std::make_unique<job::StoreServer>(id.address, id.job);
+    } catch (const base::SystemError& error) {
+      try {
+        world.store = job::connect_store(id.address, id.job, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
+      } catch (const base::CommError&) {
+        throw error;
+      }
+      return;
+    }
+  }
+  world.store = job::connect_store(id.address, id.job, deadline);
+}
+
+void open_store(World& world, Deadline deadline) {
+  const job::Identity& id = world.identity;
+  switch (id.store) {
+    case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
+    case StoreKind::kLauncher: world.store = job::connect_store(id.address, id.job, deadline); break;
+    case StoreKind::kRankZero: open_store_of_rank_zero(world, deadline); break;
+    case StoreKind::kTorchrun:
+      world.store = std::make_shared<job::PrefixStore>("lockstep/" + id.job, connect_torchrun_store(id.address, deadline));
+      break;
+  }
+  if (id.store != StoreKind::kLocal) world.address = address_towards(id.address);
+}
+
+std::chrono::milliseconds operation_timeout(const InitOptions& options, const Env& env) {
+  if (options.timeout) return *options.timeout;
+  if (!env.lockstep_timeout) return std::chrono::seconds(300);
+  const auto seconds = base::parse_double(*env.lockstep_timeout);
+  if (!seconds || *seconds <= 0 || *seconds > 1e7)
+    throw base::UsageError("LOCKSTEP_TIMEOUT is " + base::quoted(*env.lockstep_timeout, 80) +
+                           "; allowed are seconds, more than 0 and at most 10000000");
+  return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
+}
+
+void say_what_was_found(const World& world, const std::string& reason) {
+  const job::Identity& id = world.identity;
+  if (id.rank != 0 || id.contract == "none") return;
+  base::log_info(std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " +
+                 std::to_string(id.num_nodes) + (id.num_nodes == 1 ? " host" : " hosts") + " (" + id.contract +
+                 "); transport " + world.transport + " (" + reason + ")" +
+                 (world.address.empty() ? "" : ", address " + world.address));
+}
+
+/// An error while joining is the job's first cause, if the store can still be told.
+void publish(const World& world, const base::Error& error) noexcept {
+  if (!world.store) return;
+  job::publish_cause(*world.store, {.cause = error.cause(),
+                                    .rank = world.identity.rank,
+                                    .host = base::host_name(),
+                                    .pid = ::getpid(),
+                                    .op = "init",
+                                    .detail = error.what(),
+                                    .hint = error.hint()});
+}
+
+std::shared_ptr<World> make_world(const InitOptions& options) {
+  const Env& env = Env::process();
+  auto world = std::make_shared<World>();
+  world->identity = job::identify(env, {options.rank, options.world_size, options.address});
+  world->timeout = operation_timeout(options, env);
+  world->interface = env.lockstep_interface.value_or("");
+  const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
+  const std::string reason = choose_transport(*world, asked);
+  const Deadline deadline = Deadline::in(options.join_timeout);
+  open_store(*world, deadline);
+  try {
+    job::join(*world->store, world->identity,
+              {{"lockstep", LOCKSTEP_VERSION},
+               {"libtorch", TORCH_VERSION},
+               {"transport", world->transport},
+               {"program", job::program_build_id()}},
+              deadline);
+  } catch (const base::Error& error) {
+    publish(*world, error);
+    throw;
+  }
+  world->watch = std::make_shared<Watch>(world->store, world->identity.rank, world->identity.world_size, base::host_name());
+  say_what_was_found(*world, reason);
+  return world;
+}
+
+}  // namespace
+
+Group init(const InitOptions& options) {
+  // The one world of this process: its rank number, store and neighbours exist once, so a second init() is the same one.
+  static std::mutex mutex;
+  static std::weak_ptr<Group::Impl> current;
+  const std::lock_guard lock(mutex);
+  if (auto impl = current.lock()) return Group(std::move(impl));
+  Group world(make_world(options));
+  current = world.impl_;
+  return world;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,30 @@
+// How a program becomes a rank.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::comm {
+
+/// All have a default that fits a program started by `lockstep run`, torchrun or by hand.
+struct InitOptions {
+  std::optional<int> rank;        ///< with world_size and address: says who we are without any environment
+  std::optional<int> world_size;
+  std::string address;            ///< "host:port" of rank 0, for explicit ranks
+  std::string transport;          ///< "auto", "self" or "gloo"; default: LOCKSTEP_TRANSPORT, else auto
+  std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< how long to wait for all ranks to come
+  std::optional<std::chrono::milliseconds> timeout;  ///< of operations; default: LOCKSTEP_TIMEOUT in s, else 300 s
+};
+
+/// The group of all ranks. Reads who this process is from what its launcher set (docs/01), meets the others at the store, and
+/// compares protocol, library versions and program with them; a program that nobody launched is a world of one. One line on
+/// stderr of rank 0 says what was found. While a group of the world lives, another init() returns that world.
+///
+/// Throws UsageError (variables half-set or contradictory; a rank number that joins twice), CommError kJoinTimeout (naming the
+/// ranks that did not come), kConfigMismatch, kCoordinatorLost.
+Group init(const InitOptions& options = {});
+
+}  // namespace lockstep::comm

@@ -1,0 +1,50 @@
+#include "lockstep/comm/lane.h"
+
+namespace lockstep::comm {
+
+Lane::~Lane() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();  // bounded: every task has a deadline, and Group aborts its transport before
+}
+
+PendingPtr Lane::post(std::function<void()> task) {
+  auto pending = std::make_shared<Pending>();
+  const std::lock_guard lock(mutex_);
+  queue_.push_back({std::move(task), pending});
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  changed_.notify_all();
+  return pending;
+}
+
+bool Lane::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !busy_;
+}
+
+void Lane::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // bounded: the destructor sets stop_
+    if (queue_.empty()) return;
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      item.task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    item.task = nullptr;
+    lock.lock();
+    busy_ = false;
+    item.pending->finish(error);
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,370 @@
+#include "lockstep/comm/packing_exchange.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/comm/bucket_plan.h"
+#include "lockstep/comm/sparse_sum.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Deadline;
+
+constexpr int kPatience = 3;        // exchanges that a part may stay unused before it loses its place
+constexpr std::int64_t kAlign = 64;  // elements: parts begin on cache lines
+
+at::Tensor reciprocal(int count) {
+  at::Tensor value = at::scalar_tensor(1.0 / count, at::kDouble);
+  value.unsafeGetTensorImpl()->set_wrapped_number(true);  // does not promote the gradient's dtype
+  return value;
+}
+
+bool is_dense(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.scalar_type() == b.scalar_type();
+}
+
+}  // namespace
+
+PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
+                                 std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel,
+                                 std::chrono::milliseconds timeout)
+    : name_(std::move(name)), parts_(std::move(parts)), caps_(std::move(bucket_caps)), hook_(std::move(hook)),
+      channel_(std::move(channel)), timeout_(timeout), scale_(reciprocal(channel_->size())), places_(parts_.size()),
+      states_(parts_.size()), header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
+      headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ExchangeHeader))}, at::kByte)),
+      flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {}
+
+Collective PackingExchange::blank(Kind kind, std::string name) const {
+  return {.kind = kind, .name = std::move(name), .seq = seq_, .deadline = deadline_};
+}
+
+Wire PackingExchange::wire(const std::string& label) { return {*channel_, label, seq_, deadline_}; }
+
+PendingPtr PackingExchange::start(Collective op) {
+  ++stats_.operations;
+  return channel_->start(op);
+}
+
+void PackingExchange::wait(Pending& pending, const std::string& what) {
+  channel_->wait(pending, blank(Kind::kAllReduce, what),
+                 "backward() (gradients of " + name_ + ", exchange " + std::to_string(seq_) + ")");
+}
+
+void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> along) {
+  relay_if_wanted();
+  seq_ = channel_->next();
+  deadline_ = Deadline::never();  // backward() may take as long as it likes: finish() sets it
+  states_.assign(parts_.size(), {});
+  flags_.zero_();
+  for (Filling& filling : buckets_) {
+    filling.missing = filling.parts.size();
+    filling.pending = nullptr;
+  }
+  if (plan_ == 0) order_.clear();
+  along_ = std::move(along);
+  along_pending_.clear();
+  next_ = 0;
+  finishing_ = header_checked_ = false;
+  stats_.started_early = 0;
+  const ExchangeHeader header = make_header(seq_, plan_, step);
+  std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
+  Collective op = blank(Kind::kAllGather, name_);
+  op.input = header_;
+  op.output = headers_;
+  header_pending_ = start(op);
+}
+
+void PackingExchange::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
+  State& state = states_[index];
+  LOCKSTEP_CHECK(!state.ready);
+  state.ready = true;
+  state.fresh = fresh;
+  state.gradient = gradient;
+  auto* flags = flags_.mutable_data_ptr<std::uint8_t>();
+  if (fresh) flags[is_dense(gradient) ? index : parts_.size() + index] = 1;
+  if (plan_ == 0) {
+    order_.push_back(index);
+  } else {
+    pack(index);
+    advance();
+  }
+}
+
+void PackingExchange::pack(std::size_t index) {
+  Place& place = places_[index];
+  State& state = states_[index];
+  if (place.bucket < 0) return;
+  if (!state.ready || !is_dense(state.gradient))
+    place.view.zero_();
+  else
+    write(place, state);
+  --buckets_[static_cast<std::size_t>(place.bucket)].missing;
+}
+
+void PackingExchange::write(Place& place, State& state) {
+  ++stats_.passes_in;
+  if (same_memory(state.gradient, place.view)) {
+    if (!state.fresh) state.saved = place.view.clone();
+    place.view.mul_(scale_);
+  } else {
+    at::mul_out(place.view, state.gradient, scale_);
+  }
+  state.gradient = at::Tensor();
+}
+
+void PackingExchange::advance() {
+  if (!header_checked_) {
+    if (!header_pending_->done()) return;
+    check_header();
+  }
+  while (next_ < buckets_.size() && buckets_[next_].missing == 0) start_bucket(buckets_[next_++]);
+}
+
+void PackingExchange::check_header() {
+  wait(*header_pending_, name_);
+  std::vector<ExchangeHeader> headers(static_cast<std::size_t>(channel_->size()));
+  std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ExchangeHeader));
+  if (const auto difference = find_difference(headers)) {
+    try {
+      const auto& members = channel_->members();
+      throw base::DesyncError(base::Cause::kDesync, label(blank(Kind::kAllReduce, name_)),
+                              members[static_cast<std::size_t>(channel_->rank())],
+                              members[static_cast<std::size_t>(difference->rank)],
+                              "backward() on ranks that are not in the same step: " + difference->text,
+                              "a backward() that only some ranks call belongs under no_sync()");
+    } catch (const base::CommError& error) {
+      channel_->fail(error);
+    }
+  }
+  header_checked_ = true;
+  attendance_ = {};
+  bool by_active = false;
+  for (std::size_t r = headers.size(); r-- > 0;) {
+    by_active |= headers[r].divide_by_active != 0;
+    if (headers[r].joined) continue;
+    ++attendance_.active;
+    attendance_.first = static_cast<int>(r);
+  }
+  rescale_ = by_active && attendance_.active > 0 ? static_cast<double>(channel_->size()) / attendance_.active : 1;
+  if (attendance_.active == 0) return;
+  for (Collective& op : along_) {
+    if (op.kind == Kind::kBroadcast) op.root = attendance_.first;
+    op.seq = seq_;
+    along_pending_.push_back(start(op));
+  }
+}
+
+void PackingExchange::start_bucket(Filling& filling) {
+  Bucket& bucket = filling.bucket;
+  stats_.bytes += static_cast<std::int64_t>(bucket.buffer.nbytes());
+  if (!finishing_) ++stats_.started_early;
+  if (hook_) {
+    ++stats_.operations;
+    Wire way = wire(bucket.names.front());
+    filling.pending = hook_->start(bucket, way);
+    return;
+  }
+  Collective op = blank(Kind::kAllReduce, bucket.names.front());
+  op.input = op.output = bucket.buffer;
+  filling.pending = start(op);
+}
+
+Attendance PackingExchange::finish(Sink& sink) {
+  finishing_ = true;
+  deadline_ = Deadline::in(timeout_);
+  if (!header_checked_) check_header();
+  if (attendance_.active == 0) return attendance_;
+  if (plan_ == 0) {
+    agree_on_order();
+    for (std::size_t i = 0; i < parts_.size(); ++i) pack(i);
+  } else {
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      if (!states_[i].ready) pack(i);
+  }
+  advance();
+  LOCKSTEP_CHECK_EQ(next_, buckets_.size());
+  exchange_flags();
+  const std::vector<at::Tensor> late = exchange_late();
+  finish_buckets();
+  for (std::size_t i = 0; i < along_pending_.size(); ++i) wait(*along_pending_[i], along_[i].name);
+  deliver(sink, late);
+  note_use();
+  ++stats_.exchanges;
+  return attendance_;
+}
+
+void PackingExchange::agree_on_order() {
+  const auto count = static_cast<std::int64_t>(parts_.size());
+  // Place of each part in this rank's order, -1 for none; then whether it was sparse.
+  at::Tensor mine = at::full({2 * count}, -1, at::kInt);
+  auto* told = mine.mutable_data_ptr<std::int32_t>();
+  for (std::size_t place = 0; place < order_.size(); ++place) told[order_[place]] = static_cast<std::int32_t>(place);
+  for (std::size_t i = 0; i < parts_.size(); ++i) told[parts_.size() + i] = states_[i].ready && !is_dense(states_[i].gradient);
+  at::Tensor all = at::empty({channel_->size() * 2 * count}, at::kInt);
+  Collective op = blank(Kind::kAllGather, name_);
+  op.input = mine;
+  op.output = all;
+  wait(*start(op), name_);
+  std::vector<std::vector<std::size_t>> orders;
+  for (int r = 0; r < channel_->size(); ++r) {
+    const auto* theirs = all.const_data_ptr<std::int32_t>() + r * 2 * count;
+    std::vector<std::pair<std::int32_t, std::size_t>> placed;
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (theirs[i] >= 0) placed.emplace_back(theirs[i], i);
+      if (theirs[parts_.size() + i] > 0) places_[i].sparse = true;
+    }
+    std::sort(placed.begin(), placed.end());
+    orders.emplace_back();
+    for (const auto& [place, part] : placed) orders.back().push_back(part);
+  }
+  lay_out(agree_order(orders, parts_.size()));
+  for (Filling& filling : buckets_) filling.missing = filling.parts.size();
+}
+
+void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
+  std::vector<PartSize> sizes;
+  std::vector<std::pair<at::ScalarType, at::Device>> kinds;
+  for (const Part& part : parts_) {
+    const std::pair kind{part.like.scalar_type(), part.like.device()};
+    const auto found = std::find(kinds.begin(), kinds.end(), kind);
+    sizes.push_back({static_cast<std::int64_t>(part.like.nbytes()), static_cast<int>(found - kinds.begin())});
+    if (found == kinds.end()) kinds.push_back(kind);
+  }
+  order_.clear();
+  for (const std::size_t i : order)
+    if (!places_[i].sparse) order_.push_back(i);
+  for (Place& place : places_) {
+    place.bucket = -1;
+    place.view = at::Tensor();
+  }
+  buckets_.clear();
+  plan_ = plan_ * 31 + 17;
+  for (auto& members : plan_buckets(sizes, order_, caps_)) {
+    Filling filling;
+    filling.bucket.index = buckets_.size();
+    std::int64_t total = 0;
+    std::vector<std::int64_t> offsets;
+    for (const std::size_t i : members) {
+      offsets.push_back(total);
+      total += (parts_[i].like.numel() + kAlign - 1) / kAlign * kAlign;
+      filling.bucket.names.push_back(parts_[i].name);
+      plan_ = (plan_ ^ i) * 1099511628211u;
+    }
+    const at::Tensor& first = parts_[members.front()].like;
+    filling.bucket.buffer = at::zeros({total}, first.options().requires_grad(false));
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      const at::Tensor& like = parts_[members[k]].like;
+      const at::Tensor memory = filling.bucket.buffer.narrow(0, offsets[k], like.numel());
+      places_[members[k]].bucket = static_cast<int>(buckets_.size());
+      places_[members[k]].view = like.is_non_overlapping_and_dense() ? memory.as_strided(like.sizes(), like.strides(), offsets[k])
+                                                                     : memory.view(like.sizes());
+    }
+    filling.parts = std::move(members);
+    buckets_.push_back(std::move(filling));
+  }
+  ++stats_.plans;
+}
+
+void PackingExchange::exchange_flags() {
+  Collective op = blank(Kind::kAllReduce, name_);
+  op.op = ReduceOp::kMax;
+  op.input = op.output = flags_;
+  wait(*start(op), name_);
+}
+
+std::vector<at::Tensor> PackingExchange::exchange_late() {
+  std::vector<at::Tensor> late(parts_.size());
+  std::vector<std::pair<std::size_t, PendingPtr>> pending;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (places_[i].bucket >= 0 || !dense(i)) continue;
+    const at::Tensor& mine = states_[i].gradient;
+    late[i] = at::zeros_like(parts_[i].like, at::MemoryFormat::Contiguous).detach();
+    if (mine.defined() && is_dense(mine)) {
+      at::mul_out(late[i], mine, scale_);
+      ++stats_.passes_in;
+    }
+    Collective op = blank(Kind::kAllReduce, parts_[i].name);
+    op.input = op.output = late[i];
+    stats_.bytes += static_cast<std::int64_t>(late[i].nbytes());
+    pending.emplace_back(i, start(op));
+  }
+  for (const auto& [i, one] : pending) wait(*one, parts_[i].name);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (!sparse(i)) continue;
+    const at::Tensor& mine = states_[i].gradient;
+    Wire way = wire(parts_[i].name);
+    const at::Tensor sum = sum_sparse(mine.defined() && !is_dense(mine) ? mine : at::Tensor(), parts_[i].like,
+                                      scale_.item<double>(), way);
+    stats_.operations += 3;
+    late[i] = late[i].defined() ? late[i].add_(sum) : sum;
+  }
+  return late;
+}
+
+void PackingExchange::finish_buckets() {
+  for (Filling& filling : buckets_) {
+    wait(*filling.pending, filling.bucket.names.front());
+    if (!hook_) continue;
+    Wire way = wire(filling.bucket.names.front());
+    hook_->finish(filling.bucket, way);
+  }
+}
+
+void PackingExchange::deliver(Sink& sink, const std::vector<at::Tensor>& late) {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    Place& place = places_[i];
+    if (!any_fresh(i)) {
+      if (states_[i].saved.defined()) {
+        place.view.copy_(states_[i].saved);
+        ++stats_.passes_out;
+      }
+      continue;
+    }
+    at::Tensor mean = late[i];
+    if (place.bucket >= 0 && dense(i)) mean = late[i].defined() ? place.view.add_(late[i]) : place.view;
+    if (rescale_ != 1) mean.mul_(rescale_);
+    sink.take(i, mean);
+  }
+  states_.assign(parts_.size(), {});
+}
+
+void PackingExchange::note_use() {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    places_[i].unused = any_fresh(i) ? 0 : places_[i].unused + 1;
+    if (sparse(i)) places_[i].sparse = true;
+  }
+}
+
+void PackingExchange::relay_if_wanted() {
+  if (plan_ == 0) return;
+  bool wanted = false;
+  std::vector<std::size_t> order;
+  for (const std::size_t i : order_) {
+    const bool stays = !places_[i].sparse && places_[i].unused < kPatience;
+    wanted |= !stays;
+    if (stays) order.push_back(i);
+  }
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (places_[i].bucket < 0 && !places_[i].sparse && places_[i].unused == 0 && stats_.exchanges > 0 && dense(i)) {
+      wanted = true;
+      order.push_back(i);
+    }
+  if (wanted) lay_out(order);
+}
+
+ExchangeStats PackingExchange::stats() const {
+  ExchangeStats stats = stats_;
+  for (const Filling& filling : buckets_) stats.bucket_bytes.push_back(static_cast<std::int64_t>(filling.bucket.buffer.nbytes()));
+  if (plan_ != 0)
+    for (const std::size_t i : order_) stats.order.push_back(parts_[i].name);
+  return stats;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,113 @@
+// The exchange that packs gradients into buckets and sums those over any transport.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/channel.h"
+#include "lockstep/comm/exchange_header.h"
+#include "lockstep/comm/gradient_hook.h"
+#include "lockstep/comm/seam/exchange.h"
+
+namespace lockstep::comm {
+
+/// On the wire, in this order, on all ranks:
+///   header   48 bytes a rank, begun with the exchange and compared before anything else moves;
+///   along    what the owner gave to begin();
+///   order    in the first exchange only: in which order gradients were born, from which the buckets are laid out;
+///   buckets  each as soon as all its parts are there and those before it have begun;
+///   flags    two bytes a parameter: did any rank have a fresh dense, a fresh sparse gradient?
+///   late     parts without a place in a bucket that turned out to be fresh somewhere: dense ones singly, sparse ones by rows.
+/// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after their
+/// next use; all ranks see the same flags and decide alike. A gradient is written into its bucket once, divided by the world
+/// size on the way, and never copied out: the bucket's memory is the gradient afterwards.
+class PackingExchange final : public Exchange {
+ public:
+  PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
+                  std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout);
+
+  void begin(const StepIdentity& step, std::vector<Collective> along) override;
+  void ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
+  bool is_ready(std::size_t index) const override { return states_[index].ready; }
+  Attendance finish(Sink& sink) override;
+  bool all_have_begun() const override { return header_pending_->done(); }
+  void abandon(const std::string& why) noexcept override { channel_->abandon(why); }
+  ExchangeStats stats() const override;
+
+ private:
+  /// What is known of a part for good.
+  struct Place {
+    int bucket = -1;  // -1: none, it travels late
+    at::Tensor view;  // of the bucket's memory, in the parameter's strides
+    int unused = 0;   // exchanges since any rank used it
+    bool sparse = false;
+  };
+  /// What is known of it in this exchange.
+  struct State {
+    bool ready = false;
+    bool fresh = false;
+    at::Tensor gradient;  // when it is sparse, late, or the plan is not made yet
+    at::Tensor saved;     // a gradient that is not fresh and lives in the bucket, as it was
+  };
+  struct Filling {
+    Bucket bucket;
+    std::vector<std::size_t> parts;
+    std::size_t missing = 0;
+    PendingPtr pending;
+  };
+
+  void lay_out(const std::vector<std::size_t>& order);
+  void relay_if_wanted();
+  void pack(std::size_t index);
+  void write(Place& place, State& state);
+  void advance();
+  void check_header();
+  void start_bucket(Filling& filling);
+  void agree_on_order();
+  void exchange_flags();
+  std::vector<at::Tensor> exchange_late();
+  void finish_buckets();
+  void deliver(Sink& sink, const std::vector<at::Tensor>& late);
+  void note_use();
+  PendingPtr start(Collective op);
+  void wait(Pending& pending, const std::string& what);
+  Collective blank(Kind kind, std::string name) const;
+  Wire wire(const std::string& label);
+  bool any_fresh(std::size_t index) const { return dense(index) || sparse(index); }
+  bool dense(std::size_t index) const { return flag(index); }
+  bool sparse(std::size_t index) const { return flag(parts_.size() + index); }
+  bool flag(std::size_t at) const { return flags_.const_data_ptr<std::uint8_t>()[at] != 0; }
+
+  const std::string name_;
+  const std::vector<Part> parts_;
+  const std::vector<std::int64_t> caps_;
+  const std::shared_ptr<GradientHook> hook_;
+  const std::unique_ptr<Channel> channel_;
+  const std::chrono::milliseconds timeout_;
+  const at::Tensor scale_;  // 1 / world size
+
+  std::vector<Place> places_;
+  std::vector<Filling> buckets_;
+  std::vector<std::size_t> order_;  // of the parts in buckets; in the first exchange, of birth on this rank
+  std::uint64_t plan_ = 0;          // 0: there is none yet
+
+  std::vector<State> states_;
+  std::vector<Collective> along_;
+  std::vector<PendingPtr> along_pending_;
+  std::uint64_t seq_ = 0;
+  base::Deadline deadline_ = base::Deadline::never();
+  at::Tensor header_;
+  at::Tensor headers_;
+  PendingPtr header_pending_;
+  bool header_checked_ = false;
+  Attendance attendance_;
+  double rescale_ = 1;        // what divide_by_active adds to scale_
+  std::size_t next_ = 0;      // the first bucket that has not begun
+  bool finishing_ = false;
+  at::Tensor flags_;
+  ExchangeStats stats_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,133 @@
+// send and recv: a Call travels in front of the data, and the receiver compares.
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/group_impl.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::int64_t kCallBytes = sizeof(Call);
+
+at::Tensor bytes_of(const Call& call) {
+  at::Tensor bytes = at::empty({kCallBytes}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), &call, sizeof call);
+  return bytes;
+}
+
+}  // namespace
+
+/// A send that has begun: its call and its data are under way.
+struct Group::Impl::PointToPoint {
+  Collective op;
+  std::string text;
+  PendingPtr call;
+  PendingPtr data;
+};
+
+Channel& Group::Impl::pair_channel(Kind kind, int peer) {
+  const bool sending = kind == Kind::kSend;
+  auto& channel = pairs_[{sending, peer}];
+  if (!channel) {
+    const int from = members[static_cast<std::size_t>(sending ? rank : peer)];
+    const int to = members[static_cast<std::size_t>(sending ? peer : rank)];
+    channel = std::make_unique<Channel>(name + "." + std::to_string(from) + ">" + std::to_string(to),
+                                        std::vector<int>{from, to}, sending ? 0 : 1, transport_, world->watch);
+  }
+  return *channel;
+}
+
+std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Tensor& tensor, int to,
+                                                                   const CallOptions& options) {
+  auto sent = std::make_shared<PointToPoint>();
+  sent->op = make(Kind::kSend, tensor, options);
+  sent->op.root = to;
+  Channel& channel = pair_channel(Kind::kSend, to);
+  const std::uint64_t seq = channel.next();
+  sent->op.seq = seq;
+  const Call call = make_call(sent->op, {tensor});
+  sent->text = describe(call) + " to rank " + std::to_string(members[static_cast<std::size_t>(to)]);
+  // Two messages on the wire for one operation: their tags are 2 seq and 2 seq + 1.
+  Collective header = sent->op;
+  header.seq = 2 * seq;
+  header.input = bytes_of(call);
+  Collective data = sent->op;
+  data.seq = 2 * seq + 1;
+  data.input = tensor.contiguous();
+  sent->call = channel.start(header);
+  sent->data = channel.start(data);
+  return sent;
+}
+
+void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
+  channel.throw_if_closed();
+  const at::NoGradGuard no_grad;
+  const Call expected = make_call(op, {target});
+  const std::string text = describe(expected) + " from rank " + std::to_string(channel.members()[0]);
+  const std::uint64_t seq = op.seq;
+  Collective header = op;
+  header.seq = 2 * seq;
+  header.output = at::empty({kCallBytes}, at::kByte);
+  const PendingPtr call_arrives = channel.start(header);
+  channel.wait(*call_arrives, op, text);
+  Call sent;
+  std::memcpy(&sent, header.output.const_data_ptr(), sizeof sent);
+  Call as_received = expected;
+  as_received.kind = sent.kind;
+  as_received.root = sent.root;
+  Difference difference{};
+  if (find_difference({as_received, sent}, false, difference)) {
+    try {
+      throw base::DesyncError(base::Cause::kDesync, label(op), channel.members()[1], channel.members()[0],
+                              "rank " + std::to_string(channel.members()[0]) + " called " + describe(sent) + ", rank " +
+                                  std::to_string(channel.members()[1]) + " called " + describe(expected),
+                              "sender and receiver must name the same dtype and shape, in the same order");
+    } catch (const base::CommError& error) {
+      channel.fail(error);
+    }
+  }
+  Collective data = op;
+  data.seq = 2 * seq + 1;
+  data.output = target.is_contiguous() ? target : at::empty(target.sizes(), target.options());
+  const PendingPtr arrives = channel.start(data);
+  channel.wait(*arrives, op, text);
+  if (!data.output.is_same(target)) target.copy_(data.output);
+}
+
+Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
+  check_root(kind, peer);
+  if (peer == rank) throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
+  if (kind == Kind::kSend) {
+    // Begun here and now, so that two ranks may send to each other before they receive; the lane only waits.
+    auto sent = begin_send(tensor, peer, options);
+    Channel& channel = pair_channel(kind, peer);
+    const std::string text = label(sent->op);
+    return {sends_.post([sent, &channel] {
+              channel.wait(*sent->call, sent->op, sent->text);
+              channel.wait(*sent->data, sent->op, sent->text);
+            }),
+            text, rank};
+  }
+  Collective op = make(kind, tensor, options);
+  op.root = peer;
+  Channel& channel = pair_channel(kind, peer);
+  op.seq = channel.next();
+  return {receives_.post([this, op, tensor, &channel] { receive(op, tensor, channel); }), label(op), rank};
+}
+
+void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
+  if (kind == Kind::kRecv && receives_.idle()) {
+    check_root(kind, peer);
+    if (peer == rank) throw base::UsageError("recv: rank " + std::to_string(peer) + " is this rank");
+    Collective op = make(kind, tensor, options);
+    op.root = peer;
+    Channel& channel = pair_channel(kind, peer);
+    op.seq = channel.next();
+    return receive(op, tensor, channel);
+  }
+  start_point_to_point(kind, tensor, peer, options).wait();
+}
+
+}  // namespace lockstep::comm

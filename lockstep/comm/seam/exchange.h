@@ -1,0 +1,92 @@
+// The same list of gradients, reduced every step: planned once, run often.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/seam/collective.h"
+
+namespace lockstep::comm {
+
+/// What is done with a gradient when its mean over the ranks is known.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  /// `mean` has the gradient's shape and dtype, or is sparse when it was. It lives in memory that the exchange keeps for this
+  /// gradient: a gradient that is still there when the next exchange begins is not copied again.
+  virtual void take(std::size_t index, const at::Tensor& mean) = 0;
+};
+
+/// One gradient of the list, the same on all ranks.
+struct Part {
+  std::string name;
+  at::Tensor like;  ///< a tensor of the gradient's shape, strides, dtype and device (the parameter itself)
+};
+
+/// Which step this is, as far as each rank can tell by itself. It travels in the exchange's header; ranks that differ in it
+/// are not in the same step, and the exchange fails with a DesyncError that prints both values.
+struct StepIdentity {
+  std::int64_t steps = 0;           ///< calls of Group::step()
+  std::int64_t batches = 0;         ///< batches drawn from loaders that give all ranks equally many
+  std::int64_t lost_backwards = 0;  ///< backward() calls since the last exchange that reached none of its parameters
+  bool updated = false;             ///< a parameter was written since the last exchange
+  bool accumulating = false;        ///< gradients were there before this backward, and no no_sync() explains them
+  bool joined = false;              ///< this rank has no more batches and only keeps the others company
+  bool divide_by_active = false;    ///< with joined: means are over the ranks that have not joined
+};
+
+/// Who took part in an exchange.
+struct Attendance {
+  int active = 0;  ///< ranks that had not joined; when it is 0, nothing was exchanged
+  int first = 0;   ///< the lowest of them
+};
+
+/// Counts since the exchange was made, for tests and for the curious.
+struct ExchangeStats {
+  std::int64_t exchanges = 0;      ///< finished exchanges
+  std::int64_t operations = 0;     ///< operations given to the transport, headers included
+  std::int64_t bytes = 0;          ///< bytes of gradients given to the transport
+  std::int64_t passes_in = 0;      ///< gradients written or scaled into memory of the exchange
+  std::int64_t passes_out = 0;     ///< gradients copied out of it
+  std::int64_t started_early = 0;  ///< buckets of the last exchange that began before its last ready()
+  std::int64_t plans = 0;          ///< times that the buckets were laid out
+  std::vector<std::int64_t> bucket_bytes;  ///< of the plan in force
+  std::vector<std::string> order;          ///< names of the parts in buckets, in the order in which they travel
+};
+
+/// Reduces a list of gradients to their means. All ranks make the same exchanges in the same order; within one, each calls
+/// ready() for the parts it has, in any order, then finish(). One thread at a time.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  /// Opens the next exchange. `along` are broadcasts and reductions that travel with it, the same on all ranks; the root of
+  /// a broadcast is the first rank that has not joined.
+  virtual void begin(const StepIdentity& step, std::vector<Collective> along) = 0;
+
+  /// Part `index` is known on this rank. `fresh`: this backward, or one under no_sync() before it, computed it; a part that
+  /// is not fresh was there before, and is touched only if another rank has a fresh one. Starts what can start; does not
+  /// wait. The gradient must not change until finish().
+  virtual void ready(std::size_t index, const at::Tensor& gradient, bool fresh) = 0;
+
+  /// True once ready(index) has come in this exchange.
+  virtual bool is_ready(std::size_t index) const = 0;
+
+  /// Waits for everything and gives the mean of each part that was fresh on some rank to `sink`, in the same order on all
+  /// ranks. Throws CommError and its kin; the exchange is closed then.
+  virtual Attendance finish(Sink& sink) = 0;
+
+  /// True when finish() would not wait for another rank to begin this exchange.
+  virtual bool all_have_begun() const = 0;
+
+  /// This rank cannot go on with the exchange that it began: a backward() failed. The exchange is closed, here and on the
+  /// other ranks, whose errors carry `why`.
+  virtual void abandon(const std::string& why) noexcept = 0;
+
+  virtual ExchangeStats stats() const = 0;
+};
+
+}  // namespace lockstep::comm

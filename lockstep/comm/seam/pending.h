@@ -1,0 +1,38 @@
+// The end of an operation that has begun: waited for by one side, announced by the other.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::comm {
+
+/// finish() may come from any thread, once; what comes later is ignored, so that an abort and the real end may race.
+class Pending {
+ public:
+  /// Announces the end; with `error` the operation failed.
+  void finish(std::exception_ptr error = nullptr);
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  /// True when it is done, false at the deadline. Does not throw the operation's error.
+  bool wait_until(base::Deadline deadline);
+  /// The error, once done; null when there is none.
+  std::exception_ptr error() const { return error_; }
+
+ private:
+  std::atomic<bool> done_{false};
+  std::mutex mutex_;  // guards the change of done_ and error_
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+};
+
+using PendingPtr = std::shared_ptr<Pending>;
+
+/// One that is done already.
+PendingPtr finished();
+
+}  // namespace lockstep::comm

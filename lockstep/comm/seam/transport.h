@@ -1,0 +1,40 @@
+// What carries bytes between ranks. docs/05-adding-a-transport.md shows how to add one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/seam/collective.h"
+#include "lockstep/comm/seam/pending.h"
+
+namespace lockstep::comm {
+
+/// What a transport can do; Group refuses the rest at the call, by name.
+struct Capabilities {
+  std::vector<Kind> kinds;
+  std::vector<at::ScalarType> dtypes;
+  std::vector<at::DeviceType> devices;
+};
+
+/// One ordered stream of operations of a fixed set of ranks. All ranks start the same operations in the same order (Group
+/// has compared them before). One thread calls start(); abort() may come from any.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual std::string_view name() const = 0;
+  virtual const Capabilities& capabilities() const = 0;
+
+  /// Begins `op` and returns at once, or when it is done if that is quicker. The tensors must stay alive and untouched until
+  /// the Pending is done. An error of the wire comes as the Pending's error, never from here.
+  virtual PendingPtr start(const Collective& op) = 0;
+
+  /// Ends everything that is pending with `cause` and whatever comes later too. Idempotent; does not wait.
+  virtual void abort(std::exception_ptr cause) noexcept = 0;
+};
+
+}  // namespace lockstep::comm

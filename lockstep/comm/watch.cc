@@ -1,0 +1,224 @@
+#include "lockstep/comm/watch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+
+#include "lockstep/base/parse.h"
+#include "lockstep/job/fatal.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Cause;
+using base::CommError;
+using base::Deadline;
+using base::DesyncError;
+
+constexpr char kField = '\x1f';
+constexpr auto kStoreLimit = std::chrono::seconds(5);
+
+Deadline soon() { return Deadline::in(kStoreLimit); }
+std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
+std::string abandoned_key(const std::string& channel) { return "abandoned/" + channel; }
+
+}  // namespace
+
+/// What a rank published: its wait (channel is empty when it left), and how far it has come on each channel.
+struct Watch::Peer {
+  std::string beat;
+  std::string channel;
+  std::uint64_t seq = 0;
+  std::string label;
+  std::string text;
+  std::string members;
+  std::map<std::string, std::uint64_t> started;
+
+  static std::optional<Peer> parse(const std::string& record) {
+    const auto lines = base::split(record, '\n');
+    const auto head = base::split(lines[0], kField);
+    if (head.size() != 6) return std::nullopt;
+    Peer peer{head[0], head[1], static_cast<std::uint64_t>(base::parse_int(head[2]).value_or(0)), head[3], head[4], head[5], {}};
+    for (std::size_t i = 1; i < lines.size(); ++i) {
+      const auto pair = base::split(lines[i], kField);
+      if (pair.size() == 2) peer.started[pair[0]] = static_cast<std::uint64_t>(base::parse_int(pair[1]).value_or(0));
+    }
+    return peer;
+  }
+
+  bool has_started(const std::string& channel_name, std::uint64_t number) const {
+    const auto found = started.find(channel_name);
+    return found != started.end() && found->second >= number;
+  }
+  bool waits_for(int rank) const {
+    const auto ranks = base::split(members, ',');
+    return std::find(ranks.begin(), ranks.end(), std::to_string(rank)) != ranks.end();
+  }
+};
+
+Watch::Watch(std::shared_ptr<job::Store> store, int rank, int world_size, std::string host)
+    : store_(std::move(store)), rank_(rank), world_size_(world_size), host_(std::move(host)) {}
+
+void Watch::started(const std::string& channel, std::uint64_t seq) {
+  const std::lock_guard lock(mutex_);
+  started_[channel] = seq;
+}
+
+std::string Watch::record(const Waiting* waiting) {
+  const std::lock_guard lock(mutex_);
+  std::string text = std::to_string(++beat_) + kField;
+  if (waiting) {
+    text += waiting->channel + kField + std::to_string(waiting->seq) + kField + waiting->label + kField + waiting->text + kField;
+    for (const int member : *waiting->members) text += std::to_string(member) + ",";
+  } else {
+    text += std::string(4, kField);
+  }
+  for (const auto& [channel, seq] : started_) text += "\n" + channel + kField + std::to_string(seq);
+  return text;
+}
+
+void Watch::look(const Waiting& waiting, Looks& looks) {
+  throw_first_cause(waiting);
+  throw_if_abandoned(waiting);
+  store_->set(wait_key(rank_), record(&waiting), soon());
+  looks.published = true;
+  for (const int peer : *waiting.members)
+    if (peer != rank_) {
+      check_left(waiting, peer);
+      check_peer(waiting, peer, looks);
+    }
+}
+
+void Watch::end(Looks& looks) noexcept {
+  if (!looks.published) return;
+  looks.published = false;
+  try {
+    store_->set(wait_key(rank_), "", soon());
+  } catch (const std::exception&) {
+    // A store that is gone is noticed by the next operation that needs it.
+  }
+}
+
+void Watch::throw_first_cause(const Waiting& waiting) {
+  const auto line = store_->find(job::key::kCause, soon());
+  const auto cause = line ? job::parse_fatal(*line) : std::nullopt;
+  if (!cause) return;
+  const std::string text = waiting.label + ": " + cause->detail;
+  if (cause->cause == Cause::kDesync) throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+  throw CommError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+}
+
+void Watch::throw_if_abandoned(const Waiting& waiting) {
+  if (const auto text = store_->find(abandoned_key(waiting.channel), soon()))
+    throw base::PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1, waiting.label + ": " + *text);
+}
+
+void Watch::abandon(const std::string& channel, const std::string& text) noexcept {
+  try {
+    store_->compare_set(abandoned_key(channel), "", text, soon());
+  } catch (const std::exception&) {
+    // The others' waits end at their deadline.
+  }
+}
+
+void Watch::check_left(const Waiting& waiting, int peer) {
+  const auto text = store_->find(job::key::left(peer), soon());
+  const auto record = text ? Peer::parse(*text) : std::nullopt;
+  if (!record || record->has_started(waiting.channel, waiting.seq)) return;
+  throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
+                  "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) + " waits for it in " +
+                      waiting.text,
+                  "give every rank the same number of batches, or put the loop under lockstep::join()");
+}
+
+void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
+  const auto text = store_->find(wait_key(peer), soon());
+  const auto other = text ? Peer::parse(*text) : std::nullopt;
+  if (!other) return;
+  const bool same = other->channel == waiting.channel && other->seq == waiting.seq;
+  if (same || other->has_started(waiting.channel, waiting.seq) || !other->waits_for(rank_)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto mine = started_.find(other->channel);
+    if (mine != started_.end() && mine->second >= other->seq) return;
+  }
+  const auto [before, first] = looks.beats.try_emplace(peer, other->beat);
+  if (first || before->second == other->beat) return;
+  const bool lower = rank_ < peer;
+  const std::string here = "rank " + std::to_string(rank_) + " called " + waiting.text;
+  const std::string there = "rank " + std::to_string(peer) + " called " + other->text;
+  throw DesyncError(Cause::kDesync, waiting.label, rank_, peer, lower ? here + ", " + there : there + ", " + here,
+                    "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
+}
+
+std::string Watch::missing(const Waiting& waiting) {
+  std::string came;
+  std::string absent;
+  for (const int peer : *waiting.members) {
+    if (peer == rank_) continue;
+    const auto text = store_->find(wait_key(peer), soon());
+    const auto other = text ? Peer::parse(*text) : std::nullopt;
+    std::string& list = other && other->has_started(waiting.channel, waiting.seq) ? came : absent;
+    list += (list.empty() ? "" : ",") + std::to_string(peer);
+  }
+  return (absent.empty() ? std::string("all ranks have come") : "ranks that have not come: " + absent) +
+         (came.empty() ? "" : "; ranks that wait too: " + came);
+}
+
+void Watch::timed_out(const Waiting& waiting) {
+  throw base::TimeoutError(Cause::kRankStuck, waiting.label, rank_, -1,
+                           "no end of " + waiting.text + " before its deadline; " + missing(waiting),
+                           "LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank waits");
+}
+
+void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
+  // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments.
+  for (const Deadline limit = Deadline::in(std::chrono::seconds(1));;) {
+    throw_first_cause(waiting);
+    for (const int peer : *waiting.members) {
+      if (peer == rank_) continue;
+      check_left(waiting, peer);
+      const auto how = store_->find(job::key::exited(peer), soon());
+      if (!how) continue;
+      if (*how == "exited with code 0")
+        throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
+                        "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) +
+                            " waits for it in " + waiting.text);
+      throw base::PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
+                           waiting.label + ": rank " + std::to_string(peer) + " " + *how);
+    }
+    if (limit.expired()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  throw base::PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1,
+                       waiting.label + ": the connection to another rank ended: " + text);
+}
+
+void Watch::publish(const CommError& error) noexcept {
+  // The loss of a peer is a consequence: what happened to the peer is the cause, and the launcher knows it.
+  if (error.cause() == Cause::kPeerUnreachable || error.cause() == Cause::kCoordinatorLost) return;
+  const bool peer_at_fault = error.peer() >= 0 && error.cause() != Cause::kRankStuck;
+  job::Fatal fatal;
+  fatal.cause = error.cause();
+  fatal.rank = peer_at_fault ? error.peer() : rank_;
+  if (fatal.rank == rank_) {
+    fatal.host = host_;
+    fatal.pid = ::getpid();
+  }
+  fatal.op = error.op();
+  fatal.detail = error.what();
+  fatal.hint = error.hint();
+  job::publish_cause(*store_, fatal);
+}
+
+void Watch::leave() noexcept {
+  try {
+    store_->set(job::key::left(rank_), record(nullptr), Deadline::in(std::chrono::seconds(1)));
+  } catch (const std::exception&) {
+    // Nobody is left to be told.
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,15 @@
+#include "lockstep/comm/work.h"
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::comm {
+
+void Work::wait() { wait(base::Deadline::never()); }  // bounded: the operation ends at its own deadline
+
+void Work::wait(base::Deadline deadline) {
+  if (!pending_->wait_until(deadline))
+    throw base::TimeoutError(base::Cause::kRankStuck, label_, rank_, -1, label_ + ": not done before the deadline of wait()");
+  if (const auto error = pending_->error()) std::rethrow_exception(error);
+}
+
+}  // namespace lockstep::comm

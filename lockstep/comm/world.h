@@ -1,0 +1,43 @@
+// What all groups of a process have in common. Private to comm/.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/watch.h"
+#include "lockstep/job/identity.h"
+#include "lockstep/job/store.h"
+#include "lockstep/job/store_server.h"
+
+namespace lockstep::comm {
+
+struct World {
+  ~World();
+
+  job::Identity identity;
+  std::unique_ptr<job::StoreServer> server;  // when this rank serves the store
+  std::shared_ptr<job::Store> store;
+  std::shared_ptr<Watch> watch;
+  std::string transport;                 // the chosen one's name
+  std::string address;                   // of this host on the network to the others, as numbers
+  std::string interface;                 // what the user asked for instead; may be empty
+  std::chrono::milliseconds timeout{};
+  std::atomic<std::int64_t> steps{0};
+  std::atomic<std::int64_t> batches{0};
+
+  /// A transport for the channel `name` among `members` (world ranks); all of them call it, and it waits for them.
+  std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members) const;
+};
+
+/// The names that --transport takes, "auto" first.
+const std::vector<std::string>& transport_names();
+
+/// Fills world.transport from what was asked for ("auto" or a name) and returns the reason. Throws UsageError when the one that
+/// was named cannot be had: it is never replaced.
+std::string choose_transport(World& world, const std::string& asked);
+
+}  // namespace lockstep::comm

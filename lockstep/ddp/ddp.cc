@@ -1,0 +1,287 @@
+#include "lockstep/ddp/ddp.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "lockstep/ddp/ddp_impl.h"
+
+namespace lockstep::ddp {
+namespace {
+
+using base::UsageError;
+
+/// Exchanges after construction in which the replicas' parameters are compared: an optimizer that was made before its
+/// parameters were equal shows within its first updates. Hashing costs a tenth of a millisecond a megabyte.
+constexpr std::int64_t kComparedExchanges = 8;
+
+/// backward() calls in the process that no DDP should count: under anybody's no_sync().
+thread_local int quiet = 0;
+
+class AccumulatedHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AccumulatedHook(std::function<void()> call) : call_(std::move(call)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    call_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> call_;
+};
+
+NamedTensors without(NamedTensors tensors, const std::vector<std::string>& ignored) {
+  std::erase_if(tensors, [&](const auto& item) {
+    return std::find(ignored.begin(), ignored.end(), item.first) != ignored.end();
+  });
+  return tensors;
+}
+
+void check_options(const DdpOptions& options, const NamedTensors& parameters, const NamedTensors& buffers) {
+  if (options.bucket_bytes.empty())
+    throw UsageError("DdpOptions.bucket_bytes is empty; allowed are one or two sizes, in bytes, of 1 or more");
+  for (const std::int64_t bytes : options.bucket_bytes)
+    if (bytes < 1 || options.bucket_bytes.size() > 2)
+      throw UsageError("DdpOptions.bucket_bytes holds " + std::to_string(bytes) + " and has " +
+                       std::to_string(options.bucket_bytes.size()) + " sizes; allowed are one or two, of 1 or more");
+  for (const std::string& name : options.ignore) {
+    const auto named = [&](const auto& item) { return item.first == name; };
+    if (std::none_of(parameters.begin(), parameters.end(), named) && std::none_of(buffers.begin(), buffers.end(), named))
+      throw UsageError("DdpOptions.ignore names \"" + name + "\", which is no parameter or buffer of the module");
+  }
+}
+
+}  // namespace
+
+DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
+    : group(std::move(the_group)), options_(std::move(options)),
+      buffers_(without(named_buffers(module), options_.ignore), options_.buffers) {
+  check_options(options_, named_parameters(module), named_buffers(module));
+  const NamedTensors parameters = without(named_parameters(module), options_.ignore);
+  const NamedTensors buffers = without(named_buffers(module), options_.ignore);
+  if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.requires_grad(); }))
+    throw UsageError("DistributedDataParallel: no parameter of the module requires a gradient",
+                     "there is nothing to average; a module that is only evaluated needs no DistributedDataParallel");
+  std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
+                     (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
+  for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
+  compare_models(parameters, buffers, text, group);
+  all_tensors_ = parameters;
+  all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
+  broadcast_tensors(all_tensors_, group);
+
+  std::vector<comm::Part> parts;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.is_floating_point()) continue;  // integers have no gradient
+    parts.push_back({name, tensor.detach()});
+    parameters_.push_back({.name = name, .tensor = tensor});
+    replicas_.emplace_back(name, tensor.detach());
+  }
+  exchange_ = group.make_exchange(parts.front().name + "..", std::move(parts), options_.bucket_bytes, options_.hook);
+  const auto count = static_cast<std::int64_t>(parameters_.size());
+  hashes_ = at::zeros({count}, at::kLong);
+  all_hashes_ = at::zeros({count * group.size()}, at::kLong);
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].tensor.requires_grad()) watch(i);
+  listen(this);
+}
+
+DistributedDataParallel::Impl::~Impl() {
+  unlisten(this);
+  for (Watched& parameter : parameters_)
+    if (parameter.raw) parameter.raw->del_post_hook(parameter.hook);
+}
+
+void DistributedDataParallel::Impl::watch(std::size_t index) {
+  Watched& parameter = parameters_[index];
+  auto node = torch::autograd::impl::grad_accumulator(parameter.tensor);
+  parameter.raw = node.get();
+  parameter.hook = node->add_post_hook(std::make_unique<AccumulatedHook>([this, index] { accumulated(index); }));
+  parameter.node = std::make_shared<decltype(node)>(std::move(node));
+}
+
+void DistributedDataParallel::Impl::backward_begun() {
+  reached_ = open_ = false;
+  born_.clear();
+  bool any_gradient = false;
+  bool any_dirty = false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Watched& parameter = parameters_[i];
+    if (!parameter.raw && parameter.tensor.requires_grad()) watch(i);  // thawed since
+    any_gradient |= parameter.tensor.grad().defined();
+    any_dirty |= parameter.dirty;
+  }
+  // Gradients that are there may be those of no_sync(); then what was said before the first of those stands.
+  if (!any_gradient)
+    accumulating_ = false;
+  else if (!any_dirty)
+    accumulating_ = true;
+  if (!any_gradient)
+    for (Watched& parameter : parameters_) parameter.dirty = false;
+  deferred_ = reentrant_ || !options_.overlap || exchanges_ == 0;
+}
+
+void DistributedDataParallel::Impl::backward_nested() {
+  // A parameter may get its gradient in several parts from now on: nothing more may leave before the end.
+  deferred_ = reentrant_ = true;
+}
+
+void DistributedDataParallel::Impl::accumulated(std::size_t index) {
+  Watched& parameter = parameters_[index];
+  if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
+  reached_ = true;
+  if (no_sync_ > 0) {
+    parameter.dirty = true;
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (!open_) begin_exchange();
+  if (exchange_->is_ready(index))
+    throw UsageError("the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
+                     "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
+  if (!deferred_)
+    exchange_->ready(index, parameter.tensor.grad(), true);
+  else if (std::find(born_.begin(), born_.end(), index) == born_.end())
+    born_.push_back(index);
+}
+
+void DistributedDataParallel::Impl::backward_ended() {
+  if (open_) {
+    finish_exchange();
+  } else if (!reached_ && quiet == 0) {
+    ++lost_backwards_;
+  }
+}
+
+void DistributedDataParallel::Impl::backward_failed(const std::string& why) noexcept {
+  if (!open_) return;
+  open_ = false;
+  exchange_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
+}
+
+std::int64_t DistributedDataParallel::Impl::versions() const {
+  std::int64_t sum = 0;
+  for (const Watched& parameter : parameters_) sum += parameter.tensor._version();
+  return sum;
+}
+
+std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
+  std::vector<comm::Collective> along;
+  if (group.size() == 1) return along;
+  along = buffers_.pack();
+  comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges;
+  if (comparing_) {
+    const auto hashes = hash_tensors(replicas_);
+    std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
+    along.push_back({.kind = comm::Kind::kAllGather, .name = "hashes", .input = hashes_, .output = all_hashes_});
+  }
+  return along;
+}
+
+void DistributedDataParallel::Impl::begin_exchange() {
+  comm::StepIdentity step = group.step_identity();
+  step.lost_backwards = lost_backwards_;
+  step.updated = versions_ >= 0 && versions() != versions_;
+  step.accumulating = accumulating_;
+  exchange_->begin(step, pack_along());
+  open_ = true;
+}
+
+void DistributedDataParallel::Impl::finish_exchange() {
+  const at::NoGradGuard no_grad;
+  open_ = false;  // whatever happens now is not for backward_failed()
+  for (const std::size_t index : born_) exchange_->ready(index, parameters_[index].tensor.grad(), true);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Watched& parameter = parameters_[i];
+    if (!exchange_->is_ready(i) && parameter.tensor.grad().defined())
+      exchange_->ready(i, parameter.tensor.grad(), parameter.dirty);
+  }
+  const comm::Attendance attendance = exchange_->finish(*this);
+  if (group.size() > 1) {
+    check_replicas();
+    buffers_.unpack(group.size());
+  }
+  anyone_joined_ |= attendance.active < group.size();
+  last_active_ = attendance.first;
+  for (Watched& parameter : parameters_) parameter.dirty = false;
+  lost_backwards_ = 0;
+  accumulating_ = false;
+  versions_ = versions();
+  ++exchanges_;
+}
+
+void DistributedDataParallel::Impl::check_replicas() {
+  if (!comparing_ || anyone_joined_) return;
+  const auto* first = all_hashes_.const_data_ptr<std::int64_t>();
+  int odd = -1;
+  const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, odd);
+  if (!text.empty())
+    group.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", group.rank(), odd, text,
+                "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
+                "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
+}
+
+void DistributedDataParallel::Impl::take(std::size_t index, const at::Tensor& mean) {
+  at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
+  const bool there = gradient.defined() && !gradient.is_sparse() && !mean.is_sparse() &&
+                     gradient.const_data_ptr() == mean.const_data_ptr() && gradient.strides() == mean.strides();
+  // A tensor of its own on the same memory: what the user does to the gradient's metadata stays there.
+  if (!there) gradient = mean.is_sparse() ? mean : mean.detach();
+}
+
+void DistributedDataParallel::Impl::enter_no_sync() {
+  ++no_sync_;
+  ++quiet;
+}
+
+void DistributedDataParallel::Impl::leave_no_sync() {
+  --no_sync_;
+  --quiet;
+}
+
+void DistributedDataParallel::Impl::begin_company(bool divide_by_active) {
+  comm::StepIdentity step;
+  step.joined = true;
+  step.divide_by_active = divide_by_active;
+  exchange_->begin(step, pack_along());
+}
+
+bool DistributedDataParallel::Impl::end_company() {
+  /// Gradients of a rank that does not train any more are not wanted.
+  class Nowhere final : public comm::Sink {
+    void take(std::size_t, const at::Tensor&) override {}
+  } nowhere;
+  const at::NoGradGuard no_grad;
+  const comm::Attendance attendance = exchange_->finish(nowhere);
+  if (attendance.active == 0) return false;
+  buffers_.unpack(group.size());
+  anyone_joined_ = true;
+  last_active_ = attendance.first;
+  ++exchanges_;
+  return true;
+}
+
+void DistributedDataParallel::Impl::end_join() {
+  if (anyone_joined_) broadcast_tensors(all_tensors_, group, last_active_);
+  anyone_joined_ = false;
+  versions_ = -1;
+}
+
+void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { exchange_->abandon(why); }
+
+DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options)
+    : impl_(std::make_unique<Impl>(module, std::move(group), std::move(options))) {}
+DistributedDataParallel::~DistributedDataParallel() = default;
+DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
+comm::Group& DistributedDataParallel::group() { return impl_->group; }
+comm::ExchangeStats DistributedDataParallel::stats() const { return impl_->stats(); }
+
+DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.impl_->enter_no_sync(); }
+DistributedDataParallel::NoSync::~NoSync() { ddp_.impl_->leave_no_sync(); }
+
+}  // namespace lockstep::ddp

@@ -1,0 +1,101 @@
+// Data-parallel training: the same model on every rank, each rank its own part of the batch, one mean gradient.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/gradient_hook.h"
+#include "lockstep/comm/group.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace lockstep::ddp {
+
+/// What happens to a model's buffers (BatchNorm's running statistics) in every exchange.
+enum class Buffers {
+  kFirstRank,  ///< all get rank 0's (the first that has not joined)
+  kMean,       ///< floating-point ones become the mean over the ranks, others as in kFirstRank
+  kLocal,      ///< nothing: each rank keeps its own
+};
+
+struct DdpOptions {
+  /// Gradients travel together in buckets of at least this many bytes: the first, and all others.
+  std::vector<std::int64_t> bucket_bytes = {std::int64_t{1} << 20, std::int64_t{25} << 20};
+  Buffers buffers = Buffers::kFirstRank;
+  std::vector<std::string> ignore;             ///< names of parameters and buffers that are left alone
+  std::shared_ptr<comm::GradientHook> hook;    ///< what happens to a bucket on its way; default: summed as it is
+  bool overlap = true;                         ///< false: nothing travels before the end of backward()
+};
+
+/// Attaches to the parameters of a module, from construction to destruction; the module itself is neither wrapped nor
+/// changed, and any of its methods may be called at any time on any number of ranks.
+///
+/// Construction waits for all ranks. It compares the models (CommError kConfigMismatch names the first difference on every
+/// rank) and gives all ranks rank 0's parameters and buffers. A model without a parameter that requires a gradient is a UsageError.
+///
+/// When backward() returns, on whatever was computed from the parameters in whatever way, every gradient that some rank's backward
+/// reached is the mean over all ranks, the same bits everywhere; a rank whose backward did not reach it counts as zero; one that
+/// nobody reached stays as it was. The exchange begins during backward(), except in the first one, which only learns in which
+/// order gradients are born. Every rank must call backward() equally often outside no_sync(): a rank that does not is named in
+/// a DesyncError on the others, and no gradient of another step is ever mixed in as far as loaders made by make_loader(),
+/// Group::step(), updates of parameters and gradients left over can tell.
+///
+/// Gradients live in memory of this object: do not keep one over a later backward(), copy it. With create_graph the averaged
+/// gradients carry no graph. One thread calls backward().
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options = {});
+  /// For a torch::nn::ModuleHolder or a shared_ptr.
+  template <typename Holder>
+    requires requires(Holder& holder) { static_cast<torch::nn::Module&>(*holder); }
+  DistributedDataParallel(Holder& holder, comm::Group group, DdpOptions options = {})
+      : DistributedDataParallel(static_cast<torch::nn::Module&>(*holder), std::move(group), std::move(options)) {}
+  ~DistributedDataParallel();
+  DistributedDataParallel(DistributedDataParallel&&) noexcept;
+
+  /// While it lives, backward() exchanges nothing on this rank: gradients accumulate here. The first backward() after it
+  /// exchanges the accumulated sum. Nests. Waits for nobody.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(DistributedDataParallel& ddp);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DistributedDataParallel& ddp_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+
+  comm::Group& group();
+  comm::ExchangeStats stats() const;
+
+ private:
+  friend void join(const std::vector<DistributedDataParallel*>&, const std::function<void()>&, const struct JoinOptions&);
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct JoinOptions {
+  /// Means are divided by all ranks, also by those that have no more batches; false: by those that still have some.
+  bool divide_by_initial_world_size = true;
+};
+
+/// Runs `loop`, a training loop whose number of batches differs between the ranks. A rank whose loop has ended keeps the others
+/// company with zeros until all have ended; then all get the parameters and buffers of a rank that trained to the end. List every
+/// model that the loop trains. An exception of `loop` comes out unchanged, and the other ranks get a PeerLost. As PyTorch's
+/// Join; waits for all ranks.
+void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
+          const JoinOptions& options = {});
+inline void join(DistributedDataParallel& model, const std::function<void()>& loop, const JoinOptions& options = {}) {
+  join(std::vector<DistributedDataParallel*>{&model}, loop, options);
+}
+
+}  // namespace lockstep::ddp

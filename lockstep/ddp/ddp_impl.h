@@ -1,0 +1,88 @@
+// The state behind a DistributedDataParallel. Private to ddp/.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/seam/exchange.h"
+#include "lockstep/ddp/backward_watch.h"
+#include "lockstep/ddp/buffer_sync.h"
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/replicas.h"
+
+namespace lockstep::ddp {
+
+class DistributedDataParallel::Impl final : public BackwardListener, private comm::Sink {
+ public:
+  Impl(torch::nn::Module& module, comm::Group group, DdpOptions options);
+  ~Impl() override;
+
+  void backward_begun() override;
+  void backward_nested() override;
+  void backward_ended() override;
+  void backward_failed(const std::string& why) noexcept override;
+
+  /// Called by autograd when parameter `index` has accumulated its gradient.
+  void accumulated(std::size_t index);
+
+  void enter_no_sync();
+  void leave_no_sync();
+
+  // For join(): an exchange in which this rank only keeps the others company.
+  void begin_company(bool divide_by_active);
+  bool company_has_come() const { return exchange_->all_have_begun(); }
+  /// True while some rank still trains.
+  bool end_company();
+  void end_join();
+  void abandon(const std::string& why) noexcept;
+
+  comm::Group group;
+  comm::ExchangeStats stats() const { return exchange_->stats(); }
+
+ private:
+  /// A parameter and the autograd node that accumulates its gradient, which a tensor holds weakly.
+  struct Watched {
+    std::string name;
+    at::Tensor tensor;
+    std::shared_ptr<void> node;  // keeps the node, and with it the hook, alive
+    torch::autograd::Node* raw = nullptr;
+    std::uintptr_t hook = 0;
+    bool dirty = false;  // accumulated under no_sync() since the last exchange
+  };
+
+  void watch(std::size_t index);
+  void begin_exchange();
+  void finish_exchange();
+  void take(std::size_t index, const at::Tensor& mean) override;
+  std::vector<comm::Collective> pack_along();
+  void check_replicas();
+  std::int64_t versions() const;
+
+  const DdpOptions options_;
+  std::vector<Watched> parameters_;
+  NamedTensors all_tensors_;  // parameters and buffers, for the last word of join()
+  BufferSync buffers_;
+  std::unique_ptr<comm::Exchange> exchange_;
+
+  bool open_ = false;            // this backward has begun an exchange
+  bool deferred_ = false;        // nothing is given to the exchange before the end of this backward
+  bool reentrant_ = false;       // the model has been seen to run backward inside backward
+  std::vector<std::size_t> born_;  // parameters of this backward, in order, while deferred_
+  bool reached_ = false;         // this backward has reached a parameter
+  int no_sync_ = 0;
+  std::int64_t lost_backwards_ = 0;
+  bool accumulating_ = false;
+  std::int64_t versions_ = -1;   // sum of the parameters' version counters after the last exchange
+  std::int64_t exchanges_ = 0;
+  NamedTensors replicas_;        // what check_replicas() compares
+  at::Tensor hashes_;
+  at::Tensor all_hashes_;
+  bool comparing_ = false;
+  bool anyone_joined_ = false;
+  int last_active_ = 0;
+};
+
+}  // namespace lockstep::ddp

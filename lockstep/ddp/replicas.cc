@@ -1,0 +1,152 @@
+#include "lockstep/ddp/replicas.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <sstream>
+#include <unordered_set>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::ddp {
+namespace {
+
+constexpr std::int64_t kMessageBytes = std::int64_t{32} << 20;
+
+template <typename Dict>
+NamedTensors once_each(const Dict& named) {
+  NamedTensors tensors;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : named)
+    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      tensors.emplace_back(item.key(), item.value());
+  return tensors;
+}
+
+std::string list(at::IntArrayRef values) {
+  std::ostringstream text;
+  text << values;
+  return text.str();
+}
+
+/// One line for each thing that must be equal: "what<TAB>value".
+std::vector<std::string> facts(const NamedTensors& tensors, const std::string& kind) {
+  std::vector<std::string> lines;
+  for (const auto& [name, t] : tensors)
+    lines.push_back(kind + " " + name + "\t" + c10::toString(t.scalar_type()) + list(t.sizes()) + " strides " +
+                    list(t.strides()) + " on " + c10::DeviceTypeName(t.device().type(), true) +
+                    (kind == "parameter" ? (t.requires_grad() ? ", requires_grad" : ", frozen") : ""));
+  return lines;
+}
+
+/// Runs `move` on flat tensors of one dtype and device, each made of some of `tensors`, and copies back.
+template <typename Move>
+void in_messages(const NamedTensors& tensors, const Move& move) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> batch;
+  std::int64_t bytes = 0;
+  const auto flush = [&] {
+    if (batch.empty()) return;
+    std::vector<at::Tensor> pieces;
+    for (const at::Tensor& t : batch) pieces.push_back(t.flatten());
+    at::Tensor flat = at::cat(pieces);
+    move(flat);
+    std::int64_t at = 0;
+    for (at::Tensor& t : batch) {
+      t.copy_(flat.narrow(0, at, t.numel()).view(t.sizes()));
+      at += t.numel();
+    }
+    batch.clear();
+    bytes = 0;
+  };
+  for (const auto& [name, t] : tensors) {
+    const bool fits = batch.empty() || (batch[0].scalar_type() == t.scalar_type() && batch[0].device() == t.device() &&
+                                        bytes + static_cast<std::int64_t>(t.nbytes()) <= kMessageBytes);
+    if (!fits) flush();
+    batch.push_back(t.detach());
+    bytes += static_cast<std::int64_t>(t.nbytes());
+  }
+  flush();
+}
+
+}  // namespace
+
+NamedTensors named_parameters(torch::nn::Module& module) { return once_each(module.named_parameters()); }
+NamedTensors named_buffers(torch::nn::Module& module) { return once_each(module.named_buffers()); }
+
+void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
+                    comm::Group& group) {
+  if (group.size() == 1) return;
+  std::vector<std::string> mine = facts(parameters, "parameter");
+  for (std::string& line : facts(buffers, "buffer")) mine.push_back(std::move(line));
+  mine.push_back("options\t" + options);
+  std::string text;
+  for (const std::string& line : mine) text += line + "\n";
+  const auto all = group.all_gather_bytes(text, {.name = "compare_models"});
+  for (int rank = 1; rank < group.size(); ++rank) {
+    if (all[static_cast<std::size_t>(rank)] == all[0]) continue;
+    const auto first = base::split(all[0], '\n');
+    const auto theirs = base::split(all[static_cast<std::size_t>(rank)], '\n');
+    std::size_t i = 0;
+    while (i < first.size() && i < theirs.size() && first[i] == theirs[i]) ++i;
+    const auto say = [&](const std::vector<std::string>& lines) {
+      std::string line = i < lines.size() ? lines[i] : "";
+      std::replace(line.begin(), line.end(), '\t', ' ');
+      return line.empty() ? "nothing more" : line;
+    };
+    group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.rank(), rank,
+                "the model differs between ranks: rank 0 has " + say(first) + "; rank " + std::to_string(rank) + " has " +
+                    say(theirs),
+                "build the same model with the same options on every rank"});
+  }
+}
+
+void broadcast_tensors(const NamedTensors& tensors, comm::Group& group, int root) {
+  if (group.size() == 1) return;
+  in_messages(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
+}
+
+void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int root) {
+  NamedTensors tensors = named_parameters(module);
+  for (auto& buffer : named_buffers(module)) tensors.push_back(std::move(buffer));
+  broadcast_tensors(tensors, group, root);
+}
+
+std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors) {
+  std::vector<std::int64_t> hashes;
+  for (const auto& [name, t] : tensors) {
+    const at::Tensor flat = t.is_non_overlapping_and_dense() ? t : t.contiguous();
+    hashes.push_back(static_cast<std::int64_t>(XXH3_64bits(flat.const_data_ptr(), flat.nbytes())));
+  }
+  return hashes;
+}
+
+std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all, int& odd) {
+  const std::size_t count = tensors.size();
+  const std::size_t ranks = count ? all.size() / count : 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::map<std::int64_t, std::vector<int>> holders;
+    for (std::size_t r = 0; r < ranks; ++r) holders[all[r * count + i]].push_back(static_cast<int>(r));
+    if (holders.size() < 2) continue;
+    // The smallest party is at fault as far as a vote can tell; among equals the one without rank 0.
+    const std::vector<int>* smallest = nullptr;
+    for (const auto& [hash, party] : holders)
+      if (!smallest || party.size() < smallest->size() || (party.size() == smallest->size() && smallest->front() == 0))
+        smallest = &party;
+    odd = smallest->front();
+    std::string text = "parameter " + tensors[i].first + " differs between ranks:";
+    for (std::size_t r = 0; r < ranks; ++r) {
+      char hex[20];
+      std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(all[r * count + i]));
+      text += std::string(r ? ", rank " : " rank ") + std::to_string(r) + " has hash " + hex;
+    }
+    return text;
+  }
+  return "";
+}
+
+}  // namespace lockstep::ddp
