@@ -1,13 +1,13 @@
 # One room of the house: one folder, one static library, one CMake target, Lockstep::<room>.
 #
-#   lockstep_room(<room> [TORCH] [DEPS <room>...] [LINK <target>...])
+#   lockstep_room(<room> [TORCH] [DEPS <room>...] [LINK <target>...] [SOURCES <file>...])
 #
-# Sources are lockstep/<room>/*.cc. A room sees only the rooms in DEPS, so a wrong include does not link. TORCH rooms share
+# Sources are lockstep/<room>/*.cc, or those named. A room sees only the rooms in DEPS, so a wrong include does not link. TORCH rooms share
 # one precompiled header.
 set(LOCKSTEP_ROOMS "" CACHE INTERNAL "")
 
 function(lockstep_room room)
-  cmake_parse_arguments(ARG "TORCH" "FOLDER" "DEPS;LINK;SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "" "DEPS;LINK;SOURCES" ${ARGN})
   string(REPLACE "/" "_" target "lockstep_${room}")
   if(ARG_SOURCES)
     list(TRANSFORM ARG_SOURCES PREPEND "${PROJECT_SOURCE_DIR}/lockstep/${room}/")
@@ -26,6 +26,7 @@ function(lockstep_room room)
   string(REPLACE "/" "_" alias "${room}")
   add_library(Lockstep::${alias} ALIAS ${target})
   target_include_directories(${target} ${scope} "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>" "$<INSTALL_INTERFACE:include>")
+  target_compile_features(${target} ${scope} cxx_std_20)
   foreach(dep IN LISTS ARG_DEPS)
     string(REPLACE "/" "_" dep_target "lockstep_${dep}")
     target_link_libraries(${target} ${scope} ${dep_target})
