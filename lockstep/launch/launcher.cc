@@ -103,8 +103,8 @@ class Launcher {
   const std::string host_ = base::host_name();
   const std::int64_t oom_kills_ = oom_kills();
   const std::vector<pid_t> not_ours_ = descendants();  // children that a shell's exec left us
+  base::Fd signals_{signal_descriptor(handled_signals())};  // before any thread exists, so that none takes a signal
   Output output_;
-  base::Fd signals_;
   AgentProcess agent_;
   std::optional<job::StoreServer> store_;
   base::Fd master_port_;
@@ -120,8 +120,7 @@ class Launcher {
 };
 
 Launcher::Launcher(const RunOptions& options, Surroundings surroundings)
-    : options_(options), output_(options, options.ranks), signals_(signal_descriptor(handled_signals())),
-      pids_(static_cast<std::size_t>(options.ranks), -1) {
+    : options_(options), output_(options, options.ranks), pids_(static_cast<std::size_t>(options.ranks), -1) {
   start(std::move(surroundings));
 }
 

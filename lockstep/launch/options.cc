@@ -12,11 +12,12 @@ constexpr int kMaxRanks = 4096;
 constexpr double kMaxSeconds = 10.0 * 365 * 24 * 3600;
 
 const char* const kUsage =
-    "usage: lockstep run [options] [--] program [arguments...]\n"
-    "       lockstep run --help\n"
-    "       lockstep --version\n"
+    "usage: lockstep COMMAND\n"
     "\n"
-    "run    starts N copies (ranks) of a program on this machine and ends all of them when one fails\n";
+    "Commands:\n"
+    "  run        start N ranks of a program on this machine, and end all of them when one fails\n"
+    "\n"
+    "lockstep run --help shows the options of run; lockstep --version the version.\n";
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
@@ -33,21 +34,23 @@ class RunFormatter : public CLI::Formatter {
 void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<RunFormatter>());
-  app.add_option("-n,--ranks", raw.ranks,
-                 "number of ranks, 1 to 4096 (also -np); default: the visible GPUs, else the physical cores");
-  app.add_option("--transport", raw.transport, "how ranks exchange data: auto, self or gloo");
-  app.add_option("--bind", raw.bind, "cores: every rank has its own cores (default); none: no rank is bound");
+  const auto option = [&](const char* name, std::string& value, const char* type, const char* text) {
+    app.add_option(name, value, text)->type_name(type);
+  };
+  option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 4096 (also -np); default: the visible GPUs, else the physical cores");
+  option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self or gloo");
+  option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
   app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
                "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")
       ->type_name("[=NAME]");
-  app.add_option("--output", raw.output, "write what each rank prints to DIR/rank.N.out and DIR/rank.N.err as well")
-      ->type_name("DIR");
+  option("--output", raw.output, "DIR", "write what each rank prints to DIR/rank.N.out and DIR/rank.N.err as well");
   app.add_flag("--quiet-ranks", run.quiet_ranks, "show the output of rank 0 only");
-  app.add_option("--grace", raw.grace, "seconds from SIGTERM to SIGKILL when you stop the job (default 10)");
-  app.add_option("--fail-grace", raw.fail_grace, "the same when a rank has failed (default 2)");
-  app.add_option("--timeout", raw.timeout, "seconds that an operation may wait for other ranks (default 300)");
-  app.footer("The program's output has [rank] in front of each line. Its standard input is /dev/null. The exit code is that of\n"
-             "the first rank that failed, or 128 + the signal that ended it; 64 means that nothing was started.");
+  option("--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
+  option("--fail-grace", raw.fail_grace, "SECONDS", "the same when a rank has failed (default 2)");
+  option("--timeout", raw.timeout, "SECONDS", "that an operation may wait for other ranks (default 300)");
+  app.footer("The ranks' lines have [rank] in front; their standard input is /dev/null. The exit code is that of the first rank\n"
+             "that failed, or 128 + the signal that ended it; 64 means that nothing was started. Ctrl-C stops all ranks, a second\n"
+             "one kills them.");
 }
 
 /// Turns -np into -n, as far as options go, and returns where they end.
@@ -124,16 +127,18 @@ Command parse_run(std::vector<std::string> words) {
   } catch (const CLI::CallForHelp&) {
     command.text = app.help();
     return command;
+  } catch (const CLI::ExtrasError&) {
+    throw base::UsageError("lockstep run: " + base::quoted(app.remaining().front(), 80) +
+                           " is no option; lockstep run --help shows those that are allowed");
   } catch (const CLI::ParseError& error) {
-    throw base::UsageError("lockstep run: " + first_line(error.what()), "lockstep run --help");
+    throw base::UsageError("lockstep run: " + first_line(error.what()) + "; lockstep run --help shows what is allowed");
   }
   check_values(app, raw, command.run);
 
   const std::size_t begin = end < words.size() && words[end] == "--" ? end + 1 : end;
   command.run.command.assign(words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
   if (command.run.command.empty() || command.run.command.front().empty())
-    throw base::UsageError("lockstep run: no program is named; allowed is: lockstep run [options] [--] program [arguments...]",
-                           "lockstep run --help");
+    throw base::UsageError("lockstep run: no program is named; allowed is: lockstep run [options] [--] program [arguments...]");
   command.verb = Verb::kRun;
   return command;
 }
@@ -151,8 +156,7 @@ Command parse_command_line(std::vector<std::string> arguments) {
   if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n"};
   throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, --help and --version")
                                       : "lockstep: the command is " + base::quoted(verb, 80) +
-                                            "; allowed are run, --help and --version",
-                         "lockstep run --help");
+                                            "; allowed are run, --help and --version");
 }
 
 }  // namespace lockstep::launch

@@ -59,6 +59,7 @@ struct Writer::Shared {
     std::unique_lock lock(mutex);
     busy = false;
     changed.notify_all();
+    // bounded: the Writer's end wakes it
     changed.wait(lock, [&] { return closing || !queue.empty(); });
     if (closing) return false;
     entry = std::move(queue.front());
@@ -98,12 +99,7 @@ struct Writer::Shared {
   }
 };
 
-Writer::Writer(std::size_t limit, bool announce) : shared_(std::make_shared<Shared>(limit, announce)) {
-  std::thread([shared = shared_] {
-    Entry entry;
-    while (shared->take(entry)) shared->put(entry);
-  }).detach();
-}
+Writer::Writer(std::size_t limit, bool announce) : shared_(std::make_shared<Shared>(limit, announce)) {}
 
 Writer::~Writer() {
   const std::lock_guard lock(shared_->mutex);
@@ -113,6 +109,13 @@ Writer::~Writer() {
 
 void Writer::write(int fd, std::string bytes, int lines, bool keep) {
   if (bytes.empty()) return;
+  if (!started_) {
+    std::thread([shared = shared_] {
+      Entry entry;
+      while (shared->take(entry)) shared->put(entry);
+    }).detach();
+    started_ = true;
+  }
   const std::lock_guard lock(shared_->mutex);
   shared_->queued_bytes += bytes.size();
   shared_->queue.push_back({fd, std::move(bytes), lines, keep});

@@ -34,6 +34,7 @@ class Writer {
  private:
   struct Shared;
   std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this
+  bool started_ = false;            // the thread, by the first write
 };
 
 }  // namespace lockstep::launch

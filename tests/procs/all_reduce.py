@@ -1,0 +1,9 @@
+# A script for torch.distributed as torchrun's users write it. Nothing in it knows of Lockstep.
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(value)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {value.item():.0f}")
+dist.destroy_process_group()

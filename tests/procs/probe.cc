@@ -1,0 +1,98 @@
+// What a rank can see of itself. probe fds | cpus | stdin | session | signals | flood N | launch RANKS [WORD...]
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/launch/launch.h"
+
+namespace {
+
+int fds() {
+  DIR* folder = ::opendir("/proc/self/fd");
+  while (const dirent* entry = ::readdir(folder)) {
+    const int fd = std::atoi(entry->d_name);
+    if (entry->d_name[0] != '.' && fd != ::dirfd(folder)) std::printf("fd %d\n", fd);
+  }
+  ::closedir(folder);
+  return 0;
+}
+
+int cpus() {
+  cpu_set_t set;
+  ::sched_getaffinity(0, sizeof set, &set);
+  std::string list = "cpus";
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) list += " " + std::to_string(cpu);
+  std::printf("%s\n", list.c_str());
+  return 0;
+}
+
+int standard_input() {
+  char c;
+  std::printf("stdin %zd\n", ::read(STDIN_FILENO, &c, 1));
+  return 0;
+}
+
+int session() {
+  int signal = 0;
+  ::prctl(PR_GET_PDEATHSIG, &signal);
+  std::printf("leader %d group %d deathsig %d\n", ::getsid(0) == ::getpid(), ::getpgrp() == ::getpid(), signal);
+  return 0;
+}
+
+int signals() {
+  sigset_t mask;
+  ::sigprocmask(SIG_BLOCK, nullptr, &mask);
+  int odd = 0;
+  for (int number = 1; number < 32; ++number) {
+    struct sigaction action {};
+    ::sigaction(number, nullptr, &action);
+    odd += sigismember(&mask, number) == 1 || action.sa_handler != SIG_DFL;
+  }
+  std::printf("signals that are not default: %d\n", odd);
+  return 0;
+}
+
+/// N lines of 100 bytes, as fast as they can be written.
+int flood(int lines) {
+  const std::string text(99, 'x');
+  for (int i = 0; i < lines; ++i) std::puts(text.c_str());
+  return 0;
+}
+
+int launch(int argc, char** argv) {
+  const auto& rank = lockstep::base::Env::process().lockstep_rank;
+  try {
+    lockstep::launch::launch({.ranks = std::atoi(argv[2])}, argc, argv);
+  } catch (const lockstep::base::Error& error) {
+    std::printf("error: %s\n", error.what());
+    return 1;
+  }
+  std::printf("rank %s:", rank ? rank->c_str() : "none");
+  for (int i = 3; i < argc; ++i) std::printf(" <%s>", argv[i]);
+  std::printf("\n");
+  return rank && *rank == "1" && argc > 3 && std::strcmp(argv[3], "fail") == 0 ? 9 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "fds") return fds();
+  if (what == "cpus") return cpus();
+  if (what == "stdin") return standard_input();
+  if (what == "session") return session();
+  if (what == "signals") return signals();
+  if (what == "flood" && argc > 2) return flood(std::atoi(argv[2]));
+  if (what == "launch" && argc > 2) return launch(argc, argv);
+  return 2;
+}

@@ -1,0 +1,108 @@
+#include "lockstep/launch/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launch {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using tests::message_of;
+using Words = std::vector<std::string>;
+
+RunOptions run_of(Words words) {
+  words.insert(words.begin(), "run");
+  const Command command = parse_command_line(words);
+  EXPECT_EQ(command.verb, Verb::kRun);
+  return command.run;
+}
+
+std::string error_of(Words words) {
+  return message_of<base::UsageError>([&] { parse_command_line(words); });
+}
+
+TEST(Options, DefaultsAreThoseOfTheHeader) {
+  const RunOptions run = run_of({"prog"});
+  EXPECT_EQ(run.ranks, 0);
+  EXPECT_TRUE(run.bind);
+  EXPECT_EQ(run.grace, std::chrono::seconds(10));
+  EXPECT_EQ(run.fail_grace, std::chrono::seconds(2));
+  EXPECT_EQ(run.transport + run.timeout + run.local_rank_argument + run.output_dir, "");
+  EXPECT_THAT(run.command, ElementsAre("prog"));
+}
+
+TEST(Options, EverySpellingOfTheNumberOfRanks) {
+  for (const Words& words : {Words{"-n", "3", "p"}, Words{"-np", "3", "p"}, Words{"-n3", "p"}, Words{"-np3", "p"}, Words{"--ranks=3", "p"},
+                             Words{"--ranks", "3", "--", "p"}}) {
+    EXPECT_EQ(run_of(words).ranks, 3) << words[0];
+    EXPECT_THAT(run_of(words).command, ElementsAre("p"));
+  }
+}
+
+TEST(Options, WhatFollowsTheProgramIsTheProgramsOwn) {
+  EXPECT_THAT(run_of({"-n", "2", "p", "-n", "7", "-np", "--help", "--", "x"}).command,
+              ElementsAre("p", "-n", "7", "-np", "--help", "--", "x"));
+  EXPECT_THAT(run_of({"--", "--odd", "-n"}).command, ElementsAre("--odd", "-n"));
+  EXPECT_THAT(run_of({"-n", "2", "p", ""}).command, ElementsAre("p", ""));
+}
+
+TEST(Options, AllOfThemTogether) {
+  const RunOptions run = run_of({"--transport", "gloo", "--bind=none", "--pass-local-rank=rank_here", "--output", "out", "--quiet-ranks",
+                                 "--grace", "0.5", "--fail-grace", "0", "--timeout", "30", "-np", "4", "p", "a"});
+  EXPECT_EQ(run.transport, "gloo");
+  EXPECT_FALSE(run.bind);
+  EXPECT_EQ(run.local_rank_argument, "rank_here");
+  EXPECT_EQ(run.output_dir, "out");
+  EXPECT_TRUE(run.quiet_ranks);
+  EXPECT_EQ(run.grace, std::chrono::milliseconds(500));
+  EXPECT_EQ(run.fail_grace, std::chrono::milliseconds(0));
+  EXPECT_EQ(run.timeout, "30");
+  EXPECT_EQ(run.ranks, 4);
+  EXPECT_THAT(run.command, ElementsAre("p", "a"));
+}
+
+TEST(Options, PassLocalRankTakesNoFollowingWord) {
+  const RunOptions run = run_of({"--pass-local-rank", "p"});
+  EXPECT_EQ(run.local_rank_argument, "local_rank");
+  EXPECT_THAT(run.command, ElementsAre("p"));
+}
+
+TEST(Options, RefusalsNameArgumentValueAndWhatIsAllowed) {
+  for (const char* bad : {"0", "-1", "12a", "4097", "99999999999999999999", " 1", "1.5"})
+    EXPECT_THAT(error_of({"run", std::string("--ranks=") + bad, "p"}), AllOf(HasSubstr("-n"), HasSubstr(bad), HasSubstr("1 to 4096"))) << bad;
+  EXPECT_THAT(error_of({"run", "-n", "two", "p"}), AllOf(HasSubstr("\"two\""), HasSubstr("1 to 4096")));
+  EXPECT_THAT(error_of({"run", "--transport", "tcp", "p"}), AllOf(HasSubstr("--transport is \"tcp\""), HasSubstr("auto, self, gloo")));
+  EXPECT_THAT(error_of({"run", "--bind", "x", "p"}), AllOf(HasSubstr("--bind is \"x\""), HasSubstr("cores, none")));
+  EXPECT_THAT(error_of({"run", "--grace", "-1", "p"}), AllOf(HasSubstr("--grace is \"-1\""), HasSubstr("0 or more")));
+  EXPECT_THAT(error_of({"run", "--fail-grace", "inf", "p"}), HasSubstr("--fail-grace is \"inf\""));
+  EXPECT_THAT(error_of({"run", "--timeout", "0", "p"}), AllOf(HasSubstr("--timeout is \"0\""), HasSubstr("more than 0")));
+  EXPECT_THAT(error_of({"run", "--pass-local-rank=a b", "p"}), HasSubstr("--pass-local-rank is \"a b\""));
+  EXPECT_THAT(error_of({"run", "--nonsense", "p"}), HasSubstr("\"--nonsense\" is no option"));
+  EXPECT_THAT(error_of({"run", "-n"}), HasSubstr("--ranks"));
+  EXPECT_THAT(error_of({"run", "-n", "2"}), HasSubstr("no program"));
+  EXPECT_THAT(error_of({"run", "--"}), HasSubstr("no program"));
+  EXPECT_THAT(error_of({"walk"}), AllOf(HasSubstr("\"walk\""), HasSubstr("run")));
+  EXPECT_THAT(error_of({}), HasSubstr("no command"));
+}
+
+TEST(Options, RefusalsAreOneLine) {
+  for (const Words& words : {Words{"run", "-n", "1\n2", "p"}, Words{"run", "-n"}, Words{"run", "--a\nb"}, Words{"x\ny"}})
+    EXPECT_EQ(error_of(words).find('\n'), std::string::npos) << error_of(words);
+}
+
+TEST(Options, HelpAndVersionArePrinted) {
+  for (const Words& words : {Words{"--help"}, Words{"run", "--help"}, Words{"run", "-n", "2", "-h"}, Words{"--version"}}) {
+    const Command command = parse_command_line(words);
+    EXPECT_EQ(command.verb, Verb::kPrint);
+    EXPECT_FALSE(command.text.empty());
+  }
+  EXPECT_EQ(parse_command_line({"agent"}).verb, Verb::kAgent);
+}
+
+}  // namespace
+}  // namespace lockstep::launch

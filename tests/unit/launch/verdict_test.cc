@@ -1,0 +1,78 @@
+#include "lockstep/launch/verdict.h"
+
+#include <signal.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep::launch {
+namespace {
+
+using ::testing::HasSubstr;
+
+RankEnd exited(int rank, int code) { return {rank, 100 + rank, code, 0}; }
+RankEnd died(int rank, int signal) { return {rank, 100 + rank, 0, signal}; }
+
+TEST(Verdict, TheFirstFailureInOrder) {
+  const std::vector<RankEnd> ends = {exited(0, 0), exited(2, 7), exited(1, 9)};
+  EXPECT_EQ(first_failure(ends)->rank, 2);
+  EXPECT_EQ(first_failure({exited(0, 0)}), nullptr);
+  EXPECT_EQ(first_failure({}), nullptr);
+}
+
+TEST(Verdict, ADeathOutranksExitsAndAborts) {
+  const std::vector<RankEnd> ends = {exited(0, 1), died(1, SIGABRT), died(2, SIGKILL), died(3, SIGSEGV)};
+  EXPECT_EQ(first_failure(ends)->rank, 2);
+  const std::vector<RankEnd> aborts = {exited(0, 1), died(1, SIGABRT)};
+  EXPECT_EQ(first_failure(aborts)->rank, 0);
+}
+
+TEST(Verdict, ADeadRankIsNamed) {
+  const Verdict verdict = judge(died(3, SIGKILL), {.host = "beta", .oom_kills = 1, .tail_shown = false, .published = {}, .pids = {}});
+  EXPECT_EQ(verdict.exit_code, 137);
+  const std::string line = job::to_line(verdict.fatal);
+  EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by SIGKILL; the kernel counts 1 out-of-memory kill\""));
+  EXPECT_THAT(line, HasSubstr("lower batch_size"));
+}
+
+TEST(Verdict, AnExitCodeIsPassedOn) {
+  const Verdict verdict = judge(exited(1, 7), {.host = "a", .oom_kills = 0, .tail_shown = true, .published = {}, .pids = {}});
+  EXPECT_EQ(verdict.exit_code, 7);
+  EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
+  EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
+  EXPECT_THAT(verdict.fatal.hint, HasSubstr("stderr"));
+}
+
+TEST(Verdict, APublishedCauseExplainsMore) {
+  job::Fatal cause;
+  cause.cause = base::Cause::kDesync;
+  cause.rank = 0;
+  cause.detail = "calls differ";
+  const Verdict verdict = judge(died(1, SIGABRT), {.host = "a", .oom_kills = 0, .tail_shown = false, .published = cause, .pids = {50, 51}});
+  EXPECT_EQ(verdict.exit_code, 70);
+  EXPECT_EQ(verdict.fatal.pid, 50);
+  EXPECT_EQ(verdict.fatal.host, "a");
+  EXPECT_EQ(verdict.fatal.detail, "calls differ");
+}
+
+TEST(Verdict, PublishedFieldsAreKept) {
+  job::Fatal cause;
+  cause.cause = base::Cause::kRankDied;
+  cause.rank = 99;
+  cause.host = "b";
+  const Verdict verdict = judge(exited(1, 9), {.host = "a", .oom_kills = 0, .tail_shown = false, .published = cause, .pids = {50, 51}});
+  EXPECT_EQ(verdict.fatal.host, "b");
+  EXPECT_EQ(verdict.fatal.pid, -1);
+  EXPECT_EQ(verdict.exit_code, 9);
+}
+
+TEST(Verdict, CountersOfTheKernel) {
+  EXPECT_EQ(oom_kills_in("low 0\noom 5\noom_kill 3\noom_group_kill 1\n"), 3);
+  EXPECT_EQ(oom_kills_in("oom_kill_disable 0\nunder_oom 0\noom_kill 2"), 2);
+  EXPECT_EQ(oom_kills_in(""), 0);
+  EXPECT_EQ(oom_kills_in("oom_kill x"), 0);
+  EXPECT_GE(oom_kills(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::launch

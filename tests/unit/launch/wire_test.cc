@@ -1,0 +1,91 @@
+#include "lockstep/launch/wire.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launch {
+namespace {
+
+using ::testing::HasSubstr;
+
+JobPlan sample() {
+  JobPlan job;
+  job.program = "/bin/\xff\n";
+  job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
+  job.environment = {"A=\x80", "B="};
+  job.fail_grace = std::chrono::milliseconds(1234);
+  job.ranks = {{0, {"RANK=0"}, {"--k=0"}, {0, 7}}, {1, {}, {}, {}}};
+  return job;
+}
+
+TEST(Wire, AJobArrivesByteForByte) {
+  const JobPlan job = decode_job(encode_job(sample()));
+  EXPECT_EQ(job.program, sample().program);
+  EXPECT_EQ(job.arguments, sample().arguments);
+  EXPECT_EQ(job.environment, sample().environment);
+  EXPECT_EQ(job.fail_grace, sample().fail_grace);
+  ASSERT_EQ(job.ranks.size(), 2u);
+  EXPECT_EQ(job.ranks[0].cpus, sample().ranks[0].cpus);
+  EXPECT_EQ(job.ranks[0].environment, sample().ranks[0].environment);
+  EXPECT_EQ(job.ranks[0].arguments, sample().ranks[0].arguments);
+  EXPECT_EQ(job.ranks[1].rank, 1);
+}
+
+TEST(Wire, EveryTruncationIsRefused) {
+  JobPlan job = sample();
+  job.arguments.back() = "short";
+  const std::string bytes = encode_job(job);
+  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(decode_job(bytes.substr(0, size)), base::Error) << size;
+  EXPECT_THROW(decode_job(bytes + "x"), base::Error);
+}
+
+TEST(Wire, AWildCountAsksForNoMemory) {
+  std::string bytes = encode_job(JobPlan{});
+  bytes.replace(4, 4, "\xff\xff\xff\xff");  // the number of arguments
+  EXPECT_THAT(tests::message_of<base::Error>([&] { decode_job(bytes); }), HasSubstr("4294967295"));
+}
+
+TEST(Wire, FramesComeWholeHoweverTheyAreCut) {
+  const std::string stream = encode({FrameKind::kStdout, 3, "hello"}) + encode({FrameKind::kDone, -1, ""}) + encode({FrameKind::kStderr, 0, "x"});
+  for (std::size_t step = 1; step <= stream.size(); ++step) {
+    FrameReader reader(kMaxFrame);
+    std::vector<Frame> frames;
+    for (std::size_t at = 0; at < stream.size(); at += step) {
+      reader.feed(std::string_view(stream).substr(at, step));
+      while (auto frame = reader.next()) frames.push_back(*frame);
+    }
+    ASSERT_EQ(frames.size(), 3u) << step;
+    EXPECT_EQ(frames[0].kind, FrameKind::kStdout);
+    EXPECT_EQ(frames[0].rank, 3);
+    EXPECT_EQ(frames[0].payload, "hello");
+    EXPECT_EQ(frames[1].rank, -1);
+    EXPECT_EQ(frames[2].payload, "x");
+  }
+}
+
+TEST(Wire, LengthAndKindAreCheckedBeforeThePayloadComes) {
+  FrameReader reader(100);
+  reader.feed(encode({FrameKind::kStdout, 0, std::string(101, 'x')}).substr(0, 12));
+  EXPECT_THAT(tests::message_of<base::Error>([&] { reader.next(); }), HasSubstr("101 bytes; allowed are 100"));
+  FrameReader other(100);
+  other.feed(std::string("\0\0\0\0\x63\0\0\0\0\0\0\0", 12));
+  EXPECT_THAT(tests::message_of<base::Error>([&] { other.next(); }), HasSubstr("kind 99"));
+}
+
+TEST(Wire, Ends) {
+  const RankEnd end = decode_end(encode_end({5, 4711, 0, 9}));
+  EXPECT_EQ(end.rank, 5);
+  EXPECT_EQ(end.pid, 4711);
+  EXPECT_EQ(end.signal, 9);
+  EXPECT_EQ(to_text(end), "killed by SIGKILL");
+  EXPECT_EQ(end.exit_code(), 137);
+  EXPECT_EQ(to_text({0, 1, 7, 0}), "exited with code 7");
+  EXPECT_EQ(to_text({0, 1, 0, 50}), "killed by signal 50");
+  EXPECT_THROW(decode_numbers("short", 1), base::Error);
+}
+
+}  // namespace
+}  // namespace lockstep::launch
