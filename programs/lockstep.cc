@@ -8,10 +8,12 @@
 #include "lockstep/launch/agent.h"
 #include "lockstep/launch/launcher.h"
 #include "lockstep/launch/options.h"
+#include "lockstep/launch/process.h"
 
 namespace launch = lockstep::launch;
 
 int main(int argc, char** argv) {
+  launch::open_standard_descriptors();
   try {
     launch::Command command = launch::parse_command_line({argv + 1, argv + argc});
     switch (command.verb) {

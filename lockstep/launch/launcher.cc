@@ -80,11 +80,11 @@ job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid) {
 
 class Launcher {
  public:
-  explicit Launcher(const RunOptions& options, Surroundings surroundings);
+  Launcher(const RunOptions& options, Surroundings surroundings, std::uint64_t max_files);
   int run();
 
  private:
-  void start(Surroundings surroundings);
+  void start(Surroundings surroundings, std::uint64_t max_files);
   void turn();
   void read_agent();
   void handle(const Frame& frame);
@@ -102,7 +102,7 @@ class Launcher {
   const RunOptions options_;
   const std::string host_ = base::host_name();
   const std::int64_t oom_kills_ = oom_kills();
-  const std::vector<pid_t> not_ours_ = descendants();  // children that a shell's exec left us
+  const std::vector<pid_t> not_ours_ = has_children() ? descendants() : std::vector<pid_t>();  // left us by a shell's exec
   base::Fd signals_{signal_descriptor(handled_signals())};  // before any thread exists, so that none takes a signal
   Output output_;
   AgentProcess agent_;
@@ -119,14 +119,14 @@ class Launcher {
   bool done_ = false;                           // the agent said that no process is left
 };
 
-Launcher::Launcher(const RunOptions& options, Surroundings surroundings)
+Launcher::Launcher(const RunOptions& options, Surroundings surroundings, std::uint64_t max_files)
     : options_(options), output_(options, options.ranks), pids_(static_cast<std::size_t>(options.ranks), -1) {
-  start(std::move(surroundings));
+  start(std::move(surroundings), max_files);
 }
 
-void Launcher::start(Surroundings surroundings) {
+void Launcher::start(Surroundings surroundings, std::uint64_t max_files) {
   become_subreaper();
-  agent_ = spawn_agent();  // before a thread exists; its own start goes on while ours does
+  agent_ = spawn_agent(max_files);  // before a thread exists; its own start goes on while ours does
   surroundings.job = random_job_id();
   store_.emplace(kLoopback, surroundings.job);
   master_port_ = base::reserve_port(kLoopback);
@@ -261,6 +261,7 @@ void Launcher::agent_is_gone() {
   while (::waitpid(agent_.pid, &status, WNOHANG) == 0 && !deadline.expired()) base::wait_readable(signals_.get(), earlier(deadline, Deadline::in(20ms)));
   if (done_) return;
   ::kill(agent_.pid, SIGKILL);
+  decide();  // what it had told before
   const RankEnd end{-1, agent_.pid, WIFEXITED(status) ? WEXITSTATUS(status) : 0, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent_.pid);
   fatal.detail = "the agent, which watches the ranks, " + std::string(end.signal ? "was " : "") + to_text(end);
@@ -312,8 +313,8 @@ int run(RunOptions options) {
   surroundings.columns = terminal_columns();
   if (options.ranks == 0) options.ranks = default_ranks(surroundings.environment, num_gpus(), num_cores(surroundings.cpus));
   const auto num_files = static_cast<std::uint64_t>(options.ranks) * (options.output_dir.empty() ? 2 : 4) + 64;
-  allow_files(num_files);
-  return Launcher(options, std::move(surroundings)).run();
+  const std::uint64_t max_files = allow_files(num_files);
+  return Launcher(options, std::move(surroundings), max_files).run();
 }
 
 }  // namespace lockstep::launch

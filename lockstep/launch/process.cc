@@ -49,6 +49,13 @@ void reset_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+void limit_files(std::uint64_t soft) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(soft, limit.rlim_max);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 [[noreturn]] void give_up(int fd, int rank, StartStep step) {
   const StartFailure failure{rank, step, errno};
   [[maybe_unused]] const auto written = ::write(fd, &failure, sizeof failure);
@@ -67,13 +74,14 @@ bool bind_to(const std::vector<int>& cpus) {
 
 }  // namespace
 
-AgentProcess spawn_agent() {
+AgentProcess spawn_agent(std::uint64_t max_files) {
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start the agent", errno);
   if (pid == 0) {
     ::setsid();
+    limit_files(max_files);
     ::dup2(in.read.get(), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
     close_on_exec_from(3);
@@ -97,10 +105,7 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != agent) ::_exit(127);  // it died before the line above
   if (!bind_to(rank.cpus)) give_up(streams.failure, rank.rank, StartStep::kBind);
-  rlimit files{};
-  ::getrlimit(RLIMIT_NOFILE, &files);
-  files.rlim_cur = std::min<rlim_t>(streams.max_files, files.rlim_max);
-  ::setrlimit(RLIMIT_NOFILE, &files);
+  limit_files(streams.max_files);
   ::dup2(streams.in, STDIN_FILENO);
   ::dup2(streams.out, STDOUT_FILENO);
   ::dup2(streams.err, STDERR_FILENO);
@@ -108,6 +113,12 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   reset_signals();
   ::execve(job.program.c_str(), arguments.data(), environment.data());
   give_up(streams.failure, rank.rank, StartStep::kExec);
+}
+
+void open_standard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = ::open("/dev/null", O_RDWR);
+  if (fd > STDERR_FILENO) ::close(fd);
 }
 
 void become_subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
@@ -129,6 +140,11 @@ std::optional<int> next_signal(int fd) {
   signalfd_siginfo info{};
   if (::read(fd, &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
   return static_cast<int>(info.ssi_signo);
+}
+
+bool has_children() {
+  siginfo_t info{};
+  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
 std::optional<Reaped> reap_one() {

@@ -22,8 +22,8 @@ struct AgentProcess {
   base::Fd from;  ///< its stdout
 };
 
-/// Starts this same program as `lockstep agent`. Throws SystemError.
-AgentProcess spawn_agent();
+/// Starts this same program as `lockstep agent`, with this soft limit of descriptors. Throws SystemError.
+AgentProcess spawn_agent(std::uint64_t max_files);
 
 /// What the child of spawn_rank() was doing when it could not go on.
 enum class StartStep : std::int32_t { kFork, kBind, kExec };
@@ -64,6 +64,12 @@ struct Reaped {
 };
 /// Waits for one ended child without blocking; nothing when there are no children at all.
 std::optional<Reaped> reap_one();
+
+/// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed, so that nothing else gets these numbers.
+void open_standard_descriptors();
+
+/// True when this process has a child, ended ones included.
+bool has_children();
 
 /// Processes below this one, zombies too, as /proc shows them now.
 std::vector<pid_t> descendants();

@@ -151,6 +151,13 @@ TEST(LauncherStart, TheSoftLimitOfDescriptorsIsRaisedForUsAndNotForRanks) {
   EXPECT_THAT(exit.out, HasSubstr("[7] 70\n"));
 }
 
+TEST(LauncherStart, ClosedStandardDescriptorsDoNotMatter) {
+  const TempDir folder;
+  const Exit exit = run_process({.argv = {"sh", "-c", "exec " + kLockstep + " run -n 2 sh -c 'echo x; echo y >&2; touch " + (folder / "ran") + "' <&- >&- 2>&-"}});
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_TRUE(std::filesystem::exists(folder / "ran"));
+}
+
 TEST(LauncherStart, ManyRanks) {
   const Exit exit = run_process(lockstep_run({"-n", "64", "sh", "-c", "echo $RANK"}));
   EXPECT_EQ(exit.code, 0);
