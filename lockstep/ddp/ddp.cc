@@ -82,7 +82,8 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     parameters_.push_back({.name = name, .tensor = tensor});
     replicas_.emplace_back(name, tensor.detach());
   }
-  exchange_ = group.make_exchange(parts.front().name + "..", std::move(parts), options_.bucket_bytes, options_.hook);
+  const std::string name = parts.front().name + "..";
+  exchange_ = group.make_exchange(name, std::move(parts), options_.bucket_bytes, options_.hook);
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * group.size()}, at::kLong);

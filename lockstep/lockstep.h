@@ -1,0 +1,48 @@
+// Everything a training program needs, under one name.
+#pragma once
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/module_io.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/seed.h"
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/replicas.h"
+#include "lockstep/launch/launch.h"
+
+namespace lockstep {
+
+using base::CommError;
+using base::Deadline;
+using base::DesyncError;
+using base::Error;
+using base::FormatError;
+using base::PeerLost;
+using base::TimeoutError;
+using base::UsageError;
+
+using comm::CallOptions;
+using comm::Group;
+using comm::init;
+using comm::InitOptions;
+using comm::ReduceOp;
+using comm::Work;
+
+using ddp::broadcast_optimizer_state;
+using ddp::broadcast_parameters;
+using ddp::Buffers;
+using ddp::DdpOptions;
+using ddp::DistributedDataParallel;
+using ddp::join;
+using ddp::JoinOptions;
+
+using data::seed_everything;
+
+using checkpoint::load;
+using checkpoint::save;
+
+using launch::launch;
+using launch::LaunchOptions;
+
+}  // namespace lockstep
