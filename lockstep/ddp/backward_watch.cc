@@ -48,7 +48,7 @@ class WatchingEngine final : public Engine {
   }
 
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& task,
-                                                                 std::shared_ptr<torch::autograd::Node> root,
+                                                                 decltype(torch::autograd::Edge::function) root,
                                                                  torch::autograd::InputBuffer&& input) override {
     return inner_.execute_with_graph_task(task, std::move(root), std::move(input));
   }
