@@ -58,8 +58,7 @@ void OrderedWorkers::State::work(const MakeThing& make) {
   const auto token = stop.get_token();
   std::unique_lock lock(mutex);
   for (;;) {
-    // Ends: the destructor of the owner requests a stop.
-    wait_until(room, lock, base::Deadline::never(),
+    wait_until(room, lock, base::Deadline::never(),  // bounded: the owner's destructor requests a stop
                [&] { return token.stop_requested() || next_begun >= num_things || has_room(); });
     if (token.stop_requested() || next_begun >= num_things) break;
     const std::uint64_t number = next_begun++;
