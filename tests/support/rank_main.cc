@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <optional>
+#include <string>
 
 #include "lockstep/base/check.h"
 #include "lockstep/comm/init.h"
@@ -15,13 +16,17 @@ std::optional<comm::Group> the_world;
 
 /// What a rank other than 0 prints: its failures alone.
 class FailuresOnly final : public ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo& test) override {
+    // Asking for it in OnTestPartResult() would take a mutex that gtest holds there.
+    test_ = std::string(test.test_suite_name()) + "." + test.name();
+  }
   void OnTestPartResult(const ::testing::TestPartResult& part) override {
     if (!part.failed()) return;
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    std::printf("%s.%s failed\n%s:%d\n%s\n", test ? test->test_suite_name() : "-", test ? test->name() : "-",
-                part.file_name() ? part.file_name() : "-", part.line_number(), part.message());
+    std::printf("%s failed\n%s:%d\n%s\n", test_.c_str(), part.file_name() ? part.file_name() : "-", part.line_number(),
+                part.message());
     std::fflush(stdout);
   }
+  std::string test_ = "-";
 };
 
 }  // namespace

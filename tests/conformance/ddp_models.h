@@ -1,0 +1,113 @@
+// Models and references that the DDP suites share.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/ddp/ddp.h"
+#include "tests/support/rank_main.h"
+
+namespace lockstep::tests {
+
+/// Two layers with an odd number of elements, so that nothing is aligned by luck.
+struct MlpImpl : torch::nn::Module {
+  explicit MlpImpl(int in = 7, int hidden = 13, int out = 5)
+      : first(register_module("first", torch::nn::Linear(in, hidden))),
+        second(register_module("second", torch::nn::Linear(hidden, out))) {}
+  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
+  torch::nn::Linear first, second;
+};
+TORCH_MODULE(Mlp);
+
+/// Several heads of which a forward uses some.
+struct BranchyImpl : torch::nn::Module {
+  BranchyImpl() {
+    trunk = register_module("trunk", torch::nn::Linear(6, 6));
+    for (int i = 0; i < 3; ++i)
+      heads.push_back(register_module("head" + std::to_string(i), torch::nn::Linear(6, 2)));
+  }
+  at::Tensor forward(const at::Tensor& x, int head) {
+    const at::Tensor h = torch::relu(trunk(x));
+    return head < 0 ? h : heads[static_cast<std::size_t>(head)](h);
+  }
+  torch::nn::Linear trunk{nullptr};
+  std::vector<torch::nn::Linear> heads;
+};
+TORCH_MODULE(Branchy);
+
+/// What rank `rank` would draw at `step`: every rank can compute every rank's.
+inline at::Tensor batch_of(int rank, int step, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
+  const auto seed = static_cast<std::uint64_t>(1000 * step + rank + 1);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return at::randn(shape, generator, at::kDouble).to(dtype);
+}
+
+inline std::vector<at::Tensor> gradients(torch::nn::Module& module) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& p : module.parameters()) all.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+  return all;
+}
+
+/// A copy of the module's parameters in another module of the same kind.
+inline void copy_values(torch::nn::Module& from, torch::nn::Module& to) {
+  const at::NoGradGuard no_grad;
+  const auto source = from.named_parameters();
+  for (auto& item : to.named_parameters()) item.value().copy_(source[item.key()]);
+  const auto buffers = from.named_buffers();
+  for (auto& item : to.named_buffers()) item.value().copy_(buffers[item.key()]);
+}
+
+/// True when `tensor` holds the same bits on all ranks.
+inline bool same_bits(const at::Tensor& tensor) {
+  const at::Tensor mine = tensor.contiguous().flatten().view(at::kByte);
+  if (mine.numel() == 0) return true;
+  at::Tensor all = at::empty({world().size() * mine.numel()}, at::kByte);
+  world().all_gather(all, mine);
+  for (int r = 1; r < world().size(); ++r)
+    if (!torch::equal(all.narrow(0, 0, mine.numel()), all.narrow(0, r * mine.numel(), mine.numel()))) return false;
+  return true;
+}
+
+/// The mean over the ranks of what `local(rank)` computes, added in rank order in double.
+template <typename Local>
+std::vector<at::Tensor> mean_over_ranks(const Local& local) {
+  std::vector<at::Tensor> sums;
+  std::vector<at::ScalarType> dtypes;
+  for (int rank = 0; rank < world().size(); ++rank) {
+    const std::vector<at::Tensor> one = local(rank);
+    sums.resize(one.size());
+    dtypes.resize(one.size(), at::kFloat);
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      if (!one[i].defined()) continue;
+      dtypes[i] = one[i].scalar_type();
+      const at::Tensor value = one[i].to_dense().to(at::kDouble);
+      sums[i] = sums[i].defined() ? sums[i] + value : value;
+    }
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    if (sums[i].defined()) sums[i] = (sums[i] / world().size()).to(dtypes[i]);
+  return sums;
+}
+
+/// Equal within rounding of the dtype, undefined where the other is undefined, and the same bits on all ranks.
+inline void expect_gradients(torch::nn::Module& module, const std::vector<at::Tensor>& expected) {
+  const auto named = module.named_parameters();
+  ASSERT_EQ(named.size(), expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const std::string& name = named[i].key();
+    const at::Tensor& got = named[i].value().grad();
+    ASSERT_EQ(got.defined(), expected[i].defined()) << name;
+    if (!got.defined()) continue;
+    const at::Tensor dense = got.to_dense();
+    const double tolerance = dense.scalar_type() == at::kBFloat16 ? 3e-2 : dense.scalar_type() == at::kHalf ? 4e-3 : 2e-6;
+    EXPECT_TRUE(torch::allclose(dense.to(at::kDouble), expected[i].to(at::kDouble), tolerance, tolerance))
+        << name << "\ngot\n" << dense << "\nexpected\n" << expected[i];
+    EXPECT_TRUE(same_bits(dense)) << name;
+  }
+}
+
+}  // namespace lockstep::tests
