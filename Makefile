@@ -9,7 +9,7 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test lint clean setup
+.PHONY: help demo build test lint clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
@@ -21,15 +21,21 @@ help:
 setup:
 	@scripts/setup.sh
 
-build: setup
+configure: setup
 	@cmake --preset release --log-level=WARNING $(CMAKE_ARGS) >/dev/null
+
+build: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
-demo: build
+build-all: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target all tests/all
+
+demo: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program 03_char_gpt
 	@headers=$$(sed -n 's/^LOCKSTEP_TORCH_INCLUDE:INTERNAL=//p' $(BUILD)/CMakeCache.txt) && \
 	  $(BIN)/lockstep run -n 2 $(BIN)/03_char_gpt --corpus "$$headers/ATen"
 
-test: build
+test: build-all
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
 
 lint: setup
