@@ -30,9 +30,9 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kOthersMayBeFirst = 50ms;  // a dead rank and those that lose it end within a few milliseconds
-constexpr auto kAgentEnds = 5s;           // after its last frame
-constexpr auto kAgentAnswers = 8s;        // after the SIGKILL that it was to send; it gives up itself after 5
+constexpr auto kOthersMayBeFirst = 100ms;  // a dead rank and those that lose it end within a few milliseconds
+constexpr auto kAgentEnds = 5s;            // after its last frame
+constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 const base::Address kLoopback{"127.0.0.1", 0};
 
 std::string random_job_id() {

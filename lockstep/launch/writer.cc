@@ -102,20 +102,25 @@ struct Writer::Shared {
 Writer::Writer(std::size_t limit, bool announce) : shared_(std::make_shared<Shared>(limit, announce)) {}
 
 Writer::~Writer() {
-  const std::lock_guard lock(shared_->mutex);
-  shared_->closing = true;
-  shared_->changed.notify_all();
+  bool busy = false;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->closing = true;
+    shared_->changed.notify_all();
+    busy = shared_->busy;
+  }
+  if (!thread_.joinable()) return;
+  if (busy) thread_.detach();
+  else thread_.join();  // bounded: it is between two entries, where it sees closing
 }
 
 void Writer::write(int fd, std::string bytes, int lines, bool keep) {
   if (bytes.empty()) return;
-  if (!started_) {
-    std::thread([shared = shared_] {
+  if (!thread_.joinable())
+    thread_ = std::thread([shared = shared_] {
       Entry entry;
       while (shared->take(entry)) shared->put(entry);
-    }).detach();
-    started_ = true;
-  }
+    });
   const std::lock_guard lock(shared_->mutex);
   shared_->queued_bytes += bytes.size();
   shared_->queue.push_back({fd, std::move(bytes), lines, keep});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 
 namespace lockstep::launch {
 
@@ -15,7 +16,7 @@ class Writer {
   /// `limit` bytes may wait. With `announce`, "lockstep: N lines dropped: the terminal was too slow" is written in the
   /// place of what was dropped; otherwise only dropped() tells.
   Writer(std::size_t limit, bool announce);
-  /// Does not wait: what is still queued is lost. A write that hangs keeps its thread, which the end of the process ends.
+  /// What is still queued is lost. A write that hangs is not waited for: its thread ends with the process.
   ~Writer();
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
@@ -34,7 +35,7 @@ class Writer {
  private:
   struct Shared;
   std::shared_ptr<Shared> shared_;  // with the thread, which may outlive this
-  bool started_ = false;            // the thread, by the first write
+  std::thread thread_;              // started by the first write
 };
 
 }  // namespace lockstep::launch

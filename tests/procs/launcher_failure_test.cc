@@ -7,6 +7,7 @@
 
 #include "lockstep/base/socket.h"
 #include "tests/procs/lockstep_run.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::tests {
 namespace {
@@ -52,8 +53,10 @@ TEST(LauncherFailure, ThePidIsTheRanks) {
 }
 
 TEST(LauncherFailure, ADeathOutranksAnExitThatWasSeenFirst) {
-  // Rank 0 plays one that sees its peer die: it exits, and only then the peer does.
-  const Exit exit = run_process(shell_ranks(2, "[ $RANK = 0 ] && exit 1; p=$$; while kill -0 $PPID 2>/dev/null; do kill -KILL $p; done"));
+  // Rank 0 plays one that sees its peer die; the peer goes when the agent has seen rank 0's end.
+  const TempDir folder;
+  const Exit exit = run_process(shell_ranks(2, "cd " + folder.path() + "; if [ $RANK = 0 ]; then echo $$ > new; mv new pid; sleep 0.2; exit 1; fi; "
+                                               "while [ ! -e pid ]; do sleep 0.01; done; read p < pid; while kill -0 $p; do :; done; kill -KILL $$"));
   EXPECT_EQ(exit.code, 137);
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
 }
