@@ -110,7 +110,8 @@ class Handler {
     if (fields_.dtype) refuse_twice();
     fields_.dtype = find_dtype(value);
     if (!fields_.dtype)
-      refuse_(at_, "dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) + "; allowed is " + dtype_names());
+      refuse_(at_, "dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) + "; allowed is " +
+                       dtype_names());
     return true;
   }
 
@@ -200,19 +201,23 @@ class Handler {
     const std::string tensor = "tensor " + base::quoted(name_, 80);
     if (!fields_.dtype || !fields_.shape || !fields_.offsets || fields_.offsets->size() != 2)
       refuse_(at_, tensor + " needs \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
-    const auto begin = static_cast<std::uint64_t>((*fields_.offsets)[0]), end = static_cast<std::uint64_t>((*fields_.offsets)[1]);
-    if (begin > end) refuse_(at_, tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
+    const auto begin = static_cast<std::uint64_t>((*fields_.offsets)[0]);
+    const auto end = static_cast<std::uint64_t>((*fields_.offsets)[1]);
+    if (begin > end)
+      refuse_(at_, tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
     // Extents of 0 do not hide an overflow: torch multiplies the others for its strides.
     std::uint64_t num_bytes = fields_.dtype->num_bytes;
     bool empty = false, overflow = false;
     for (const auto extent : *fields_.shape) {
       empty = empty || extent == 0;
-      overflow = overflow || __builtin_mul_overflow(num_bytes, static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1)), &num_bytes);
+      const auto factor = static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1));
+      overflow = overflow || __builtin_mul_overflow(num_bytes, factor, &num_bytes);
     }
     if (overflow || num_bytes > INT64_MAX) refuse_(at_, "the shape of " + tensor + " has more than 2^63 bytes");
     if (empty) num_bytes = 0;
     if (num_bytes != end - begin)
-      refuse_(at_, tensor + " has " + std::to_string(end - begin) + " bytes; its shape and dtype need " + std::to_string(num_bytes));
+      refuse_(at_, tensor + " has " + std::to_string(end - begin) + " bytes; its shape and dtype need " +
+                       std::to_string(num_bytes));
     fields_.shape->shrink_to_fit();
     spend(name_.size() + fields_.shape->size() * sizeof(std::int64_t) + kEntryBytes);
     header_.tensors.emplace(name_, TensorEntry{fields_.dtype, std::move(*fields_.shape), begin, end});
@@ -242,9 +247,10 @@ void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
   for (const auto* entry : order) {
     const auto& [name, tensor] = *entry;
     if (tensor.begin != reached)
-      refuse(at + reached, "tensor " + base::quoted(name, 80) + " begins at byte " + std::to_string(tensor.begin) + " of the data, " +
-                     (tensor.begin < reached ? "inside the tensor before it, which ends at " : "after a hole from ") +
-                     std::to_string(reached));
+      refuse(at + reached,
+             "tensor " + base::quoted(name, 80) + " begins at byte " + std::to_string(tensor.begin) + " of the data, " +
+                 (tensor.begin < reached ? "inside the tensor before it, which ends at " : "after a hole from ") +
+                 std::to_string(reached));
     if (tensor.end > num_data_bytes)
       refuse(at + num_data_bytes, "tensor " + base::quoted(name, 80) + " ends at byte " + std::to_string(tensor.end) +
                      " of the data; the file holds " + std::to_string(num_data_bytes));

@@ -41,7 +41,8 @@ std::vector<Planned> planned(const TensorMap& tensors) {
                              "; allowed are dense tensors of " + dtype_names());
     plan.push_back({&name, &tensor, dtype});
   }
-  std::stable_sort(plan.begin(), plan.end(), [](const Planned& a, const Planned& b) { return a.dtype->num_bytes > b.dtype->num_bytes; });
+  std::stable_sort(plan.begin(), plan.end(),
+                   [](const Planned& a, const Planned& b) { return a.dtype->num_bytes > b.dtype->num_bytes; });
   return plan;
 }
 

@@ -159,6 +159,7 @@ template <typename D>
 Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options, std::function<void()> on_batch) {
   if constexpr (requires { D::is_stateful; })
     static_assert(!D::is_stateful, "a stateful dataset decides itself what comes next; a Loader needs get(index)");
+  static_assert(std::is_copy_constructible_v<D>, "each worker thread has a copy of the dataset: it must be copyable");
   const std::uint64_t num_samples = size_of(dataset);
   auto shared = std::make_shared<const D>(std::move(dataset));
   const auto new_maker = [shared]() -> MakeBatch {

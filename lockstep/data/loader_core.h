@@ -26,7 +26,7 @@ struct LoaderOptions {
   bool drop_last = false;  ///< leave out a last batch that is not full; not with kExact
   int num_workers = 0;     ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for
   int prefetch = 2;        ///< batches that are ready or being made, for each worker, 1 to 1024
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< how long to wait for a worker's batch; more than 0
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< for a worker's batch, and for its end; more than 0
 };
 
 /// Whether several ranks draw equally many batches, so that comparing their counts finds a rank that is out of step.

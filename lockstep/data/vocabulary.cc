@@ -43,7 +43,8 @@ Vocabulary::Vocabulary(std::vector<std::string> symbols) : symbols_(std::move(sy
       throw base::UsageError("symbol " + std::to_string(i) + " of the vocabulary is " + base::quoted(symbol, 80) +
                              "; allowed is one character of UTF-8, or one byte");
     const auto id = static_cast<std::int32_t>(i);
-    auto& place = symbol.size() == 1 ? single_[static_cast<unsigned char>(symbol[0])] : longer_.try_emplace(symbol, -1).first->second;
+    auto& place = symbol.size() == 1 ? single_[static_cast<unsigned char>(symbol[0])]
+                                     : longer_.try_emplace(symbol, -1).first->second;
     if (place != -1)
       throw base::UsageError("symbol " + base::quoted(symbol) + " is in the vocabulary twice, at " + std::to_string(place) +
                              " and " + std::to_string(id));
