@@ -20,7 +20,7 @@ struct Env {
   Value lockstep_num_nodes;         ///< LOCKSTEP_NUM_NODES: number of hosts
   Value lockstep_store;             ///< LOCKSTEP_STORE: host:port of the launcher's store
   Value lockstep_job;               ///< LOCKSTEP_JOB: identifies the job to its store
-  Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns of the launcher's terminal, when it has one
+  Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns that a rank's line has on the launcher's terminal, when it is one
 
   // Set by a user.
   Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep or torchrun
