@@ -9,11 +9,12 @@ namespace {
 
 std::string number(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
 
-/// A value without quotes must stay one word.
+/// A value without quotes must stay one word, and not begin with one.
 std::string word(std::string text) {
   if (text.empty()) return "-";
   for (char& c : text)
     if (static_cast<unsigned char>(c) <= ' ' || c == 0x7f) c = '_';
+  if (text.front() == '"') text.front() = '_';
   return text;
 }
 

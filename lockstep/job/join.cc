@@ -71,12 +71,20 @@ void take_place(Store& store, const Identity& id, const Member& self, Deadline d
   throw base::UsageError(text, "give each process its own rank: on node k of n processes each, RANK is k * n + LOCAL_RANK");
 }
 
+/// What made another rank give up ends this one's wait too: it will not come.
+void throw_if_over(Store& store, const Identity& id, Deadline deadline) {
+  if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
+  const auto line = store.find(key::kCause, deadline);
+  const auto cause = line ? parse_fatal(*line) : std::nullopt;
+  if (cause) throw CommError(cause->cause, "init", id.rank, cause->rank, cause->detail, cause->hint);
+}
+
 std::vector<Member> wait_for_all(Store& store, const Identity& id, Deadline deadline) {
   std::vector<Member> members(static_cast<std::size_t>(id.world_size));
   for (int rank = 0; rank < id.world_size; ++rank) {
     std::optional<std::string> text;
     while (!(text = store.get(member_key(rank), earlier(deadline, Deadline::in(kSlice))))) {
-      if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
+      throw_if_over(store, id, deadline);
       if (deadline.expired()) break;
     }
     if (text) members[static_cast<std::size_t>(rank)] = parse_member(*text);
@@ -160,7 +168,8 @@ std::string build_id_of(const dl_phdr_info& image) {
 
 void join(Store& store, Identity& identity, const Facts& facts, Deadline deadline) {
   const std::string host = base::host_name();
-  const Member self{.host = host, .host_id = boot_id(), .pid = std::to_string(::getpid()), .facts = facts};
+  Member self{.host = host, .host_id = boot_id(), .pid = std::to_string(::getpid()), .facts = facts};
+  self.facts["world_size"] = std::to_string(identity.world_size);
   take_place(store, identity, self, deadline);
   const std::vector<Member> members = wait_for_all(store, identity, deadline);
   compare_facts(members, identity);

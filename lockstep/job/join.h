@@ -11,10 +11,12 @@
 
 namespace lockstep::job {
 
-/// Values that must be equal on all ranks: "protocol", "lockstep", "libtorch", "program".
+/// Values that must be equal on all ranks: "lockstep", "libtorch", "program". join() adds "world_size"; the store's own hello
+/// has compared the protocol.
 using Facts = std::map<std::string, std::string>;
 
-/// Waits for all ranks and fills what `identity` was not told (local rank and so on). On every rank throws
+/// Waits for all ranks and fills what `identity` was not told (local rank and so on). Ends early when another rank has
+/// published why it gave up. On every rank throws
 ///   CommError kJoinTimeout     at the deadline, listing by number who did not come;
 ///   UsageError                 when this rank's number has joined before, naming both hosts and pids;
 ///   CommError kConfigMismatch  when a fact differs, naming the rank, the key and both values.

@@ -5,12 +5,19 @@
 
 namespace lockstep::job {
 
+void check_limits(std::string_view key, std::string_view value) {
+  if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
+    throw base::UsageError("store: key " + base::quoted(key, 80) + " has " + std::to_string(key.size()) +
+                           " bytes and its value " + std::to_string(value.size()) + "; allowed are 256 and 1048576");
+}
+
 void LocalStore::changed() {
   changed_.notify_all();
   if (listener_) listener_();
 }
 
 void LocalStore::set(std::string_view key, std::string_view value, base::Deadline) {
+  check_limits(key, value);
   {
     const std::lock_guard lock(mutex_);
     values_.insert_or_assign(std::string(key), std::string(value));
@@ -37,15 +44,17 @@ std::optional<std::string> LocalStore::find(std::string_view key, base::Deadline
 }
 
 std::int64_t LocalStore::add(std::string_view key, std::int64_t amount, base::Deadline) {
+  check_limits(key, {});
   std::int64_t sum = 0;
   {
     const std::lock_guard lock(mutex_);
-    std::string& value = values_[std::string(key)];
+    const auto found = values_.find(key);
+    const std::string value = found == values_.end() ? std::string() : found->second;
     const auto number = value.empty() ? 0 : base::parse_int(value);
     if (!number || __builtin_add_overflow(*number, amount, &sum))
       throw base::UsageError("store: cannot add " + std::to_string(amount) + " to key " + base::quoted(key, 80) +
                              ", which holds " + base::quoted(value, 80));
-    value = std::to_string(sum);
+    values_.insert_or_assign(std::string(key), std::to_string(sum));
   }
   changed();
   return sum;
@@ -53,6 +62,7 @@ std::int64_t LocalStore::add(std::string_view key, std::int64_t amount, base::De
 
 std::string LocalStore::compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                                     base::Deadline) {
+  check_limits(key, desired);
   {
     const std::lock_guard lock(mutex_);
     const auto found = values_.find(key);

@@ -10,6 +10,9 @@
 
 namespace lockstep::job {
 
+/// Throws UsageError when a key or value is too long for a store.
+void check_limits(std::string_view key, std::string_view value);
+
 class LocalStore final : public Store {
  public:
   void set(std::string_view key, std::string_view value, base::Deadline deadline) override;

@@ -2,6 +2,7 @@
 // of a step never does.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,6 +12,9 @@
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::job {
+
+inline constexpr std::size_t kMaxKeyBytes = 256;
+inline constexpr std::size_t kMaxValueBytes = 1 << 20;
 
 /// A few verbs. Any thread may call any of them. Keys are at most 256 bytes, values at most 1 MiB (UsageError). When the
 /// store itself is gone every verb throws CommError with cause kCoordinatorLost.

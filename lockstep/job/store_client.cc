@@ -5,6 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/local_store.h"
 #include "lockstep/job/store_wire.h"
 
 namespace lockstep::job {
@@ -76,9 +77,8 @@ class StoreClient final : public Store {
  private:
   std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value,
                                  std::uint32_t wait_ms, Deadline deadline) {
-    if (key.size() > wire::kMaxKey || value.size() > wire::kMaxValue || expected.size() > wire::kMaxValue)
-      throw base::UsageError("store: key " + base::quoted(key, 80) + " has " + std::to_string(key.size()) +
-                             " bytes and its value " + std::to_string(value.size()) + "; allowed are 256 and 1048576");
+    check_limits(key, value);
+    check_limits(key, expected);
     std::string frame(4, '\0');
     wire::put(frame, verb);
     wire::put(frame, wait_ms);

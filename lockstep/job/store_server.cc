@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <list>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -23,6 +24,7 @@ using base::Deadline;
 
 constexpr std::size_t kMaxStrangers = 64;                       // connections that have not said hello yet
 constexpr auto kHelloLimit = std::chrono::seconds(2);
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::size_t kMaxHello = 8 + 2 + 1 + wire::kMaxJob;
 
 struct Connection {
@@ -67,15 +69,19 @@ struct StoreServer::Impl {
   void serve() {
     while (!stop) {
       wait_for_events();
-      accept_all();
+      accept_some();
       for (auto at = connections.begin(); at != connections.end();)
         at = serve_one(*at) ? std::next(at) : connections.erase(at);
+      drop_strangers();
     }
   }
 
   void wait_for_events() {
-    std::vector<pollfd> entries{{wake.get(), POLLIN, 0}, {listener.get(), POLLIN, 0}};
+    // A listener that cannot be accepted from (no descriptors left) would end every poll at once.
+    const bool listening = accept_again.expired();
+    std::vector<pollfd> entries{{wake.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
     Deadline next = Deadline::in(std::chrono::minutes(1));
+    if (!listening) next = earlier(next, accept_again);
     for (const Connection& c : connections) {
       entries.push_back({c.fd.get(), static_cast<short>(c.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
       if (!c.greeted) next = earlier(next, c.hello_by);
@@ -87,22 +93,37 @@ struct StoreServer::Impl {
     }
   }
 
-  void accept_all() {
+  void accept_some() {
+    for (std::size_t i = 0; i < kMaxStrangers; ++i) {
+      errno = 0;
+      base::Fd fd = base::accept_one(listener.get());
+      if (!fd) {
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again = Deadline::in(kAcceptPause);
+        return;
+      }
+      connections.emplace_back().fd = std::move(fd);
+    }
+  }
+
+  // The oldest go: those who have something to say have said it, so a crowd of silent ones keeps nobody out.
+  void drop_strangers() {
     std::size_t strangers = 0;
     for (const Connection& c : connections) strangers += !c.greeted;
-    while (strangers < kMaxStrangers) {
-      base::Fd fd = base::accept_one(listener.get());
-      if (!fd) return;
-      connections.emplace_back().fd = std::move(fd);
-      ++strangers;
-    }
+    for (auto at = connections.begin(); strangers > kMaxStrangers;)
+      if (at->greeted) {
+        ++at;
+      } else {
+        at = connections.erase(at);
+        --strangers;
+      }
   }
 
   // False: the connection is finished.
   bool serve_one(Connection& c) {
-    if (!c.greeted && c.hello_by.expired()) return false;
     if (!receive(c)) return false;
     if (!c.greeted && !greet(c)) return false;
+    // Only now: a hello that came in time is read, even if this process was stopped meanwhile.
+    if (!c.greeted && c.hello_by.expired()) return false;
     answer_waiter(c);
     while (c.greeted && !c.waiting && one_request(c)) {
     }
@@ -117,7 +138,7 @@ struct StoreServer::Impl {
       const ssize_t got = ::recv(c.fd.get(), buffer, room, 0);
       if (got > 0) {
         c.in.append(buffer, static_cast<std::size_t>(got));
-        if (c.in.size() >= (c.greeted ? wire::kMaxFrame : kMaxHello)) return c.greeted;
+        if (c.in.size() > (c.greeted ? wire::kMaxFrame : kMaxHello)) return c.greeted;
       } else if (got == 0) {
         return false;
       } else if (errno != EINTR) {
@@ -129,7 +150,8 @@ struct StoreServer::Impl {
   bool greet(Connection& c) {
     const std::size_t fixed = wire::kMagic.size() + 3;
     if (c.in.compare(0, std::min(c.in.size(), wire::kMagic.size()), wire::kMagic.substr(0, c.in.size())) != 0) {
-      base::log_warning("a connection that is not Lockstep's was dropped");
+      if (!std::exchange(warned, true))
+        base::log_warning("a connection that is not Lockstep's was dropped from " + to_string(address) + "; more such are not reported");
       return false;
     }
     if (c.in.size() < fixed) return true;
@@ -224,7 +246,10 @@ struct StoreServer::Impl {
   const base::Address address;
   base::Fd wake;
   LocalStore store;
-  std::list<Connection> connections;  // touched by the thread only
+  // Touched by the thread only:
+  std::list<Connection> connections;
+  Deadline accept_again = Deadline::in(std::chrono::seconds(0));
+  bool warned = false;
   std::atomic<bool> stop{false};
   std::thread thread;
 };

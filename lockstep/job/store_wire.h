@@ -12,12 +12,14 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/job/store.h"
+
 namespace lockstep::job::wire {
 
 inline constexpr std::string_view kMagic = "LOCKSTEP";
 inline constexpr std::uint16_t kProtocol = 1;
-inline constexpr std::size_t kMaxKey = 256;
-inline constexpr std::size_t kMaxValue = 1 << 20;
+inline constexpr std::size_t kMaxKey = kMaxKeyBytes;
+inline constexpr std::size_t kMaxValue = kMaxValueBytes;
 inline constexpr std::size_t kMaxFrame = 2 * kMaxValue + kMaxKey + 64;
 inline constexpr std::size_t kMaxJob = 128;
 inline constexpr std::size_t kWelcomeSize = 8 + 2 + 1;
