@@ -4,7 +4,7 @@
 #include <cstring>
 #include <functional>
 
-#include "lockstep/base/error.h"
+#include "lockstep/base/check.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,9 +24,6 @@ bool same(const Call& a, const Call& b, bool sizes_may_differ) {
 }  // namespace
 
 Call make_call(const Collective& op, const CallShape& shape) {
-  if (shape.tensor.defined() && shape.tensor.dim() > Call::kMaxDims)
-    throw base::UsageError(std::string(name(op.kind)) + ": the tensor has " + std::to_string(shape.tensor.dim()) +
-                           " dimensions; allowed are " + std::to_string(Call::kMaxDims));
   Call call;
   std::memset(&call, 0, sizeof call);
   call.seq = op.seq;
@@ -36,11 +33,15 @@ Call make_call(const Collective& op, const CallShape& shape) {
   call.op = op.op;
   call.dtype = -1;
   if (shape.tensor.defined()) {
+    LOCKSTEP_CHECK(shape.tensor.dim() <= Call::kMaxDims);  // Group has refused more
     call.dtype = static_cast<std::int16_t>(shape.tensor.scalar_type());
     call.dims = static_cast<std::uint8_t>(shape.tensor.dim());
     std::copy(shape.tensor.sizes().begin(), shape.tensor.sizes().end(), call.sizes);
   }
-  std::memcpy(call.name, op.name.data(), std::min(op.name.size(), Call::kNameBytes - 1));
+  std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
+  // Cut between characters: UTF-8's continuation bytes go with the one before.
+  while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80) --length;
+  std::memcpy(call.name, op.name.data(), length);
   return call;
 }
 

@@ -33,7 +33,20 @@ std::uint64_t Channel::next() {
 }
 
 void Channel::throw_if_closed() const {
-  if (closed_) std::rethrow_exception(closed_);
+  std::exception_ptr closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed = closed_;
+  }
+  if (closed) std::rethrow_exception(closed);
+}
+
+/// False when it was closed before, by another error.
+bool Channel::close(const std::exception_ptr& error) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  closed_ = error;
+  return true;
 }
 
 PendingPtr Channel::start(const Collective& op) {
@@ -48,11 +61,12 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
     try {
       auto pause = kFirstLook;
       do {
-        if (op.deadline.expired()) watch_->timed_out(waiting);
+        if (op.deadline.expired()) watch_->timed_out(waiting, looks);
         watch_->look(waiting, looks);
         pause = std::min(pause * 5 / 4, kLongestPause);
       } while (!pending.wait_until(earlier(op.deadline, Deadline::in(pause))));
     } catch (const CommError& error) {
+      watch_->end(looks);
       fail(error);
     }
     watch_->end(looks);
@@ -74,18 +88,25 @@ void Channel::wire_failed(const std::exception_ptr& error, const Waiting& waitin
 }
 
 void Channel::abandon(const std::string& why) noexcept {
-  if (closed_) return;
   const std::string text = "rank " + std::to_string(watch_->rank()) + " left " + name_ + " by an error: " + why;
-  closed_ = std::make_exception_ptr(
+  const auto error = std::make_exception_ptr(
       base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(), text));
+  if (!close(error)) return;
   watch_->abandon(name_, text);
-  transport_->abort(closed_);
+  transport_->abort(error);
 }
 
 void Channel::fail(const CommError& error) {
-  closed_ = std::current_exception();
+  const std::exception_ptr thrown = std::current_exception();
+  close(thrown);
   watch_->publish(error);
-  transport_->abort(closed_);
+  if (error.cause() == base::Cause::kPeerUnreachable) {
+    // Not a cause by itself, but members whose own connections live would wait for this rank.
+    const std::string prefix = error.op() + ": ";
+    const std::string what = error.what();
+    watch_->abandon(name_, what.starts_with(prefix) ? what.substr(prefix.size()) : what);
+  }
+  transport_->abort(thrown);
   throw;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,7 @@
 namespace lockstep::comm {
 
 /// Numbers operations, bounds their waits, and turns what goes wrong into errors that say why. After a failure it is closed:
-/// every later operation throws the same error. One thread at a time.
+/// every later operation throws the same error. next() comes from one thread, waits from one other at most.
 class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
@@ -40,6 +41,7 @@ class Channel {
   void throw_if_closed() const;
 
  private:
+  bool close(const std::exception_ptr& error);
   [[noreturn]] void wire_failed(const std::exception_ptr& error, const Waiting& waiting);
 
   const std::string name_;
@@ -48,6 +50,7 @@ class Channel {
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<Watch> watch_;
   std::uint64_t seq_ = 0;
+  mutable std::mutex mutex_;  // guards closed_
   std::exception_ptr closed_;
 };
 

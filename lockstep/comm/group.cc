@@ -1,5 +1,6 @@
 #include "lockstep/comm/group.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -17,8 +18,16 @@ namespace {
 
 using base::UsageError;
 
+/// One that holds an element twice, as expand() makes them, cannot take a result.
+void check_writable(Kind kind, const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+    throw UsageError(std::string(name(kind)) + ": several elements of " + describe(tensor) +
+                     " are one place in memory, as after expand(); give clone()");
+}
+
 /// An operation in place: on the tensor itself, or on a copy that is copied back when it is not contiguous.
 Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
+  if (result_here) check_writable(op.kind, tensor);
   Request request{.op = std::move(op), .shape = {tensor}};
   request.op.input = tensor.contiguous();
   request.op.output = request.op.input;
@@ -29,6 +38,7 @@ Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
 
 /// An operation from one tensor to another; `told` is the one whose shape the ranks compare.
 Request across(Collective op, const at::Tensor& output, const at::Tensor& input, const at::Tensor& told) {
+  if (output.defined()) check_writable(op.kind, output);
   Request request{.op = std::move(op), .shape = {told}};
   if (input.defined()) request.op.input = input.contiguous();
   if (!output.defined()) return request;

@@ -27,7 +27,8 @@ Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::v
       all_calls_(at::empty({static_cast<std::int64_t>(members.size()) * kCallBytes}, at::kByte)) {}
 
 Group::Impl::~Impl() {
-  if (collectives_.idle() && sends_.idle() && receives_.idle()) return;
+  const bool quiet = collectives_.idle() && std::all_of(pairs_.begin(), pairs_.end(), [](const auto& one) { return one.second->lane.idle(); });
+  if (quiet) return;
   // Operations that nobody waited for would hold up the lanes' threads until their deadlines.
   transport_->abort(std::make_exception_ptr(
       CommError(Cause::kInternal, name, rank, -1, name + " was destroyed while an asynchronous operation was running")));
@@ -39,6 +40,9 @@ Deadline Group::Impl::deadline(const CallOptions& options) const {
 
 Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const {
   Collective op{.kind = kind, .name = options.name, .deadline = deadline(options)};
+  if (std::any_of(op.name.begin(), op.name.end(), [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
+    throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
+                     " has control characters; allowed is one line of text");
   const Capabilities& can = transport_->capabilities();
   const auto has = [](const auto& list, const auto& value) { return std::find(list.begin(), list.end(), value) != list.end(); };
   const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
@@ -52,6 +56,9 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
     if (kind == Kind::kBarrier) return op;
     throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
   }
+  if (tensor.dim() > Call::kMaxDims)
+    throw UsageError(call + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; allowed are " +
+                     std::to_string(Call::kMaxDims));
   if (tensor.is_sparse()) throw UsageError(call + ": sparse tensors are not taken; give indices and values");
   if (!has(can.dtypes, tensor.scalar_type())) {
     std::string dtypes;
@@ -79,6 +86,10 @@ void Group::Impl::check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op)
 
 void Group::Impl::fail(const CommError& error) {
   try {
+    // By its own type: a copy through the base would be no DesyncError any more.
+    if (const auto* desync = dynamic_cast<const base::DesyncError*>(&error)) throw *desync;
+    if (const auto* timeout = dynamic_cast<const base::TimeoutError*>(&error)) throw *timeout;
+    if (const auto* lost = dynamic_cast<const base::PeerLost*>(&error)) throw *lost;
     throw error;
   } catch (const CommError& thrown) {
     channel_.fail(thrown);
@@ -90,14 +101,18 @@ void Group::Impl::number(Request& request) { request.op.seq = channel_.next(); }
 void Group::Impl::run(Request request) {
   number(request);
   if (collectives_.idle()) return carry_out(request);
-  const std::string text = label(request.op);
-  Work(collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), text, rank).wait();
+  post(std::move(request)).wait();  // bounded: the operation ends at its own deadline
 }
 
 Work Group::Impl::run_async(Request request) {
   number(request);
-  const std::string text = label(request.op);
-  return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), text, rank};
+  return post(std::move(request));
+}
+
+Work Group::Impl::post(Request request) {
+  std::string text = label(request.op);
+  return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), std::move(text), rank, world->watch,
+          &collectives_};
 }
 
 void Group::Impl::carry_out(Request& request) {

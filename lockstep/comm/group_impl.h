@@ -49,23 +49,26 @@ struct Group::Impl {
 
  private:
   struct PointToPoint;
+  /// Messages one way between this rank and one peer, whose order is theirs alone.
+  struct Pair {
+    Channel channel;
+    Lane lane;  // last: its thread ends before what it uses
+  };
   void number(Request& request);
+  Work post(Request request);
   void carry_out(Request& request);
   std::vector<Call> compare(const Request& request, const Call& mine);
   [[noreturn]] void desync(const Collective& op, const std::vector<Call>& calls, Difference difference);
-  Channel& pair_channel(Kind kind, int peer);
-  std::shared_ptr<PointToPoint> begin_send(const at::Tensor& tensor, int to, const CallOptions& options);
+  Pair& pair_with(Kind kind, int peer);
+  std::shared_ptr<PointToPoint> begin_send(const at::Tensor& tensor, Channel& channel, int to, const CallOptions& options);
   void receive(Collective op, at::Tensor target, Channel& channel);
 
   std::shared_ptr<Transport> transport_;
   Channel channel_;
   at::Tensor my_call_;    // the buffers of compare(): one operation at a time
   at::Tensor all_calls_;
-  std::map<std::pair<bool, int>, std::unique_ptr<Channel>> pairs_;  // (sending, peer)
-  // Lanes last: their threads end before what they use.
-  Lane collectives_;
-  Lane sends_;
-  Lane receives_;
+  std::map<std::pair<bool, int>, std::unique_ptr<Pair>> pairs_;  // (sending, peer)
+  Lane collectives_;  // last, likewise
 };
 
 }  // namespace lockstep::comm

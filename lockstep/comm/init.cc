@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <mutex>
+#include <thread>
 #include <torch/version.h>
 
 #include "lockstep/base/env.h"
@@ -25,6 +26,8 @@ using base::Deadline;
 using base::Env;
 using base::Fd;
 using job::StoreKind;
+
+constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
 
 /// This host's address on the way to `target`: what the kernel would send from. Nothing is sent.
 std::string address_towards(const base::Address& target) {
@@ -121,9 +124,11 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
               deadline);
   } catch (const base::Error& error) {
     publish(*world, error);
+    // The others read why in the store that ends with this process.
+    if (world->server) std::this_thread::sleep_for(kOthersRead);
     throw;
   }
-  world->watch = std::make_shared<Watch>(world->store, world->identity.rank, world->identity.world_size, base::host_name());
+  world->watch = std::make_shared<Watch>(world->store, world->identity.rank, base::host_name());
   say_what_was_found(*world, reason);
   return world;
 }
@@ -134,10 +139,14 @@ Group init(const InitOptions& options) {
   // The one world of this process: its rank number, store and neighbours exist once, so a second init() is the same one.
   static std::mutex mutex;
   static std::weak_ptr<Group::Impl> current;
+  static bool left_others = false;
   const std::lock_guard lock(mutex);
   if (auto impl = current.lock()) return Group(std::move(impl));
+  if (left_others)
+    throw base::UsageError("init: this process has left its world, and the others know", "keep a copy of the group while it is needed");
   Group world(make_world(options));
   current = world.impl_;
+  left_others = world.size() > 1;
   return world;
 }
 

@@ -21,7 +21,8 @@ struct InitOptions {
 
 /// The group of all ranks. Reads who this process is from what its launcher set (docs/01), meets the others at the store, and
 /// compares protocol, library versions and program with them; a program that nobody launched is a world of one. One line on
-/// stderr of rank 0 says what was found. While a group of the world lives, another init() returns that world.
+/// stderr of rank 0 says what was found. While a group of the world lives, another init() returns that world; a rank of several
+/// that has dropped its last group cannot come back (UsageError).
 ///
 /// Throws UsageError (variables half-set or contradictory; a rank number that joins twice), CommError kJoinTimeout (naming the
 /// ranks that did not come), kConfigMismatch, kCoordinatorLost.

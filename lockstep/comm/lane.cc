@@ -1,6 +1,13 @@
 #include "lockstep/comm/lane.h"
 
 namespace lockstep::comm {
+namespace {
+
+thread_local const Lane* current_lane = nullptr;
+
+}  // namespace
+
+const Lane* Lane::current() { return current_lane; }
 
 Lane::~Lane() {
   {
@@ -26,6 +33,7 @@ bool Lane::idle() const {
 }
 
 void Lane::serve() {
+  current_lane = this;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // bounded: the destructor sets stop_

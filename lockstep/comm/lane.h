@@ -26,6 +26,9 @@ class Lane {
   /// True when nothing is queued or running: then a task may as well run on the caller's own thread.
   bool idle() const;
 
+  /// The lane whose thread this is; null on all other threads.
+  static const Lane* current();
+
  private:
   struct Item {
     std::function<void()> task;

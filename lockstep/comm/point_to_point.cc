@@ -27,24 +27,26 @@ struct Group::Impl::PointToPoint {
   PendingPtr data;
 };
 
-Channel& Group::Impl::pair_channel(Kind kind, int peer) {
+Group::Impl::Pair& Group::Impl::pair_with(Kind kind, int peer) {
+  check_root(kind, peer);
+  if (peer == rank) throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
   const bool sending = kind == Kind::kSend;
-  auto& channel = pairs_[{sending, peer}];
-  if (!channel) {
+  auto& pair = pairs_[{sending, peer}];
+  if (!pair) {
     const int from = members[static_cast<std::size_t>(sending ? rank : peer)];
     const int to = members[static_cast<std::size_t>(sending ? peer : rank)];
-    channel = std::make_unique<Channel>(name + "." + std::to_string(from) + ">" + std::to_string(to),
-                                        std::vector<int>{from, to}, sending ? 0 : 1, transport_, world->watch);
+    pair.reset(new Pair{{name + "." + std::to_string(from) + ">" + std::to_string(to), {from, to}, sending ? 0 : 1, transport_,
+                         world->watch},
+                        {}});
   }
-  return *channel;
+  return *pair;
 }
 
-std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Tensor& tensor, int to,
+std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Tensor& tensor, Channel& channel, int to,
                                                                    const CallOptions& options) {
   auto sent = std::make_shared<PointToPoint>();
   sent->op = make(Kind::kSend, tensor, options);
   sent->op.root = to;
-  Channel& channel = pair_channel(Kind::kSend, to);
   const std::uint64_t seq = channel.next();
   sent->op.seq = seq;
   const Call call = make_call(sent->op, {tensor});
@@ -97,37 +99,37 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
 }
 
 Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
-  check_root(kind, peer);
-  if (peer == rank) throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
+  Pair& pair = pair_with(kind, peer);
   if (kind == Kind::kSend) {
     // Begun here and now, so that two ranks may send to each other before they receive; the lane only waits.
-    auto sent = begin_send(tensor, peer, options);
-    Channel& channel = pair_channel(kind, peer);
-    const std::string text = label(sent->op);
-    return {sends_.post([sent, &channel] {
-              channel.wait(*sent->call, sent->op, sent->text);
-              channel.wait(*sent->data, sent->op, sent->text);
+    auto sent = begin_send(tensor, pair.channel, peer, options);
+    std::string text = label(sent->op);
+    return {pair.lane.post([sent, &pair] {
+              pair.channel.wait(*sent->call, sent->op, sent->text);
+              pair.channel.wait(*sent->data, sent->op, sent->text);
             }),
-            text, rank};
+            std::move(text), rank, world->watch, &pair.lane};
   }
   Collective op = make(kind, tensor, options);
   op.root = peer;
-  Channel& channel = pair_channel(kind, peer);
-  op.seq = channel.next();
-  return {receives_.post([this, op, tensor, &channel] { receive(op, tensor, channel); }), label(op), rank};
+  op.seq = pair.channel.next();
+  return {pair.lane.post([this, op, tensor, &pair] { receive(op, tensor, pair.channel); }), label(op), rank, world->watch,
+          &pair.lane};
 }
 
 void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
-  if (kind == Kind::kRecv && receives_.idle()) {
-    check_root(kind, peer);
-    if (peer == rank) throw base::UsageError("recv: rank " + std::to_string(peer) + " is this rank");
-    Collective op = make(kind, tensor, options);
-    op.root = peer;
-    Channel& channel = pair_channel(kind, peer);
-    op.seq = channel.next();
-    return receive(op, tensor, channel);
+  Pair& pair = pair_with(kind, peer);
+  if (!pair.lane.idle())
+    return start_point_to_point(kind, tensor, peer, options).wait();  // bounded: the operation ends at its own deadline
+  if (kind == Kind::kSend) {
+    const auto sent = begin_send(tensor, pair.channel, peer, options);
+    pair.channel.wait(*sent->call, sent->op, sent->text);
+    return pair.channel.wait(*sent->data, sent->op, sent->text);
   }
-  start_point_to_point(kind, tensor, peer, options).wait();
+  Collective op = make(kind, tensor, options);
+  op.root = peer;
+  op.seq = pair.channel.next();
+  receive(std::move(op), tensor, pair.channel);
 }
 
 }  // namespace lockstep::comm

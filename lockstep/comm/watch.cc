@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/comm/lane.h"
 #include "lockstep/job/fatal.h"
 
 namespace lockstep::comm {
@@ -16,9 +17,15 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 using base::DesyncError;
+using base::PeerLost;
+using base::TimeoutError;
 
 constexpr char kField = '\x1f';
 constexpr auto kStoreLimit = std::chrono::seconds(5);
+constexpr auto kPause = std::chrono::milliseconds(10);
+// A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
+constexpr auto kOthersPublish = std::chrono::milliseconds(300);
+constexpr std::string_view kExitedGood = "exited with code 0";
 
 Deadline soon() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
@@ -26,12 +33,11 @@ std::string abandoned_key(const std::string& channel) { return "abandoned/" + ch
 
 }  // namespace
 
-/// What a rank published: its wait (channel is empty when it left), and how far it has come on each channel.
+/// What a rank published: the wait that blocks it (channel is empty when there is none), and how far it has come on each channel.
 struct Watch::Peer {
   std::string beat;
   std::string channel;
   std::uint64_t seq = 0;
-  std::string label;
   std::string text;
   std::string members;
   std::map<std::string, std::uint64_t> started;
@@ -39,8 +45,8 @@ struct Watch::Peer {
   static std::optional<Peer> parse(const std::string& record) {
     const auto lines = base::split(record, '\n');
     const auto head = base::split(lines[0], kField);
-    if (head.size() != 6) return std::nullopt;
-    Peer peer{head[0], head[1], static_cast<std::uint64_t>(base::parse_int(head[2]).value_or(0)), head[3], head[4], head[5], {}};
+    if (head.size() != 5) return std::nullopt;
+    Peer peer{head[0], head[1], static_cast<std::uint64_t>(base::parse_int(head[2]).value_or(0)), head[3], head[4], {}};
     for (std::size_t i = 1; i < lines.size(); ++i) {
       const auto pair = base::split(lines[i], kField);
       if (pair.size() == 2) peer.started[pair[0]] = static_cast<std::uint64_t>(base::parse_int(pair[1]).value_or(0));
@@ -58,47 +64,92 @@ struct Watch::Peer {
   }
 };
 
-Watch::Watch(std::shared_ptr<job::Store> store, int rank, int world_size, std::string host)
-    : store_(std::move(store)), rank_(rank), world_size_(world_size), host_(std::move(host)) {}
+Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host)
+    : store_(std::move(store)), rank_(rank), host_(std::move(host)) {}
 
 void Watch::started(const std::string& channel, std::uint64_t seq) {
   const std::lock_guard lock(mutex_);
   started_[channel] = seq;
+  starters_.insert(std::this_thread::get_id());
 }
 
-std::string Watch::record(const Waiting* waiting) {
-  const std::lock_guard lock(mutex_);
-  std::string text = std::to_string(++beat_) + kField;
-  if (waiting) {
-    text += waiting->channel + kField + std::to_string(waiting->seq) + kField + waiting->label + kField + waiting->text + kField;
-    for (const int member : *waiting->members) text += std::to_string(member) + ",";
-  } else {
-    text += std::string(4, kField);
-  }
+Watch::LaneWait::LaneWait(Watch& watch, const Lane* lane, PendingPtr pending) : watch_(watch) {
+  const std::lock_guard lock(watch_.mutex_);
+  watch_.lane_waited_for_ = lane;
+  watch_.pending_waited_for_ = std::move(pending);
+}
+
+Watch::LaneWait::~LaneWait() {
+  const std::lock_guard lock(watch_.mutex_);
+  watch_.lane_waited_for_ = nullptr;
+  watch_.pending_waited_for_ = nullptr;
+}
+
+/// Whether the wait of this thread keeps the process from starting anything else.
+bool Watch::blocked_locked() const {
+  if (starters_.size() != 1) return false;
+  if (!Lane::current()) return starters_.contains(std::this_thread::get_id());
+  return lane_waited_for_ == Lane::current() && !pending_waited_for_->done();
+}
+
+/// With mutex_ held.
+std::string Watch::record() {
+  std::string text = std::to_string(beat_) + kField + (blocked_in_.empty() ? std::string(3, kField) : blocked_in_);
   for (const auto& [channel, seq] : started_) text += "\n" + channel + kField + std::to_string(seq);
   return text;
+}
+
+void Watch::publish_record(const Waiting& waiting, Looks& looks) {
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool blocked = blocked_locked();
+    if (blocked) {
+      ++beat_;
+      blocked_in_ = waiting.channel + kField + std::to_string(waiting.seq) + kField + waiting.text + kField;
+      for (const int member : *waiting.members) blocked_in_ += std::to_string(member) + ",";
+    } else if (looks.blocked) {
+      blocked_in_.clear();
+    }
+    if (!blocked) looks.beats.clear();
+    looks.blocked = blocked;
+    text = record();
+  }
+  store_->set(wait_key(rank_), text, soon());
+  looks.published = true;
 }
 
 void Watch::look(const Waiting& waiting, Looks& looks) {
   throw_first_cause(waiting);
   throw_if_abandoned(waiting);
-  store_->set(wait_key(rank_), record(&waiting), soon());
-  looks.published = true;
-  for (const int peer : *waiting.members)
-    if (peer != rank_) {
-      check_left(waiting, peer);
-      check_peer(waiting, peer, looks);
-    }
+  publish_record(waiting, looks);
+  for (const int peer : *waiting.members) {
+    if (peer == rank_) continue;
+    check_exited(waiting, peer, false);
+    check_left(waiting, peer);
+    if (looks.blocked) check_peer(waiting, peer, looks);
+  }
 }
 
 void Watch::end(Looks& looks) noexcept {
   if (!looks.published) return;
   looks.published = false;
   try {
-    store_->set(wait_key(rank_), "", soon());
+    std::string text;
+    {
+      const std::lock_guard lock(mutex_);
+      if (looks.blocked) blocked_in_.clear();
+      text = record();
+    }
+    store_->set(wait_key(rank_), text, soon());
   } catch (const std::exception&) {
     // A store that is gone is noticed by the next operation that needs it.
   }
+}
+
+std::optional<Watch::Peer> Watch::peer_in(const std::string& key) {
+  const auto text = store_->find(key, soon());
+  return text ? Peer::parse(*text) : std::nullopt;
 }
 
 void Watch::throw_first_cause(const Waiting& waiting) {
@@ -107,12 +158,13 @@ void Watch::throw_first_cause(const Waiting& waiting) {
   if (!cause) return;
   const std::string text = waiting.label + ": " + cause->detail;
   if (cause->cause == Cause::kDesync) throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+  if (cause->cause == Cause::kRankStuck) throw TimeoutError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   throw CommError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
 }
 
 void Watch::throw_if_abandoned(const Waiting& waiting) {
   if (const auto text = store_->find(abandoned_key(waiting.channel), soon()))
-    throw base::PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1, waiting.label + ": " + *text);
+    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1, waiting.label + ": " + *text);
 }
 
 void Watch::abandon(const std::string& channel, const std::string& text) noexcept {
@@ -124,8 +176,7 @@ void Watch::abandon(const std::string& channel, const std::string& text) noexcep
 }
 
 void Watch::check_left(const Waiting& waiting, int peer) {
-  const auto text = store_->find(job::key::left(peer), soon());
-  const auto record = text ? Peer::parse(*text) : std::nullopt;
+  const auto record = peer_in(job::key::left(peer));
   if (!record || record->has_started(waiting.channel, waiting.seq)) return;
   throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
                   "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) + " waits for it in " +
@@ -133,9 +184,23 @@ void Watch::check_left(const Waiting& waiting, int peer) {
                   "give every rank the same number of batches, or put the loop under lockstep::join()");
 }
 
+/// A process that has ended will not come. `also_good`: one that returned 0 may have done its part before, which only a wire that
+/// failed rules out.
+void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
+  const auto how = store_->find(job::key::exited(peer), soon());
+  if (!how) return;
+  if (*how != kExitedGood)
+    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
+                   waiting.label + ": rank " + std::to_string(peer) + " " + *how);
+  const auto left = peer_in(job::key::left(peer));
+  if (also_good && !(left && left->has_started(waiting.channel, waiting.seq)))
+    throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
+                    "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) + " waits for it in " +
+                        waiting.text);
+}
+
 void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
-  const auto text = store_->find(wait_key(peer), soon());
-  const auto other = text ? Peer::parse(*text) : std::nullopt;
+  const auto other = peer_in(wait_key(peer));
   if (!other) return;
   const bool same = other->channel == waiting.channel && other->seq == waiting.seq;
   if (same || other->has_started(waiting.channel, waiting.seq) || !other->waits_for(rank_)) return;
@@ -153,47 +218,52 @@ void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
                     "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
 }
 
-std::string Watch::missing(const Waiting& waiting) {
+std::string Watch::missing(const Waiting& waiting, bool& all_came) {
   std::string came;
   std::string absent;
   for (const int peer : *waiting.members) {
     if (peer == rank_) continue;
-    const auto text = store_->find(wait_key(peer), soon());
-    const auto other = text ? Peer::parse(*text) : std::nullopt;
+    const auto other = peer_in(wait_key(peer));
     std::string& list = other && other->has_started(waiting.channel, waiting.seq) ? came : absent;
     list += (list.empty() ? "" : ",") + std::to_string(peer);
   }
-  return (absent.empty() ? std::string("all ranks have come") : "ranks that have not come: " + absent) +
+  all_came = absent.empty();
+  return (all_came ? std::string("all ranks have come") : "ranks that have not come: " + absent) +
          (came.empty() ? "" : "; ranks that wait too: " + came);
 }
 
-void Watch::timed_out(const Waiting& waiting) {
-  throw base::TimeoutError(Cause::kRankStuck, waiting.label, rank_, -1,
-                           "no end of " + waiting.text + " before its deadline; " + missing(waiting),
-                           "LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank waits");
+void Watch::timed_out(const Waiting& waiting, Looks& looks) {
+  // The others may have waited as shortly as this rank: all say that they came before anybody is named.
+  const Deadline told = Deadline::in(looks.published ? std::chrono::milliseconds(0) : kOthersPublish);
+  publish_record(waiting, looks);
+  bool all_came = false;
+  std::string who = missing(waiting, all_came);
+  while (!all_came && !told.expired()) {
+    std::this_thread::sleep_for(kPause);
+    who = missing(waiting, all_came);
+  }
+  throw TimeoutError(Cause::kRankStuck, waiting.label, rank_, -1, "no end of " + waiting.text + " before its deadline; " + who,
+                     "LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank waits");
 }
 
 void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
-  // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments.
-  for (const Deadline limit = Deadline::in(std::chrono::seconds(1));;) {
+  // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments. How a process
+  // ended outranks that it left its world before, as one does that returns an error from main().
+  const Deadline limit = Deadline::in(std::chrono::seconds(1));
+  const Deadline left_counts = Deadline::in(kOthersPublish);
+  for (;;) {
     throw_first_cause(waiting);
     for (const int peer : *waiting.members) {
       if (peer == rank_) continue;
-      check_left(waiting, peer);
-      const auto how = store_->find(job::key::exited(peer), soon());
-      if (!how) continue;
-      if (*how == "exited with code 0")
-        throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
-                        "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) +
-                            " waits for it in " + waiting.text);
-      throw base::PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
-                           waiting.label + ": rank " + std::to_string(peer) + " " + *how);
+      check_exited(waiting, peer, true);
+      if (left_counts.expired()) check_left(waiting, peer);
     }
+    throw_if_abandoned(waiting);
     if (limit.expired()) break;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(kPause);
   }
-  throw base::PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1,
-                       waiting.label + ": the connection to another rank ended: " + text);
+  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1,
+                 waiting.label + ": the connection to another rank ended: " + text);
 }
 
 void Watch::publish(const CommError& error) noexcept {
@@ -215,7 +285,13 @@ void Watch::publish(const CommError& error) noexcept {
 
 void Watch::leave() noexcept {
   try {
-    store_->set(job::key::left(rank_), record(nullptr), Deadline::in(std::chrono::seconds(1)));
+    std::string text;
+    {
+      const std::lock_guard lock(mutex_);
+      blocked_in_.clear();
+      text = record();
+    }
+    store_->set(job::key::left(rank_), text, Deadline::in(std::chrono::seconds(1)));
   } catch (const std::exception&) {
     // Nobody is left to be told.
   }

@@ -7,14 +7,20 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/comm/seam/pending.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::comm {
+
+class Lane;
 
 /// An operation that a rank waits in.
 struct Waiting {
@@ -31,17 +37,34 @@ struct Waiting {
 /// Two ranks A and B wait for each other when A is blocked in operation s of channel X, B in operation t of channel Y, B has
 /// not started s and A has not started t. Each publishes (operation, counts of started operations, a beat that moves only
 /// while it is blocked); a beat that moved between two looks proves that B was blocked while A was, which then can never end.
+///
+/// A process is blocked when no thread of it can start another operation: it has one thread that ever started one, and that
+/// thread waits, in an operation itself or for the lane of an asynchronous one. An asynchronous operation that nobody waits for
+/// blocks nothing, and of a process in which several threads start operations it is not known: such waits end at their deadlines.
 class Watch {
  public:
-  Watch(std::shared_ptr<job::Store> store, int rank, int world_size, std::string host);
+  Watch(std::shared_ptr<job::Store> store, int rank, std::string host);
 
-  /// This rank has started operation `seq` of `channel`.
+  /// This rank has started operation `seq` of `channel`, on this thread.
   void started(const std::string& channel, std::uint64_t seq);
+
+  /// While it lives, this thread waits, however long it takes, for `pending`, which is in the queue of `lane`.
+  class LaneWait {
+   public:
+    LaneWait(Watch& watch, const Lane* lane, PendingPtr pending);
+    ~LaneWait();
+    LaneWait(const LaneWait&) = delete;
+    LaneWait& operator=(const LaneWait&) = delete;
+
+   private:
+    Watch& watch_;
+  };
 
   /// Remembers what was seen between the looks of one wait.
   struct Looks {
     std::map<int, std::string> beats;
     bool published = false;
+    bool blocked = false;  // the record says that this wait blocks the process
   };
   /// Called now and then by a wait that lasts. Throws DesyncError, CommError (kUnevenInput), or the job's first cause when
   /// there is one; returns when the wait may go on.
@@ -49,8 +72,9 @@ class Watch {
   /// The wait has ended.
   void end(Looks& looks) noexcept;
 
-  /// The wait has come to its deadline: a TimeoutError that names who has not come.
-  [[noreturn]] void timed_out(const Waiting& waiting);
+  /// The wait has come to its deadline: a TimeoutError that names who has not come. Of a wait that was too short for a look it
+  /// waits up to 300 ms more, to hear from those who came.
+  [[noreturn]] void timed_out(const Waiting& waiting, Looks& looks);
 
   /// The wire failed with `text`: finds out why (a peer that died, left, or a first cause) and throws that.
   [[noreturn]] void wire_failed(const Waiting& waiting, const std::string& text);
@@ -61,26 +85,33 @@ class Watch {
   /// This rank will not end what it started on `channel`; `text` says why.
   void abandon(const std::string& channel, const std::string& text) noexcept;
 
-  /// This rank closes its world in good order.
+  /// This rank closes its world in good order. Not called when an error unwinds the stack: then how the process ends tells more.
   void leave() noexcept;
 
   int rank() const { return rank_; }
 
  private:
   struct Peer;
-  std::string record(const Waiting* waiting);
+  std::optional<Peer> peer_in(const std::string& key);
+  bool blocked_locked() const;
+  std::string record();
+  void publish_record(const Waiting& waiting, Looks& looks);
   void throw_first_cause(const Waiting& waiting);
   void throw_if_abandoned(const Waiting& waiting);
   void check_peer(const Waiting& waiting, int peer, Looks& looks);
   void check_left(const Waiting& waiting, int peer);
-  std::string missing(const Waiting& waiting);
+  void check_exited(const Waiting& waiting, int peer, bool also_good);
+  std::string missing(const Waiting& waiting, bool& all_came);
 
   std::shared_ptr<job::Store> store_;
   const int rank_;
-  const int world_size_;
   const std::string host_;
-  std::mutex mutex_;  // guards started_ and beat_
+  std::mutex mutex_;  // guards what follows
   std::map<std::string, std::uint64_t> started_;
+  std::set<std::thread::id> starters_;        // the threads that called started()
+  const Lane* lane_waited_for_ = nullptr;     // by a LaneWait
+  PendingPtr pending_waited_for_;
+  std::string blocked_in_;                    // the wait that blocks the process, as it stands in the record
   std::uint64_t beat_ = 0;
 };
 

@@ -1,10 +1,14 @@
 #include "lockstep/comm/work.h"
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/watch.h"
 
 namespace lockstep::comm {
 
-void Work::wait() { wait(base::Deadline::never()); }  // bounded: the operation ends at its own deadline
+void Work::wait() {
+  const Watch::LaneWait here(*watch_, lane_, pending_);
+  wait(base::Deadline::never());  // bounded: the operation ends at its own deadline
+}
 
 void Work::wait(base::Deadline deadline) {
   if (!pending_->wait_until(deadline))

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <exception>
+#include <memory>
 #include <string>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/seam/pending.h"
 
 namespace lockstep::comm {
+
+class Lane;
+class Watch;
 
 /// A small value; copies mean the same operation. The tensors of the operation must not be touched before it is done; they are
 /// kept alive until then. Dropping a Work does not end its operation. Operations of one group end in the order in which they
@@ -23,14 +27,16 @@ class Work {
   /// The error of an operation that is done; null when there is none, or it is not done yet.
   std::exception_ptr error() const { return pending_->done() ? pending_->error() : nullptr; }
 
-  /// For Group: the operation `label` of `rank`, whose end `pending` announces.
-  Work(PendingPtr pending, std::string label, int rank)
-      : pending_(std::move(pending)), label_(std::move(label)), rank_(rank) {}
+  /// For Group: the operation `label` of `rank`, whose end `pending` announces, on `lane`.
+  Work(PendingPtr pending, std::string label, int rank, std::shared_ptr<Watch> watch, const Lane* lane)
+      : pending_(std::move(pending)), label_(std::move(label)), rank_(rank), watch_(std::move(watch)), lane_(lane) {}
 
  private:
   PendingPtr pending_;
   std::string label_;
   int rank_;
+  std::shared_ptr<Watch> watch_;
+  const Lane* lane_;  // a name only: the group may be gone
 };
 
 }  // namespace lockstep::comm

@@ -1,5 +1,7 @@
 #include "lockstep/comm/world.h"
 
+#include <exception>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/gloo/gloo.h"
@@ -8,7 +10,7 @@
 namespace lockstep::comm {
 
 World::~World() {
-  if (watch) watch->leave();
+  if (watch && std::uncaught_exceptions() == 0) watch->leave();
 }
 
 const std::vector<std::string>& transport_names() {

@@ -5,9 +5,11 @@
 #endif
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include <cerrno>
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/comm/gloo/c10d_store.h"
 
 namespace lockstep::comm {
@@ -54,6 +56,11 @@ class GlooTransport final : public Transport {
       : group_(std::move(group)), rank_(rank), size_(size) {}
 
   ~GlooTransport() override {
+    bool running = false;
+    for (const auto& pending : running_) running = running || !pending->done();
+    // The process group's destructor would wait for what nobody will finish.
+    if (running)
+      abort(std::make_exception_ptr(base::CommError(base::Cause::kInternal, "gloo", rank_, -1, "the transport was closed")));
     for (auto& waiter : waiters_) waiter.thread.join();  // bounded: abort() has ended what they wait for, or it is done
   }
 
@@ -224,8 +231,16 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
   // Gloo's own clock never decides: our deadlines do, and they know who is missing.
   constexpr auto kNever = std::chrono::hours(24 * 30);
   auto settings = ProcessGroupGloo::Options::create(kNever);
-  settings->devices.push_back(options.interface.empty() ? ProcessGroupGloo::createDeviceForHostname(options.address)
-                                                        : ProcessGroupGloo::createDeviceForInterface(options.interface));
+  try {
+    settings->devices.push_back(options.interface.empty() ? ProcessGroupGloo::createDeviceForHostname(options.address)
+                                                          : ProcessGroupGloo::createDeviceForInterface(options.interface));
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    if (options.interface.empty())
+      throw base::SystemError("gloo cannot use the address " + options.address + " (" + text.substr(0, text.find('\n')) + ")", EADDRNOTAVAIL);
+    throw base::UsageError("LOCKSTEP_INTERFACE is " + base::quoted(options.interface, 80) + ": " + text.substr(0, text.find('\n')),
+                           "allowed is a network interface of this host that has an address; ip addr lists them");
+  }
   try {
     settings->timeout = options.timeout;
     auto group = c10::make_intrusive<ProcessGroupGloo>(make_c10d_store(options.store, options.timeout), options.rank,
