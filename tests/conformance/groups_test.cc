@@ -1,0 +1,316 @@
+// Messages between two ranks, operations in flight together, groups of some ranks, and calls that are refused.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/support/rank_main.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::tests {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+using base::UsageError;
+using comm::Group;
+using comm::ReduceOp;
+using comm::Work;
+using ::testing::HasSubstr;
+
+int next() { return (world().rank() + 1) % world().size(); }
+int previous() { return (world().rank() + world().size() - 1) % world().size(); }
+at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
+
+/// A folder that all ranks know.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (world().rank() == 0) own_.emplace();
+    path_ = world().broadcast_bytes(own_ ? own_->path() : "", 0);
+  }
+  ~SharedFolder() { world().barrier(); }
+  void mark(const std::string& name) const { std::ofstream(path_ + "/" + name).put('x'); }
+  bool is_marked(const std::string& name) const { return std::filesystem::exists(path_ + "/" + name); }
+  bool wait_for_mark(const std::string& name) const {
+    for (const Deadline limit = Deadline::in(20s); !is_marked(name);) {
+      if (limit.expired()) return false;
+      std::this_thread::sleep_for(1ms);
+    }
+    return true;
+  }
+
+ private:
+  std::optional<TempDir> own_;
+  std::string path_;
+};
+
+TEST(PointToPoint, ARingByTurns) {
+  if (world().size() < 2) return;
+  for (const std::int64_t count : {0, 1, 1 << 20}) {
+    const at::Tensor mine = at::full({count}, world().rank(), at::kInt);
+    const at::Tensor theirs = at::full({count}, -1, at::kInt);
+    if (world().rank() % 2 == 0) world().send(mine, next());
+    world().recv(theirs, previous());
+    if (world().rank() % 2 == 1) world().send(mine, next());
+    EXPECT_TRUE(theirs.eq(previous()).all().item<bool>());
+  }
+}
+
+TEST(PointToPoint, EverybodyToEverybodyAtOnce) {
+  std::vector<at::Tensor> received;
+  std::vector<Work> works;
+  for (int r = 0; r < world().size(); ++r) {
+    received.push_back(number(-1));
+    if (r != world().rank()) works.push_back(world().recv_async(received.back(), r));
+  }
+  for (int r = 0; r < world().size(); ++r)
+    if (r != world().rank()) works.push_back(world().send_async(number(100 * world().rank() + r), r));
+  for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
+  for (int r = 0; r < world().size(); ++r)
+    if (r != world().rank()) {
+      EXPECT_EQ(received[static_cast<std::size_t>(r)].item<double>(), 100 * r + world().rank());
+    }
+}
+
+TEST(PointToPoint, MessagesToAPeerArriveInOrder) {
+  if (world().size() < 2 || world().rank() > 1) return;
+  constexpr int kCount = 20;
+  std::vector<at::Tensor> received;
+  std::vector<Work> works;
+  for (int i = 0; i < kCount; ++i) {
+    if (world().rank() == 0) {
+      works.push_back(world().send_async(at::full({i}, i, at::kLong), 1));
+    } else {
+      received.push_back(at::full({i}, -1, at::kLong));
+      works.push_back(world().recv_async(received.back(), 0));
+    }
+  }
+  for (Work& work : works) work.wait();
+  for (int i = 0; i < static_cast<int>(received.size()); ++i) EXPECT_TRUE(received[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
+}
+
+TEST(PointToPoint, OnePeersMessageDoesNotWaitForAnothers) {
+  if (world().size() < 3 || world().rank() > 2) return;
+  // Rank 1 sends only when rank 2's message has arrived, which rank 0 asked for after rank 1's.
+  if (world().rank() == 0) {
+    at::Tensor from_one = number(-1);
+    at::Tensor from_two = number(-1);
+    Work first = world().recv_async(from_one, 1);
+    Work second = world().recv_async(from_two, 2);
+    second.wait(Deadline::in(10s));
+    first.wait(Deadline::in(10s));
+    EXPECT_EQ(from_one.item<double>() + from_two.item<double>(), 30);
+  } else if (world().rank() == 1) {
+    world().recv(number(0), 2);
+    world().send(number(10), 0);
+  } else {
+    world().send(number(20), 0);
+    world().send(number(0), 1);
+  }
+}
+
+TEST(PointToPoint, ViewsAreSentAndFilled) {
+  if (world().size() < 2 || world().rank() > 1) return;
+  const at::Tensor turned = at::arange(6, at::kFloat).view({2, 3}).t();
+  if (world().rank() == 0) return world().send(turned, 1, {.name = "view"});
+  const at::Tensor wide = at::zeros({3, 4});
+  world().recv(wide.slice(1, 0, 4, 2), 0, {.name = "view"});
+  EXPECT_TRUE(at::equal(wide.slice(1, 0, 4, 2), turned));
+  EXPECT_EQ(wide.slice(1, 1, 4, 2).abs().sum().item<float>(), 0);
+}
+
+TEST(InFlight, ManyOperationsOfManyKinds) {
+  const int size = world().size();
+  std::vector<at::Tensor> sums, gathered, copies;
+  std::vector<Work> works;
+  for (int i = 0; i < 10; ++i) {
+    sums.push_back(number(world().rank() + i));
+    works.push_back(world().all_reduce_async(sums.back()));
+    gathered.push_back(at::zeros({size}, at::kDouble));
+    works.push_back(world().all_gather_async(gathered.back(), number(world().rank() * i)));
+    copies.push_back(number(world().rank()));
+    works.push_back(world().broadcast_async(copies.back(), i % size));
+    works.push_back(world().barrier_async());
+  }
+  const at::Tensor last = number(1);
+  world().all_reduce(last);  // behind all of them
+  EXPECT_EQ(last.item<double>(), size);
+  for (auto work = works.rbegin(); work != works.rend(); ++work) {
+    EXPECT_TRUE(work->done());
+    EXPECT_EQ(work->error(), nullptr);
+    work->wait();
+  }
+  for (int i = 0; i < 10; ++i) {
+    const auto at_i = static_cast<std::size_t>(i);
+    EXPECT_EQ(sums[at_i].item<double>(), size * (size - 1) / 2 + size * i);
+    EXPECT_TRUE(at::equal(gathered[at_i], at::arange(size, at::kDouble) * i));
+    EXPECT_EQ(copies[at_i].item<double>(), i % size);
+  }
+}
+
+TEST(InFlight, AWaitThatEndsEarlyLeavesTheOperationGoing) {
+  if (world().size() < 2) return;
+  const SharedFolder folder;
+  if (world().rank() == 0) {
+    Work work = world().barrier_async();
+    EXPECT_THROW(work.wait(Deadline::in(20ms)), base::TimeoutError);
+    EXPECT_FALSE(work.done());
+    EXPECT_EQ(work.error(), nullptr);
+    folder.mark("tried");
+    work.wait();
+    EXPECT_TRUE(work.done());
+  } else {
+    ASSERT_TRUE(folder.wait_for_mark("tried"));
+    world().barrier();
+  }
+}
+
+TEST(InFlight, AMessageAskedForEarlyIsNoMutualWait) {
+  if (world().size() < 2) return;
+  // Rank 0 is about to join in, as rank 1 is about to send: nobody waits for ever.
+  const at::Tensor message = number(-1);
+  std::optional<Work> early;
+  if (world().rank() == 0) {
+    early = world().recv_async(message, 1);
+    std::this_thread::sleep_for(2500ms);  // the others look at each other several times
+  }
+  world().barrier();
+  if (world().rank() == 1) world().send(number(5), 0);
+  if (early) early->wait();
+  if (early) {
+    EXPECT_EQ(message.item<double>(), 5);
+  }
+}
+
+TEST(Barrier, NobodyPassesBeforeAllHaveCome) {
+  const SharedFolder folder;
+  for (int round = 0; round < 30; ++round) {
+    const std::string name = std::to_string(round) + ".";
+    folder.mark(name + std::to_string(world().rank()));
+    if (round % 2) world().barrier();
+    else world().barrier_async().wait();
+    for (int r = 0; r < world().size(); ++r) EXPECT_TRUE(folder.is_marked(name + std::to_string(r))) << "round " << round;
+  }
+}
+
+TEST(Split, ByColourAndKey) {
+  const int size = world().size();
+  Group half = world().split(world().rank() % 2, -world().rank());
+  EXPECT_EQ(half.size(), (size + 1 - world().rank() % 2) / 2);
+  // Ordered by key: the highest rank of the world is first.
+  const at::Tensor all = at::empty({half.size()}, at::kDouble);
+  half.all_gather(all, number(world().rank()));
+  for (int i = 0; i + 1 < half.size(); ++i) EXPECT_EQ(all[i].item<double>(), all[i + 1].item<double>() + 2);
+  EXPECT_EQ(all[half.rank()].item<double>(), world().rank());
+  EXPECT_EQ(half.name(), "world." + half.name().substr(6));
+  EXPECT_THAT(half.name(), HasSubstr("[" + std::to_string(world().rank() % 2) + "]"));
+
+  Group again = half.split(0);  // equal keys: in the order of the group
+  EXPECT_EQ(again.rank(), half.rank());
+  EXPECT_EQ(again.size(), half.size());
+  const at::Tensor one = number(1);
+  again.all_reduce(one);
+  EXPECT_EQ(one.item<double>(), again.size());
+
+  Group alone = world().split(world().rank());
+  EXPECT_EQ(alone.size(), 1);
+  alone.all_reduce(one);
+  EXPECT_EQ(one.item<double>(), again.size());
+  alone.barrier();
+}
+
+TEST(Split, GroupsAreIndependent) {
+  // In opposite orders on odd and even ranks, which asynchronous operations of two groups may be started in.
+  Group a = world().split(0);
+  Group b = world().split(0);
+  const at::Tensor in_a = number(1);
+  const at::Tensor in_b = number(10);
+  if (world().rank() % 2) {
+    Work first = a.all_reduce_async(in_a);
+    b.all_reduce(in_b);
+    first.wait();
+  } else {
+    Work first = b.all_reduce_async(in_b);
+    a.all_reduce(in_a);
+    first.wait();
+  }
+  EXPECT_EQ(in_a.item<double>(), world().size());
+  EXPECT_EQ(in_b.item<double>(), 10 * world().size());
+}
+
+TEST(Split, TwoThreadsOnTwoGroups) {
+  Group groups[] = {world().split(0), world().split(0)};
+  std::vector<std::thread> threads;
+  int good[] = {0, 0};
+  for (int t = 0; t < 2; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 100; ++i) {
+        const at::Tensor value = number(1000 * t + i);
+        groups[t].all_reduce(value);
+        good[t] += value.item<double>() == (1000 * t + i) * world().size();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good[0], 100);
+  EXPECT_EQ(good[1], 100);
+}
+
+TEST(Refused, BeforeAnythingIsSent) {
+  const int size = world().size();
+  const at::Tensor good = at::zeros({4});
+  const auto refused = [](const std::string& part, auto call) {
+    const std::string text = message_of<UsageError>(call);
+    EXPECT_THAT(text, HasSubstr(part));
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+  };
+  if (world().rank() == 0) {  // on one rank alone: the others never hear of it
+    refused("mean of int64[4]", [&] { world().all_reduce(good.to(at::kLong), ReduceOp::kMean); });
+    refused("mean of bool[4]", [&] { world().reduce(good.to(at::kBool), 0, ReduceOp::kMean); });
+    refused("dtype ComplexFloat", [&] { world().all_reduce(good.to(at::kComplexFloat)); });
+    refused("undefined", [&] { world().all_reduce(at::Tensor()); });
+    refused("rank " + std::to_string(size) + " is not in world; allowed is 0 to", [&] { world().broadcast(good, size); });
+    refused("rank -1 is not in world", [&] { world().gather(good, good, -1); });
+    refused("does not hold " + std::to_string(size) + " parts", [&] { world().all_gather(at::zeros({4 * size + 1}), good); });
+    refused("parts", [&] { world().reduce_scatter_async(good, at::zeros({4 * size}, at::kDouble)); });
+    refused("undefined", [&] { world().scatter(good, {}, 0); });
+    refused("this rank", [&] { world().send(good, 0); });
+    refused("color is -1", [&] { world().split(-1); });
+    refused("13 dimensions; allowed are 12", [&] { world().all_reduce(at::zeros(std::vector<std::int64_t>(13, 1))); });
+    refused("expand()", [&] { world().all_reduce(at::zeros({1}).expand({3})); });
+    refused("expand()", [&] { world().all_gather(at::zeros({1}).expand({4 * size}), good); });
+    refused("sparse", [&] { world().all_reduce(good.to_sparse()); });
+    refused("control characters", [&] { world().barrier({.name = "two\nlines"}); });
+  }
+  if (size > 1 && world().rank() == 0) refused("equal parts", [&] { world().all_to_all(at::zeros({size + 1}), at::zeros({size + 1})); });
+  const at::Tensor one = number(1);
+  world().all_reduce(one);
+  EXPECT_EQ(one.item<double>(), size);
+}
+
+TEST(Refused, WhatASourceMayBe) {
+  // An expanded tensor cannot take a result, but can be sent.
+  const at::Tensor wide = number(world().rank()).expand({3});
+  const at::Tensor all = at::empty({3 * world().size()}, at::kDouble);
+  world().all_gather(all, wide);
+  for (int r = 0; r < world().size(); ++r) EXPECT_EQ(all[3 * r + 2].item<double>(), r);
+  const at::Tensor result = world().rank() == 0 ? number(7).expand({3}) : at::empty({3}, at::kDouble);
+  world().broadcast(result, 0);
+  EXPECT_EQ(result[2].item<double>(), 7);
+}
+
+TEST(Place, RanksOfOneHost) {
+  EXPECT_EQ(world().local_rank(), world().rank());
+  EXPECT_EQ(world().local_size(), world().size());
+  EXPECT_EQ(world().node_rank(), 0);
+  EXPECT_EQ(world().num_nodes(), 1);
+  EXPECT_EQ(world().name(), "world");
+  EXPECT_EQ(world().transport(), world().size() == 1 ? "self" : "gloo");
+  EXPECT_TRUE(world().device().is_cpu());
+}
+
+}  // namespace
+}  // namespace lockstep::tests
