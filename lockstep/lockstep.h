@@ -42,7 +42,7 @@ using data::seed_everything;
 using checkpoint::load;
 using checkpoint::save;
 
-using launch::launch;
-using launch::LaunchOptions;
+using launcher::launch;
+using launcher::LaunchOptions;
 
 }  // namespace lockstep

@@ -10,24 +10,24 @@
 #include "lockstep/launch/options.h"
 #include "lockstep/launch/process.h"
 
-namespace launch = lockstep::launch;
+namespace launcher = lockstep::launcher;
 
 int main(int argc, char** argv) {
-  launch::open_standard_descriptors();
+  launcher::open_standard_descriptors();
   try {
-    launch::Command command = launch::parse_command_line({argv + 1, argv + argc});
+    launcher::Command command = launcher::parse_command_line({argv + 1, argv + argc});
     switch (command.verb) {
-      case launch::Verb::kRun: return launch::run(std::move(command.run));
-      case launch::Verb::kAgent: launch::agent_main();
-      case launch::Verb::kPrint: std::fputs(command.text.c_str(), stdout);
+      case launcher::Verb::kRun: return launcher::run(std::move(command.run));
+      case launcher::Verb::kAgent: launcher::agent_main();
+      case launcher::Verb::kPrint: std::fputs(command.text.c_str(), stdout);
     }
     return 0;
   } catch (const lockstep::base::Error& error) {
-    std::fprintf(stderr, "%s\n", lockstep::job::to_line(launch::fatal_of(error)).c_str());
+    std::fprintf(stderr, "%s\n", lockstep::job::to_line(launcher::fatal_of(error)).c_str());
     return lockstep::base::exit_code(error.cause());
   } catch (const std::exception& error) {
     const lockstep::base::Error internal(lockstep::base::Cause::kInternal, error.what());
-    std::fprintf(stderr, "%s\n", lockstep::job::to_line(launch::fatal_of(internal)).c_str());
+    std::fprintf(stderr, "%s\n", lockstep::job::to_line(launcher::fatal_of(internal)).c_str());
     return lockstep::base::exit_code(internal.cause());
   }
 }

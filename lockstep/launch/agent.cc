@@ -18,7 +18,7 @@
 #include "lockstep/launch/process.h"
 #include "lockstep/launch/wire.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using base::Deadline;
@@ -292,4 +292,4 @@ void agent_main() {
   }
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

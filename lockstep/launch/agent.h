@@ -2,11 +2,11 @@
 // they write, and ends them when the launcher says so, or is gone.
 #pragma once
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// The whole life of `lockstep agent`: reads a JobPlan from stdin, starts its ranks and exits when no process of the job is
 /// left, at the latest 5 s after the SIGKILL that ends it. The end of stdin means that the launcher is gone: then all
 /// processes of the job get SIGKILL at once. Frames of wire.h on stdout. Single-threaded, and not dumpable.
 [[noreturn]] void agent_main();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

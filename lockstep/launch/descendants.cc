@@ -12,7 +12,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 /// 0 when it is gone. A zombie has one: its other threads may live, and if not, it is reaped soon.
@@ -79,4 +79,4 @@ std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Dead
   }
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

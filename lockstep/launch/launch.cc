@@ -9,7 +9,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/program.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 bool is_rank(const base::Env& env) {
@@ -54,4 +54,4 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
   throw base::SystemError("launch: cannot execute " + base::quoted(launcher, 256), errno);
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 struct LaunchOptions {
   int ranks = 0;                          ///< 0: one for each visible GPU, else one for each physical core
@@ -18,4 +18,4 @@ struct LaunchOptions {
 /// there is none, saying where it looked, and for ranks below 0 or above 4096.
 void launch(const LaunchOptions& options, int argc, char** argv);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

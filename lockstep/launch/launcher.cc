@@ -24,7 +24,7 @@
 #include "lockstep/launch/verdict.h"
 #include "lockstep/launch/wire.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using base::Deadline;
@@ -317,4 +317,4 @@ int run(RunOptions options) {
   return Launcher(options, std::move(surroundings), max_files).run();
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -4,7 +4,7 @@
 #include "lockstep/job/fatal.h"
 #include "lockstep/launch/options.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// Starts the ranks, shows what they print, and returns when no process of the job is left: 0 when all ranks returned 0,
 /// else the code that the FATAL line, which is printed last, stands for. Call it from the main thread before others exist;
@@ -14,4 +14,4 @@ int run(RunOptions options);
 /// The FATAL line of an error that stopped the launcher itself.
 job::Fatal fatal_of(const base::Error& error);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

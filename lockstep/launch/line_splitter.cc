@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 void LineSplitter::emit(PieceEnd end, std::vector<Piece>& pieces) {
   pieces.push_back({std::move(line_), end, continues_, over_bar_});
@@ -50,4 +50,4 @@ std::vector<Piece> LineSplitter::finish() {
   return pieces;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// How a piece of output ended.
 enum class PieceEnd {
@@ -42,4 +42,4 @@ class LineSplitter {
   bool continues_ = false;
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -5,7 +5,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 constexpr int kMaxRanks = 4096;
@@ -159,4 +159,4 @@ Command parse_command_line(std::vector<std::string> arguments) {
                                             "; allowed are run, --help and --version");
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

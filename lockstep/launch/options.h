@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// What `lockstep run` was asked for.
 struct RunOptions {
@@ -37,4 +37,4 @@ struct Command {
 /// and the values allowed. Options end at the first word that is none, or at `--`; the rest belongs to the program.
 Command parse_command_line(std::vector<std::string> arguments);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

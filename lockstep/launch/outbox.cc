@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 void Outbox::push(const Frame& frame) {
   const bool droppable = frame.kind == FrameKind::kStdout || frame.kind == FrameKind::kStderr;
@@ -46,4 +46,4 @@ bool Outbox::flush() {
   return true;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -8,7 +8,7 @@
 
 #include "lockstep/launch/wire.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: when the launcher does not read (a
 /// person has stopped it), the oldest is dropped and counted, so that no rank ever waits. All other frames are kept.
@@ -36,4 +36,4 @@ class Outbox {
   std::int64_t dropped_bytes_ = 0;  // not yet told
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -15,7 +15,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/plan.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -130,4 +130,4 @@ void Output::finish(const std::string& last) {
   err.writer.drain(1s, 10s);
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -13,7 +13,7 @@
 #include "lockstep/launch/screen.h"
 #include "lockstep/launch/writer.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 enum class Stream { kOut = 0, kErr = 1 };
 
@@ -63,4 +63,4 @@ class Output {
   std::unique_ptr<Writer> disk_;
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

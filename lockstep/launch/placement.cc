@@ -13,7 +13,7 @@
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 constexpr int kMaxCpus = 8192;  // what Linux can be built for
@@ -102,4 +102,4 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks) {
   return parts;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

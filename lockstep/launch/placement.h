@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// A logical CPU that this process may use.
 struct Cpu {
@@ -27,4 +27,4 @@ std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks);
 /// Reads "0-3,8"; what cannot be read is left out. Pure.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

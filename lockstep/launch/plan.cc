@@ -7,7 +7,7 @@
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
@@ -112,4 +112,4 @@ int default_ranks(const Environment& environment, int gpus, int cores) {
 
 std::string prefix_of(int rank) { return "[" + std::to_string(rank) + "] "; }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

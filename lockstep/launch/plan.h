@@ -10,7 +10,7 @@
 #include "lockstep/launch/options.h"
 #include "lockstep/launch/placement.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// Variables as execve(2) takes them: "NAME=value".
 using Environment = std::vector<std::string>;
@@ -53,4 +53,4 @@ int default_ranks(const Environment& environment, int gpus, int cores);
 /// The "[rank] " in front of each line of output.
 std::string prefix_of(int rank);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

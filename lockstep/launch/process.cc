@@ -16,7 +16,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 /// argv or envp; the strings must outlive it.
@@ -169,4 +169,4 @@ std::uint64_t allow_files(std::uint64_t need) {
   return before;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

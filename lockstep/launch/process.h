@@ -12,7 +12,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/launch/plan.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// The agent, a process in a session of its own, so that the terminal's Ctrl-C does not reach it. It sees the end of its
 /// input when this process dies.
@@ -82,4 +82,4 @@ std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Dead
 /// saying what is allowed when the hard limit forbids it.
 std::uint64_t allow_files(std::uint64_t need);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

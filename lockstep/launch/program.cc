@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 void check_file(const std::string& path) {
@@ -52,4 +52,4 @@ std::string own_path() {
   return std::string(path, static_cast<std::size_t>(size));
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

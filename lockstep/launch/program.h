@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// The path of the executable file that `name` means: `name` itself when it has a slash, else the first one in the folders
 /// of `search_path` (the value of PATH). Throws UsageError saying what is wrong: not found, a folder, not executable.
@@ -16,4 +16,4 @@ bool is_executable(const std::string& path);
 /// The path of the running program.
 std::string own_path();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 std::string signal_name(int signal) {
   const char* name = ::sigabbrev_np(signal);
@@ -13,4 +13,4 @@ std::string to_text(const RankEnd& end) {
   return end.signal != 0 ? "killed by " + signal_name(end.signal) : "exited with code " + std::to_string(end.code);
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 struct RankEnd {
   int rank = -1;
@@ -23,4 +23,4 @@ std::string to_text(const RankEnd& end);
 /// "SIGKILL"; "signal 40" for one without a name.
 std::string signal_name(int signal);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -2,7 +2,7 @@
 
 #include "lockstep/launch/plan.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 const char* const kEraseRow = "\r\x1b[K";
@@ -45,4 +45,4 @@ std::string Screen::leave() {
   return open ? "\n" : "";
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

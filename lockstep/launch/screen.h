@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/line_splitter.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// Pure but for what it remembers: which bar stands on the last row. On a terminal the newest bar stays there and lines
 /// appear above it; elsewhere bytes come as they are, with prefixes.
@@ -30,4 +30,4 @@ class Screen {
   int bar_owner_ = -1;
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

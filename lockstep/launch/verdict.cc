@@ -7,7 +7,7 @@
 
 #include "lockstep/base/parse.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 bool is_death(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT; }
@@ -94,4 +94,4 @@ std::int64_t oom_kills() {
   return oom_kills_in(content("/proc/vmstat"));
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -10,7 +10,7 @@
 #include "lockstep/job/fatal.h"
 #include "lockstep/launch/rank_end.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 struct Verdict {
   job::Fatal fatal;
@@ -42,4 +42,4 @@ std::int64_t oom_kills_in(std::string_view text);
 /// The kills counted now for the cgroup of this process, or for the machine when the cgroup has no counter.
 std::int64_t oom_kills();
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -4,7 +4,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kHeader = 12;
@@ -159,4 +159,4 @@ JobPlan decode_job(std::string_view bytes) {
   return job;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -11,7 +11,7 @@
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/rank_end.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 enum class FrameKind : std::uint32_t {
   // launcher to agent
@@ -67,4 +67,4 @@ std::string encode_job(const JobPlan& job);
 /// Throws Error kProtocol for anything that encode_job() does not write.
 JobPlan decode_job(std::string_view bytes);
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

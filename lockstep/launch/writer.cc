@@ -13,7 +13,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 struct Entry {
@@ -151,4 +151,4 @@ int Writer::error() const {
   return shared_->error;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 
 /// A bounded queue in front of blocking descriptors. When it is full, the oldest entries are dropped and counted. Used by
 /// one thread.
@@ -38,4 +38,4 @@ class Writer {
   std::thread thread_;              // started by the first write
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -72,7 +72,7 @@ int flood(int lines) {
 int launch(int argc, char** argv) {
   const auto& rank = lockstep::base::Env::process().lockstep_rank;
   try {
-    lockstep::launch::launch({.ranks = std::atoi(argv[2])}, argc, argv);
+    lockstep::launcher::launch({.ranks = std::atoi(argv[2])}, argc, argv);
   } catch (const lockstep::base::Error& error) {
     std::printf("error: %s\n", error.what());
     return 1;

@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using ::testing::AllOf;
@@ -105,4 +105,4 @@ TEST(Options, HelpAndVersionArePrinted) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/fd.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 /// A pipe that nobody reads until read_all().
@@ -81,4 +81,4 @@ TEST(Outbox, AReaderThatIsGoneIsTold) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <set>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using ::testing::ElementsAre;
@@ -74,4 +74,4 @@ TEST(Placement, CpuLists) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using ::testing::Contains;
@@ -126,4 +126,4 @@ TEST(Plan, DefaultRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using ::testing::AllOf;
@@ -36,4 +36,4 @@ TEST(Program, APathIsTakenAsItIs) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 const std::string kErase = "\r\x1b[K";
@@ -58,4 +58,4 @@ TEST(Screen, TheNewestBarWins) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

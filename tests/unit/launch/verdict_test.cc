@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using ::testing::HasSubstr;
@@ -75,4 +75,4 @@ TEST(Verdict, CountersOfTheKernel) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

@@ -6,7 +6,7 @@
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using ::testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST(Wire, Ends) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher

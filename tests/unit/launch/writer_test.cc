@@ -12,7 +12,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/socket.h"
 
-namespace lockstep::launch {
+namespace lockstep::launcher {
 namespace {
 
 using namespace std::chrono_literals;
@@ -81,4 +81,4 @@ TEST(Writer, AReaderThatIsGoneIsAnErrorOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::launch
+}  // namespace lockstep::launcher
