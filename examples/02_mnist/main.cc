@@ -1,0 +1,164 @@
+// Handwritten digits, learned by a small convolutional network on any number of ranks. The batch size is that of all ranks
+// together, so the result does not depend on their number:
+//   lockstep run -n 2 02_mnist --data mnist
+#include <lockstep/data/mnist.h>
+#include <lockstep/lockstep.h>
+#include <lockstep/train/progress.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "examples/arguments.h"
+
+namespace {
+
+using lockstep::data::Mnist;
+
+struct Options {
+  std::string data;
+  std::int64_t epochs = 5;
+  std::int64_t batch_size = 64;
+  double lr = 0.05;
+  std::int64_t seed = 1;
+  std::string save;
+  std::string loss_log;
+};
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  examples::Arguments arguments("Trains a convolutional network on handwritten digits.");
+  arguments.text("--data", options.data, "folder with the files of MNIST, .gz or not");
+  arguments.integer("--epochs", options.epochs, 1, 1000, "times through the training images");
+  arguments.integer("--batch-size", options.batch_size, 1, 100000, "images in a step, of all ranks together");
+  arguments.number("--lr", options.lr, 1e-6, 10, "highest learning rate: it rises first, then falls to 0");
+  arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights and of the order of the images");
+  arguments.text("--save", options.save, "write the trained network to this file (safetensors)");
+  arguments.text("--loss-log", options.loss_log, "write the mean loss of each step to this file, a line each");
+  arguments.read(argc, argv);
+  if (options.data.empty())
+    throw lockstep::UsageError("--data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+  return options;
+}
+
+struct Images {
+  Mnist train;
+  Mnist validation;
+};
+
+// Where only the test images are, the last tenth of them validates.
+Images load_images(const std::string& folder) {
+  const Mnist test = Mnist::load(folder, Mnist::Part::kTest);
+  if (Mnist::exists(folder, Mnist::Part::kTrain)) return {Mnist::load(folder, Mnist::Part::kTrain), test};
+  const std::size_t num_validation = std::max<std::size_t>(1, test.size() / 10);
+  return {test.slice(0, test.size() - num_validation), test.slice(test.size() - num_validation, num_validation)};
+}
+
+void check_written(const std::ostream& loss_log, const Options& options) {
+  if (!loss_log) throw lockstep::UsageError("--loss-log is \"" + options.loss_log + "\", which cannot be written");
+}
+
+// docs: begin model
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    conv1 = register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 16, 3).padding(1)));
+    conv2 = register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(16, 32, 3).padding(1)));
+    hidden = register_module("hidden", torch::nn::Linear(32 * 7 * 7, 128));
+    digits = register_module("digits", torch::nn::Linear(128, 10));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = (x - 0.1307) / 0.3081;
+    x = torch::avg_pool2d(torch::gelu(conv1(x)), 2);
+    x = torch::avg_pool2d(torch::gelu(conv2(x)), 2);
+    return torch::log_softmax(digits(torch::gelu(hidden(x.flatten(1)))), 1);
+  }
+  torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
+  torch::nn::Linear hidden{nullptr}, digits{nullptr};
+};
+TORCH_MODULE(Net);
+// docs: end model
+
+// docs: begin evaluate
+struct Score {
+  double loss;
+  double accuracy;
+};
+
+// Every rank takes its part of the images, every image once; the sums are those of all ranks.
+Score evaluate(Net& net, const Mnist& images, lockstep::Group& world) {
+  const torch::NoGradGuard no_grad;
+  auto loader = lockstep::data::make_loader(
+      images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
+  const torch::Tensor sums = torch::zeros({2}, torch::kFloat64);
+  for (auto& batch : loader.epoch(0)) {
+    const torch::Tensor output = net->forward(batch.data);
+    sums[0] += torch::nll_loss(output, batch.target, {}, at::Reduction::Sum);
+    sums[1] += output.argmax(1).eq(batch.target).sum();
+  }
+  world.all_reduce(sums);
+  const auto count = static_cast<double>(images.size());
+  return {sums[0].item<double>() / count, sums[1].item<double>() / count};
+}
+// docs: end evaluate
+
+void train(const Options& options) {
+  lockstep::Group world = lockstep::init();
+  if (options.batch_size % world.size() != 0)
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
+                               std::to_string(world.size()) + " ranks are multiples of " + std::to_string(world.size()));
+  std::ofstream loss_log;
+  if (world.rank() == 0) {
+    examples::expect_place_for("--save", options.save);
+    examples::expect_place_for("--loss-log", options.loss_log);
+    if (!options.loss_log.empty()) loss_log.open(options.loss_log);
+    check_written(loss_log, options);
+    loss_log.precision(17);
+  }
+  const Images images = load_images(options.data);
+
+  // docs: begin training
+  lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
+  Net net;
+  lockstep::DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  auto loader = lockstep::data::make_loader(images.train, world,
+                                            {.batch_size = options.batch_size / world.size(),
+                                             .seed = static_cast<std::uint64_t>(options.seed)});
+  const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
+  const std::int64_t num_steps = options.epochs * steps_per_epoch;
+  std::int64_t step = 0;
+  lockstep::train::Progress progress(
+      world, {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
+  for (std::int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
+      const double done = static_cast<double>(++step) / static_cast<double>(num_steps);  // rises for a tenth, then falls
+      for (auto& group : optimizer.param_groups()) group.options().set_lr(options.lr * std::min(10 * done, 1 - done));
+      optimizer.zero_grad();
+      torch::Tensor loss = torch::nll_loss(net->forward(batch.data), batch.target);
+      loss.backward();
+      optimizer.step();
+
+      const torch::Tensor mean_loss = loss.detach();
+      world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the screen only: gradients are averaged already
+      if (loss_log.is_open()) loss_log << mean_loss.item<double>() << '\n';
+      progress.step({{"loss", mean_loss.item<double>()}});
+    }
+    const Score score = evaluate(net, images.validation, world);
+    if (world.rank() == 0)
+      std::printf("epoch %lld: validation loss %.4f, accuracy %.2f %%\n", static_cast<long long>(epoch + 1), score.loss,
+                  100 * score.accuracy);
+  }
+  if (world.rank() == 0 && !options.save.empty()) lockstep::save(net, options.save);
+  // docs: end training
+  check_written(loss_log.flush(), options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  train(read_options(argc, argv));
+} catch (const lockstep::Error& error) {
+  std::cerr << "02_mnist: " << error.what() << std::endl;
+  return lockstep::base::exit_code(error.cause());
+}

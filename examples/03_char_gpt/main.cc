@@ -1,0 +1,148 @@
+// A small transformer learns any text, character by character, and then writes some of its own:
+//   lockstep run -n 2 03_char_gpt --corpus FILE_OR_FOLDER
+#include <lockstep/data/char_dataset.h>
+#include <lockstep/data/corpus.h>
+#include <lockstep/data/vocabulary.h>
+#include <lockstep/lockstep.h>
+#include <lockstep/train/progress.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "examples/03_char_gpt/gpt.h"
+#include "examples/arguments.h"
+
+namespace {
+
+using lockstep::data::CharDataset;
+using lockstep::data::Vocabulary;
+
+struct Options {
+  std::string corpus;
+  std::int64_t steps = 300;
+  std::int64_t batch_size = 32;
+  std::int64_t block = 128;
+  double lr = 3e-3;
+  std::int64_t seed = 1;
+  std::int64_t sample = 300;
+  std::string save;
+};
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  examples::Arguments arguments("Trains a character-level GPT on a text, and lets it write.");
+  arguments.text("--corpus", options.corpus, "file with the text, or folder with files");
+  arguments.integer("--steps", options.steps, 1, 10000000, "updates of the parameters");
+  arguments.integer("--batch-size", options.batch_size, 1, 65536, "pieces of text in a step, of all ranks together");
+  arguments.integer("--block", options.block, 8, 4096, "characters in a piece of text");
+  arguments.number("--lr", options.lr, 1e-6, 1, "highest learning rate");
+  arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
+  arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
+  arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
+  arguments.read(argc, argv);
+  if (options.corpus.empty()) throw lockstep::UsageError("--corpus is missing; allowed is a file or a folder with text");
+  return options;
+}
+
+/// Rises for a tenth of the training, then falls along a cosine to a tenth of the highest.
+double learning_rate(std::int64_t step, const Options& options) {
+  const double done = static_cast<double>(step) / static_cast<double>(options.steps);
+  const double falling = 0.55 + 0.45 * std::cos(M_PI * done);
+  return options.lr * std::min(10 * (done + 1.0 / static_cast<double>(options.steps)), falling);
+}
+
+/// The mean loss over `count` pieces spread over the text, each looked at by one rank.
+double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
+  const torch::NoGradGuard no_grad;
+  const std::size_t count = std::min<std::size_t>(text.size(), 256);
+  const auto piece = [&](std::size_t i) { return text.get(i * text.size() / count); };
+  auto loader = lockstep::data::make_loader(
+      count, piece, world, {.batch_size = 32, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
+  torch::Tensor sum = torch::zeros({1}, torch::kFloat64);
+  for (auto& batch : loader.epoch(0)) sum += model->loss(batch.data, batch.target) * batch.data.size(0);
+  world.all_reduce(sum);
+  return sum.item<double>() / static_cast<double>(count);
+}
+
+void train(Gpt& model, const CharDataset& text, const Options& options, lockstep::Group& world) {
+  lockstep::DistributedDataParallel ddp(model, world);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(options.lr).weight_decay(0.01));
+  auto loader = lockstep::data::make_loader(text, world,
+                                            {.batch_size = options.batch_size / world.size(),
+                                             .seed = static_cast<std::uint64_t>(options.seed)});
+  lockstep::train::Progress progress(
+      world, {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
+  std::int64_t step = 0;
+  for (std::uint64_t epoch = 0; step < options.steps; ++epoch)
+    for (auto& batch : loader.epoch(epoch)) {
+      if (step == options.steps) break;
+      for (auto& group : optimizer.param_groups()) group.options().set_lr(learning_rate(step, options));
+      optimizer.zero_grad();
+      torch::Tensor loss = model->loss(batch.data, batch.target);
+      loss.backward();
+      torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+      optimizer.step();
+
+      const torch::Tensor mean_loss = loss.detach();
+      world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the screen only: gradients are averaged already
+      progress.step({{"loss", mean_loss.item<double>()}});
+      ++step;
+    }
+}
+
+/// `length` characters, each drawn from what the model expects after the ones before it.
+std::string write(Gpt& model, const Vocabulary& vocabulary, std::int64_t length) {
+  const torch::NoGradGuard no_grad;
+  std::vector<std::int64_t> ids = {0};
+  while (static_cast<std::int64_t>(ids.size()) <= length) {
+    const auto seen = std::min<std::int64_t>(static_cast<std::int64_t>(ids.size()), model->options.block);
+    const torch::Tensor context = torch::tensor(std::vector<std::int64_t>(ids.end() - seen, ids.end())).view({1, seen});
+    const torch::Tensor next = model->forward(context)[0][-1].div(0.8).exp();  // 0.8: a little less daring than it is
+    ids.push_back(torch::multinomial(next, 1).item<std::int64_t>());
+  }
+  return vocabulary.decode({ids.begin() + 1, ids.end()});
+}
+
+void run(const Options& options) {
+  lockstep::Group world = lockstep::init();
+  const bool first = world.rank() == 0;
+  if (options.batch_size % world.size() != 0)
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
+                               std::to_string(world.size()) + " ranks are multiples of " + std::to_string(world.size()));
+  if (first) examples::expect_place_for("--save", options.save);
+  const std::string text = lockstep::data::read_corpus(options.corpus, {.max_bytes = std::uint64_t{16} << 20});
+  Vocabulary vocabulary = Vocabulary::of(text);
+  if (vocabulary.size() > 256) vocabulary = Vocabulary::bytes();
+  const auto [training, validation] =
+      CharDataset(vocabulary.encode(text), {.block_size = static_cast<std::size_t>(options.block)}).split(0.95);
+
+  lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
+  Gpt model(GptOptions{.vocabulary = static_cast<std::int64_t>(vocabulary.size()), .block = options.block});
+  lockstep::broadcast_parameters(*model, world);
+  std::int64_t num_parameters = 0;
+  for (const auto& parameter : model->parameters()) num_parameters += parameter.numel();
+  if (first)
+    std::printf("%zu characters, %zu different ones; %.2f M parameters; %d ranks\n", text.size(), vocabulary.size(),
+                static_cast<double>(num_parameters) / 1e6, world.size());
+
+  const double before = evaluate(model, validation, world);
+  if (first) std::printf("validation loss before: %.4f\n", before);
+  train(model, training, options, world);
+  const double after = evaluate(model, validation, world);
+  if (!first) return;
+  std::printf("validation loss after: %.4f (before: %.4f)\n", after, before);
+  if (!options.save.empty()) lockstep::save(model, options.save);
+  if (options.sample > 0)
+    std::printf("\n%s\n", write(model, vocabulary, options.sample).c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  run(read_options(argc, argv));
+} catch (const lockstep::Error& error) {
+  std::cerr << "03_char_gpt: " << error.what() << std::endl;
+  return lockstep::base::exit_code(error.cause());
+}

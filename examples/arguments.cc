@@ -1,0 +1,86 @@
+#include "examples/arguments.h"
+
+#include <lockstep/base/error.h>
+#include <lockstep/base/parse.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <sstream>
+
+namespace examples {
+namespace {
+
+std::string shortest(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+Arguments::Arguments(const std::string& description) : app_(std::make_unique<CLI::App>(description)) {}
+Arguments::~Arguments() = default;
+
+void Arguments::add(const std::string& name, const std::string& help, const std::string& standard, Take take) {
+  names_.push_back(name);
+  auto* const option = app_->add_option_function<std::string>(name, std::move(take), help);
+  option->type_name("");
+  option->option_text(standard.empty() ? "VALUE" : "VALUE (default " + standard + ")");
+}
+
+void Arguments::text(const std::string& name, std::string& value, const std::string& help) {
+  add(name, help, value, [name, &value](const std::string& text) {
+    if (text.empty()) throw lockstep::base::UsageError(name + " is \"\"; allowed is a text that is not empty");
+    value = text;
+  });
+}
+
+void Arguments::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
+                        const std::string& help) {
+  add(name, help, std::to_string(value), [name, &value, low, high](const std::string& text) {
+    value = lockstep::base::parse_int_in(name, text, low, high);
+  });
+}
+
+void Arguments::number(const std::string& name, double& value, double low, double high, const std::string& help) {
+  add(name, help, shortest(value), [name, &value, low, high](const std::string& text) {
+    const auto number = lockstep::base::parse_double(text);
+    if (!number || *number < low || *number > high)
+      throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(text, 80) + "; allowed is a number from " +
+                                       shortest(low) + " to " + shortest(high));
+    value = *number;
+  });
+}
+
+void Arguments::read(int argc, char** argv) {
+  std::string known;
+  for (const std::string& name : names_) known += name + ", ";
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app_->help() << std::flush;
+    std::exit(0);
+  } catch (const CLI::ExtrasError&) {
+    throw lockstep::base::UsageError("the argument " + lockstep::base::quoted(app_->remaining().front(), 80) +
+                                     " is not known; allowed are " + known + "--help");
+  } catch (const CLI::ArgumentMismatch& error) {  // "--NAME: ..."
+    const std::string name = std::string(error.what()).substr(0, std::string(error.what()).find(':'));
+    throw lockstep::base::UsageError(name + " is given without a value, or several times; allowed is " + name + " VALUE, once");
+  } catch (const CLI::ParseError& error) {
+    throw lockstep::base::UsageError(std::string(error.what()) + "; allowed are " + known + "--help");
+  }
+}
+
+void expect_place_for(const std::string& name, const std::string& path) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return;
+  std::error_code ignored;
+  const fs::path folder = fs::path(path).has_parent_path() ? fs::path(path).parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored) || fs::is_directory(path, ignored))
+    throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(path, 256) +
+                                     "; allowed is a file in a folder that exists");
+}
+
+}  // namespace examples

@@ -1,0 +1,90 @@
+// N ranks equal one.
+#include "tests/training/trainings.h"
+
+namespace lockstep::tests {
+namespace {
+
+constexpr double kSameLoss = 1e-4;
+
+/// Real digits where they are, others else. 7,000 of the latter are 100 steps.
+std::string digits(const TempDir& folder) {
+  if (std::filesystem::exists(LOCKSTEP_MNIST "/t10k-images-idx3-ubyte.gz")) return LOCKSTEP_MNIST;
+  write_digits(folder, 7200);
+  return folder.path();
+}
+
+TEST(Mnist, LossOfEveryStepIsThatOfOneRank) {
+  const TempDir folder;
+  const std::string data = digits(folder);
+  std::vector<double> one;
+  for (const int ranks : {1, 2, 4}) {
+    const std::string log = folder / "loss";
+    run_ranks(ranks, {LOCKSTEP_MNIST_PROGRAM, "--data", data, "--epochs", "1", "--loss-log", log});
+    const auto losses = read_losses(log);
+    if (ranks == 1) one = losses;
+    EXPECT_LE(largest_difference(one, losses, 100), kSameLoss) << ranks << " ranks";
+  }
+  EXPECT_LT(one.back(), 0.5 * one.front()) << "nothing was learned, so nothing was compared";
+}
+
+TEST(Mnist, LearnsTheDigits) {
+  const TempDir folder;
+  const Exit exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", digits(folder), "--epochs", "3"});
+  EXPECT_GE(number_after(exit.out, "epoch 3: validation loss "), 0) << exit.out;
+  EXPECT_GE(number_after(exit.out, "accuracy "), 97) << exit.out;
+}
+
+TEST(Mnist, SavesWhatOthersRead) {
+  const TempDir folder;
+  write_digits(folder, 200);
+  run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--epochs", "1", "--save", folder / "net.safetensors"});
+  const std::string file = read_file(folder / "net.safetensors");
+  for (const char* const name : {"\"conv1.weight\"", "\"digits.bias\""})
+    EXPECT_NE(file.find(name), std::string::npos) << name;
+}
+
+class Replicas : public testing::TestWithParam<int> {};
+
+TEST_P(Replicas, HaveTheSameBitsAfter200Steps) {
+  const TempDir folder;
+  run_ranks(GetParam(), {LOCKSTEP_REPLICAS_PROGRAM, "200", "exchange", folder / "losses"});
+  run_ranks(1, {LOCKSTEP_REPLICAS_PROGRAM, "200", "exchange", folder / "one"});
+  EXPECT_LE(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), kSameLoss);
+}
+
+// What the other tests compare would show an exchange that does nothing.
+TEST_P(Replicas, WithoutAnExchangeDiffer) {
+  const TempDir folder;
+  run_ranks(GetParam(), {LOCKSTEP_REPLICAS_PROGRAM, "200", "alone", folder / "losses"}, 3);
+  run_ranks(1, {LOCKSTEP_REPLICAS_PROGRAM, "200", "alone", folder / "one"});
+  EXPECT_GT(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), 10 * kSameLoss);
+}
+
+INSTANTIATE_TEST_SUITE_P(, Replicas, testing::Values(2, 3, 4), [](const auto& info) { return "n" + std::to_string(info.param); });
+
+/// Sentences with a grammar, which a language model can learn in a few steps.
+std::string sentences() {
+  constexpr const char* kNouns[] = {"gradient", "rank", "bucket", "tensor", "group"};
+  constexpr const char* kVerbs[] = {"follows", "carries", "waits for", "meets"};
+  std::string text;
+  for (std::size_t i = 0; text.size() < 20000; i += 3)
+    text += std::string("the ") + kNouns[i * i % 5] + " " + kVerbs[i % 7 % 4] + " the " + kNouns[i % 11 % 5] + ".\n";
+  return text;
+}
+
+TEST(CharGpt, ValidationLossOfTwoRanksIsThatOfOne) {
+  const TempDir folder;
+  folder.write("text/a.txt", sentences());
+  double after[3] = {};
+  for (const int ranks : {1, 2}) {
+    const Exit exit = run_ranks(ranks, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", "40", "--block", "32",
+                                        "--batch-size", "16", "--sample", "20"});
+    const double before = number_after(exit.out, "before: ");
+    after[ranks] = number_after(exit.out, "after: ");
+    EXPECT_LT(after[ranks], 0.7 * before) << exit.out;
+  }
+  EXPECT_NEAR(after[2], after[1], 0.01 * after[1]);
+}
+
+}  // namespace
+}  // namespace lockstep::tests
