@@ -1,0 +1,234 @@
+// The program of docs/04-errors.md: what other libraries warn of and works here, and mistakes that end with one line.
+//   lockstep run -n 2 docs_pitfalls fine         all that must work
+//   lockstep run -n 2 docs_pitfalls desync       one mistake; the page shows what each ends with
+#include <lockstep/base/env.h>
+#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <thread>
+
+namespace {
+
+using lockstep::Group;
+using lockstep::DistributedDataParallel;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    left = register_module("left", torch::nn::Linear(3, 4));
+    right = register_module("right", torch::nn::Linear(3, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    last = register_module("last", torch::nn::Linear(4, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(norm(left(x) + right(x))); }
+  // docs: begin branch
+  torch::Tensor loss_of_one_branch(const torch::Tensor& x, bool go_left) {
+    return last(go_left ? left(x) : right(x)).sum();
+  }
+  // docs: end branch
+  torch::nn::Linear left{nullptr}, right{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+torch::Tensor some_batch(const Group& world) { return torch::full({5, 3}, world.rank() + 1.0) + torch::arange(5).unsqueeze(1); }
+
+void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("not so: " + what);
+}
+
+void branches(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  // docs: begin branches
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    net->loss_of_one_branch(some_batch(world), world.rank() == 0).backward();
+  }
+  // docs: end branches
+  // Each branch was reached on one rank: its gradient is half of that one's, on all ranks.
+  const torch::Tensor bias = net->last->weight.detach()[0] * 5 / world.size();
+  if (world.size() == 2) expect(net->left->bias.grad().allclose(bias), "a branch that one rank took has half its gradient");
+  if (world.size() == 2) expect(net->right->bias.grad().allclose(bias), "and the other branch too");
+}
+
+void evaluation_on_one_rank(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  // docs: begin evaluation
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    net->forward(some_batch(world)).sum().backward();
+    optimizer.step();
+    if (world.rank() == 0) {
+      const torch::NoGradGuard no_grad;
+      net->eval();
+      net->forward(some_batch(world));  // nobody waits for it, and it waits for nobody
+      net->train();
+    }
+  }
+  // docs: end evaluation
+}
+
+void two_forwards(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  // docs: begin forwards
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const torch::Tensor first = net->forward(some_batch(world));
+    const torch::Tensor second = net->forward(2 * some_batch(world));  // BatchNorm's buffers change here
+    (first.sum() + second.sum()).backward();
+  }
+  // docs: end forwards
+}
+
+void names(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  if (world.rank() != 0) return;
+  const std::string file = std::filesystem::temp_directory_path() / ("pitfalls." + std::to_string(::getpid()));
+  lockstep::save(net, file);
+  const auto saved = lockstep::checkpoint::load_tensors(file);
+  std::filesystem::remove(file);
+  for (const auto& parameter : net->named_parameters()) expect(saved.contains(parameter.key()), parameter.key() + " is in the file");
+  expect(saved.size() == net->named_parameters().size() + net->named_buffers().size(), "and no other name");
+}
+
+void optimizer_before(Group& world) {
+  torch::manual_seed(world.rank());  // another start on every rank, which the constructor below makes one
+  Net net;
+  torch::optim::Adam optimizer(net->parameters(), 0.01);
+  DistributedDataParallel ddp(net, world);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    net->forward(some_batch(world)).sum().backward();
+    optimizer.step();
+  }
+  const torch::Tensor mine = net->last->weight.detach().clone(), first = mine.clone();
+  world.broadcast(first, 0);
+  expect(mine.equal(first), "all ranks hold the same bits");
+}
+
+void uneven(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  // docs: begin join
+  lockstep::join(ddp, [&] {
+    for (int batch = 0; batch < 3 + world.rank(); ++batch) {
+      net->zero_grad();
+      net->forward(some_batch(world)).sum().backward();
+    }
+  });
+  // docs: end join
+}
+
+void accumulation(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  const torch::Tensor x = some_batch(world), y = 2 * x;
+  // docs: begin accumulate
+  net->zero_grad();
+  {
+    const auto quiet = ddp.no_sync();
+    net->forward(x).sum().backward();
+  }
+  net->forward(y).sum().backward();
+  // docs: end accumulate
+  const torch::Tensor mine = net->last->bias.grad().clone(), first = mine.clone();
+  world.broadcast(first, 0);
+  expect(mine.equal(first) && mine.item<double>() == 10, "both batches are in the gradient, on all ranks");
+}
+
+void fine(Group& world) {
+  branches(world);
+  evaluation_on_one_rank(world);
+  two_forwards(world);
+  names(world);
+  optimizer_before(world);
+  uneven(world);
+  accumulation(world);
+  if (world.rank() == 0) std::cout << "all of it works" << std::endl;
+}
+
+void stand_still() { std::this_thread::sleep_for(std::chrono::seconds(100)); }  // the launcher ends it
+
+// docs: begin desync
+void desync(Group& world) {
+  if (world.rank() == 0) world.all_reduce(torch::ones({3}));  // the mistake
+  world.all_reduce(torch::ones({1}));
+}
+// docs: end desync
+
+void uneven_input(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  for (int batch = 0; batch < 3 - world.rank(); ++batch) net->forward(some_batch(world)).sum().backward();
+}
+
+void other_model(Group& world) {
+  torch::nn::Linear net(3, 4 + world.rank());
+  DistributedDataParallel ddp(net, world);
+}
+
+void diverged(Group& world) {
+  Net net;
+  DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    net->forward(some_batch(world)).sum().backward();
+    optimizer.step();
+    if (world.rank() == 1) net->last->bias.data().zero_();
+  }
+}
+
+void stuck(Group& world) {
+  if (world.rank() == 1) stand_still();
+  world.all_reduce(torch::ones({3}), lockstep::ReduceOp::kSum, {.name = "votes"});
+}
+
+void damaged_file(Group& world) {
+  const std::string file = "damaged.safetensors";
+  if (world.rank() != 0) return;
+  std::ofstream(file) << "this is no safetensors file";
+  Net net;
+  lockstep::load(net, file);
+}
+
+const std::map<std::string, std::function<void(Group&)>> kCases = {
+    {"fine", fine},         {"desync", desync}, {"uneven", uneven_input},        {"other-model", other_model},
+    {"diverged", diverged}, {"stuck", stuck},   {"damaged-file", damaged_file},
+};
+
+void run(const std::string& name) {
+  if (name == "join-timeout") {
+    if (*lockstep::base::Env::process().lockstep_rank == "1") stand_still();
+    lockstep::init({.join_timeout = std::chrono::seconds(1)});
+    return;
+  }
+  const auto found = kCases.find(name);
+  if (found == kCases.end()) throw lockstep::UsageError("there is no case \"" + name + "\"");
+  std::optional<Group> world = lockstep::init();
+  found->second(*world);
+  const bool left_early = name == "uneven" && world->rank() == 1;
+  world.reset();
+  if (left_early) stand_still();  // so that it is not its exit that is noticed
+}
+
+}  // namespace
+
+// docs: begin main
+int main(int argc, char** argv) try {
+  run(argc > 1 ? argv[1] : "fine");
+} catch (const lockstep::Error& error) {
+  std::cerr << "pitfalls: " << error.what() << std::endl;
+  return lockstep::base::exit_code(error.cause());
+}
+// docs: end main

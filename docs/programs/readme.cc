@@ -1,0 +1,41 @@
+// The program of README.md, with a model and data that need no file.
+#include <torch/torch.h>
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() : fc(register_module("fc", torch::nn::Linear(2, 2))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return torch::log_softmax(fc(x), 1); }
+  torch::nn::Linear fc;
+};
+TORCH_MODULE(Net);
+
+/// Points of the plane and the side of a line on which they lie.
+struct Points : torch::data::datasets::Dataset<Points> {
+  torch::data::Example<> get(std::size_t index) override {
+    const auto x = static_cast<float>(index % 37) / 37.0f;
+    const auto y = static_cast<float>(index % 53) / 53.0f;
+    return {torch::tensor({x, y}), torch::tensor(static_cast<std::int64_t>(x > y))};
+  }
+  std::optional<std::size_t> size() const override { return 1000; }
+};
+
+// docs: begin program
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+int main() {
+  lockstep::Group world = lockstep::init();                        // alone: a world of one; the same program under any launcher
+  Net net;                                                         // the user's module, never wrapped
+  lockstep::DistributedDataParallel ddp(net, world);               // same start on every rank; averages gradients from here on
+  torch::optim::SGD optimizer(net->parameters(), 0.1);             // before or after, it does not matter
+  auto loader = lockstep::data::make_loader(Points(), world, {.batch_size = 64, .seed = 1});
+
+  for (int epoch = 0; epoch < 3; ++epoch)
+    for (auto& batch : loader.epoch(epoch)) {                      // every rank its own part, a new order each epoch
+      optimizer.zero_grad();
+      auto loss = torch::nll_loss(net->forward(batch.data), batch.target);
+      loss.backward();                                             // on return, gradients are the mean over all ranks
+      optimizer.step();
+    }
+  if (world.rank() == 0) lockstep::save(net, "net.safetensors");   // names as the user wrote them: no "module." in front
+}
+// docs: end program
