@@ -30,6 +30,8 @@ def shown(page):
         for line in block.splitlines():
             if line.startswith("$ "):
                 commands.append((line[2:], []))
+            elif not commands:
+                sys.exit(f"the console block shows a line before any command: {line}")
             elif line.strip() != "...":
                 commands[-1][1].append(line)
     return commands
