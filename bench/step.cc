@@ -110,7 +110,7 @@ void run(const std::string& impl, const Model& model, int steps) {
   std::vector<double> seconds;
   for (int step = 0; step < steps + 5; ++step) {
     const auto begin = std::chrono::steady_clock::now();
-    optimizer.zero_grad();
+    net->zero_grad();  // Optimizer::zero_grad() would detach the reducer's bucket views, which throws
     sync.before_forward();
     const at::Tensor out = net->forward(x);
     sync.before_backward(out);
