@@ -33,7 +33,7 @@ build-all: configure
 demo: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program 03_char_gpt
 	@headers=$$(sed -n 's/^LOCKSTEP_TORCH_INCLUDE:INTERNAL=//p' $(BUILD)/CMakeCache.txt) && \
-	  $(BIN)/lockstep run -n 2 $(BIN)/03_char_gpt --corpus "$$headers/ATen"
+	  $(BIN)/lockstep run -n 2 $(BIN)/03_char_gpt --corpus "$$headers/torch/csrc/api"
 
 test: build-all
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)

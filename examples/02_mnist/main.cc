@@ -135,14 +135,16 @@ void train(const Options& options) {
       const double done = static_cast<double>(++step) / static_cast<double>(num_steps);  // rises for a tenth, then falls
       for (auto& group : optimizer.param_groups()) group.options().set_lr(options.lr * std::min(10 * done, 1 - done));
       optimizer.zero_grad();
-      torch::Tensor loss = torch::nll_loss(net->forward(batch.data), batch.target);
+      const torch::Tensor output = net->forward(batch.data);
+      torch::Tensor loss = torch::nll_loss(output, batch.target);
       loss.backward();
       optimizer.step();
 
-      const torch::Tensor mean_loss = loss.detach();
-      world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the screen only: gradients are averaged already
-      if (loss_log.is_open()) loss_log << mean_loss.item<double>() << '\n';
-      progress.step({{"loss", mean_loss.item<double>()}});
+      // For the screen only: gradients are averaged already.
+      const torch::Tensor shown = torch::stack({loss.detach(), output.argmax(1).eq(batch.target).to(torch::kFloat).mean()});
+      world.all_reduce(shown, lockstep::ReduceOp::kMean);
+      if (loss_log.is_open()) loss_log << shown[0].item<double>() << '\n';
+      progress.step({{"loss", shown[0].item<double>()}, {"acc", shown[1].item<double>()}});
     }
     const Score score = evaluate(net, images.validation, world);
     if (world.rank() == 0)

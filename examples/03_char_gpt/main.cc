@@ -21,8 +21,8 @@ using lockstep::data::Vocabulary;
 
 struct Options {
   std::string corpus;
-  std::int64_t steps = 300;
-  std::int64_t batch_size = 32;
+  std::int64_t steps = 600;
+  std::int64_t batch_size = 16;
   std::int64_t block = 128;
   double lr = 3e-3;
   std::int64_t seed = 1;

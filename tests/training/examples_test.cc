@@ -34,8 +34,10 @@ TEST(Examples, RefuseBadArgumentsInOneLine) {
   expect_refused({mnist, "--lr", "nan"}, "--lr is \"nan\"; allowed is a number from 1e-06 to 10");
   expect_refused({mnist, "--lr", "11"}, "--lr is \"11\"; allowed is a number from 1e-06 to 10");
   expect_refused({mnist, "--learning-rate", "1"}, "the argument \"--learning-rate\" is not known; allowed are " + names);
-  expect_refused({mnist, "--epochs"}, "--epochs is given without a value, or several times; allowed is --epochs VALUE, once");
-  expect_refused({mnist, "--seed", "1", "--seed", "2"}, "--seed is given without a value, or several times; allowed is --seed VALUE, once");
+  expect_refused({mnist, "--epochs"},
+                 "--epochs is given without a value, or several times; allowed is --epochs VALUE, once");
+  expect_refused({mnist, "--seed", "1", "--seed", "2"},
+                 "--seed is given without a value, or several times; allowed is --seed VALUE, once");
   expect_refused({mnist, "--data", folder / "nowhere"}, "the folder " + (folder / "nowhere") +
                  " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
   expect_refused({gpt}, "03_char_gpt: --corpus is missing; allowed is a file or a folder with text");
