@@ -61,7 +61,7 @@ class Reducer {
     for (at::Tensor& p : net.parameters()) {
       const at::NoGradGuard no_grad;
       std::vector<at::Tensor> one{p.detach()};
-      gloo->broadcast(one)->wait();
+      gloo->broadcast(one)->wait();  // bounded: by the process group's own timeout
     }
     const auto parameters = net.parameters();
     std::unordered_map<std::size_t, std::string> names;

@@ -30,11 +30,6 @@ const Field kFields[] = {
        return "has called backward() " + count(v, "time", "times") + " without reaching a parameter";
      },
      false},
-    {[](const ExchangeHeader& h) { return std::int64_t{h.updated}; },
-     [](std::int64_t v) {
-       return std::string(v ? "has" : "has not") + " updated its parameters since the last exchange";
-     },
-     false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
      [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); }, false},
 };
@@ -49,7 +44,6 @@ ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIden
   header.steps = step.steps;
   header.batches = step.batches;
   header.lost_backwards = step.lost_backwards;
-  header.updated = step.updated;
   header.accumulating = step.accumulating;
   header.joined = step.joined;
   header.divide_by_active = step.divide_by_active;

@@ -17,11 +17,10 @@ struct ExchangeHeader {
   std::int64_t steps;
   std::int64_t batches;
   std::int64_t lost_backwards;
-  std::uint8_t updated;
   std::uint8_t accumulating;
   std::uint8_t joined;
   std::uint8_t divide_by_active;
-  std::uint8_t padding[4];
+  std::uint8_t padding[5];
 };
 static_assert(sizeof(ExchangeHeader) == 48);
 

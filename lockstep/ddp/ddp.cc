@@ -165,12 +165,6 @@ void DistributedDataParallel::Impl::backward_failed(const std::string& why) noex
   exchange_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
 }
 
-std::int64_t DistributedDataParallel::Impl::versions() const {
-  std::int64_t sum = 0;
-  for (const Watched& parameter : parameters_) sum += parameter.tensor._version();
-  return sum;
-}
-
 std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   std::vector<comm::Collective> along;
   if (group.size() == 1) return along;
@@ -187,7 +181,6 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
 void DistributedDataParallel::Impl::begin_exchange() {
   comm::StepIdentity step = group.step_identity();
   step.lost_backwards = lost_backwards_;
-  step.updated = versions_ >= 0 && versions() != versions_;
   step.accumulating = accumulating_;
   exchange_->begin(step, pack_along());
   open_ = true;
@@ -212,7 +205,6 @@ void DistributedDataParallel::Impl::finish_exchange() {
   for (Watched& parameter : parameters_) parameter.dirty = false;
   lost_backwards_ = 0;
   accumulating_ = false;
-  versions_ = versions();
   ++exchanges_;
 }
 
@@ -270,7 +262,6 @@ bool DistributedDataParallel::Impl::end_company() {
 void DistributedDataParallel::Impl::end_join() {
   if (anyone_joined_) broadcast_tensors(all_tensors_, group, last_active_);
   anyone_joined_ = false;
-  versions_ = -1;
 }
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { exchange_->abandon(why); }

@@ -44,8 +44,8 @@ struct DdpOptions {
 /// reached is the mean over all ranks, the same bits everywhere; a rank whose backward did not reach it counts as zero; one that
 /// nobody reached stays as it was. The exchange begins during backward(), except in the first one, which only learns in which
 /// order gradients are born. Every rank must call backward() equally often outside no_sync(): a rank that does not is named in
-/// a DesyncError on the others, and no gradient of another step is ever mixed in as far as loaders made by make_loader(),
-/// Group::step(), updates of parameters and gradients left over can tell.
+/// a DesyncError on the others, and no gradient of another step is mixed in as far as loaders made by make_loader(),
+/// Group::step(), gradients left over and backward() calls that reached nothing can tell.
 ///
 /// Gradients live in memory of this object: do not keep one over a later backward(), copy it. With create_graph the averaged
 /// gradients carry no graph. One thread calls backward().

@@ -59,7 +59,6 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   void take(std::size_t index, const at::Tensor& mean) override;
   std::vector<comm::Collective> pack_along();
   void check_replicas();
-  std::int64_t versions() const;
 
   const DdpOptions options_;
   std::vector<Watched> parameters_;
@@ -75,7 +74,6 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   int no_sync_ = 0;
   std::int64_t lost_backwards_ = 0;
   bool accumulating_ = false;
-  std::int64_t versions_ = -1;   // sum of the parameters' version counters after the last exchange
   std::int64_t exchanges_ = 0;
   NamedTensors replicas_;        // what check_replicas() compares
   at::Tensor hashes_;

@@ -175,7 +175,7 @@ struct StoreServer::Impl {
 
   void answer_waiter(Connection& c) {
     if (!c.waiting) return;
-    if (const auto value = store.find(c.waits_for, Deadline::never()))
+    if (const auto value = store.find(c.waits_for, Deadline::never()))  // bounded: the table is in this process
       reply(c, wire::Status::kValue, *value);
     else if (c.wait_until.expired())
       reply(c, wire::Status::kNone, {});

@@ -32,7 +32,6 @@ struct StepIdentity {
   std::int64_t steps = 0;           ///< calls of Group::step()
   std::int64_t batches = 0;         ///< batches drawn from loaders that give all ranks equally many
   std::int64_t lost_backwards = 0;  ///< backward() calls since the last exchange that reached none of its parameters
-  bool updated = false;             ///< a parameter was written since the last exchange
   bool accumulating = false;        ///< gradients were there before this backward, and no no_sync() explains them
   bool joined = false;              ///< this rank has no more batches and only keeps the others company
   bool divide_by_active = false;    ///< with joined: means are over the ranks that have not joined
