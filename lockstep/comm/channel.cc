@@ -81,6 +81,13 @@ void Channel::run(const Collective& op, const std::string& text) {
 
 void Channel::wire_failed(const std::exception_ptr& error, const Waiting& waiting) {
   try {
+    std::rethrow_exception(error);
+  } catch (const CommError& why) {
+    fail(why);  // not the wire: the transport was aborted, and this is why
+  } catch (const std::exception&) {
+    // What the wire says.
+  }
+  try {
     watch_->wire_failed(waiting, text_of(error));
   } catch (const CommError& why) {
     fail(why);
@@ -92,7 +99,7 @@ void Channel::abandon(const std::string& why) noexcept {
   const auto error = std::make_exception_ptr(
       base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(), text));
   if (!close(error)) return;
-  watch_->abandon(name_, text);
+  watch_->abandon(name_, watch_->rank(), text);
   transport_->abort(error);
 }
 
@@ -104,7 +111,7 @@ void Channel::fail(const CommError& error) {
     // Not a cause by itself, but members whose own connections live would wait for this rank.
     const std::string prefix = error.op() + ": ";
     const std::string what = error.what();
-    watch_->abandon(name_, what.starts_with(prefix) ? what.substr(prefix.size()) : what);
+    watch_->abandon(name_, error.peer(), what.starts_with(prefix) ? what.substr(prefix.size()) : what);
   }
   transport_->abort(thrown);
   throw;

@@ -31,7 +31,8 @@ Group::Impl::~Impl() {
   if (quiet) return;
   // Operations that nobody waited for would hold up the lanes' threads until their deadlines.
   transport_->abort(std::make_exception_ptr(
-      CommError(Cause::kInternal, name, rank, -1, name + " was destroyed while an asynchronous operation was running")));
+      base::PeerLost(Cause::kPeerUnreachable, name, world->identity.rank, world->identity.rank,
+                     "rank " + std::to_string(world->identity.rank) + " dropped " + name + " while an operation was running")));
 }
 
 Deadline Group::Impl::deadline(const CallOptions& options) const {

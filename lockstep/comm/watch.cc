@@ -163,13 +163,17 @@ void Watch::throw_first_cause(const Waiting& waiting) {
 }
 
 void Watch::throw_if_abandoned(const Waiting& waiting) {
-  if (const auto text = store_->find(abandoned_key(waiting.channel), soon()))
-    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1, waiting.label + ": " + *text);
+  const auto record = store_->find(abandoned_key(waiting.channel), soon());
+  if (!record) return;
+  const std::size_t end = record->find(kField);
+  const auto peer = base::parse_int(std::string_view(*record).substr(0, end));
+  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, static_cast<int>(peer.value_or(-1)),
+                 waiting.label + ": " + record->substr(std::min(end, record->size() - 1) + 1));
 }
 
-void Watch::abandon(const std::string& channel, const std::string& text) noexcept {
+void Watch::abandon(const std::string& channel, int peer, const std::string& text) noexcept {
   try {
-    store_->compare_set(abandoned_key(channel), "", text, soon());
+    store_->compare_set(abandoned_key(channel), "", std::to_string(peer) + kField + text, soon());
   } catch (const std::exception&) {
     // The others' waits end at their deadline.
   }
@@ -191,9 +195,10 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   if (!how) return;
   if (*how != kExitedGood)
     throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
-                   waiting.label + ": rank " + std::to_string(peer) + " " + *how);
-  const auto left = peer_in(job::key::left(peer));
-  if (also_good && !(left && left->has_started(waiting.channel, waiting.seq)))
+                   waiting.label + ": rank " + std::to_string(peer) + (how->starts_with("killed") ? " was " : " ") + *how);
+  if (!also_good) return;
+  check_left(waiting, peer);  // says it better, and knows of a part that was done
+  if (!peer_in(job::key::left(peer)))
     throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) + " waits for it in " +
                         waiting.text);

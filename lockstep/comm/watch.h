@@ -82,8 +82,8 @@ class Watch {
   /// Publishes `error` as the job's first cause unless there is one.
   void publish(const base::CommError& error) noexcept;
 
-  /// This rank will not end what it started on `channel`; `text` says why.
-  void abandon(const std::string& channel, const std::string& text) noexcept;
+  /// This rank will not end what it started on `channel`; `text` says why, `peer` who is at fault (-1: unknown).
+  void abandon(const std::string& channel, int peer, const std::string& text) noexcept;
 
   /// This rank closes its world in good order. Not called when an error unwinds the stack: then how the process ends tells more.
   void leave() noexcept;

@@ -36,6 +36,7 @@ std::optional<std::string> take(std::string_view& line, std::string_view key) {
   std::string value;
   if (!line.starts_with('"')) {
     const std::size_t end = std::min(line.find(' '), line.size());
+    if (end == 0) return std::nullopt;
     value = line.substr(0, end);
     line.remove_prefix(std::min(end + 1, line.size()));
     return value;

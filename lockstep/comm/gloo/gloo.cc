@@ -60,7 +60,7 @@ class GlooTransport final : public Transport {
     for (const auto& pending : running_) running = running || !pending->done();
     // The process group's destructor would wait for what nobody will finish.
     if (running)
-      abort(std::make_exception_ptr(base::CommError(base::Cause::kInternal, "gloo", rank_, -1, "the transport was closed")));
+      abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "gloo", rank_, rank_, "the transport was closed")));
     for (auto& waiter : waiters_) waiter.thread.join();  // bounded: abort() has ended what they wait for, or it is done
   }
 
@@ -115,6 +115,13 @@ class GlooTransport final : public Transport {
     });
   }
 
+  c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const Collective& op) {
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d_op(wire_op(op));
+    std::vector<at::Tensor> in_place{tensor};
+    return group_->allreduce(in_place, options);
+  }
+
   c10::intrusive_ptr<c10d::Work> issue(const Collective& op) {
     const at::Tensor in = wire_view(op.input);
     const at::Tensor out = wire_view(op.output);
@@ -122,11 +129,7 @@ class GlooTransport final : public Transport {
     std::vector<at::Tensor> output{out};
     const bool at_root = op.root == rank_;
     switch (op.kind) {
-      case Kind::kAllReduce: {
-        c10d::AllreduceOptions options;
-        options.reduceOp = c10d_op(wire_op(op));
-        return group_->allreduce(input, options);
-      }
+      case Kind::kAllReduce: return all_reduce(in, op);
       case Kind::kReduce: {
         c10d::ReduceOptions options;
         options.reduceOp = c10d_op(wire_op(op));
@@ -145,12 +148,8 @@ class GlooTransport final : public Transport {
       }
       case Kind::kReduceScatter: {
         // Gloo reduces the whole and keeps a part; doing so in a copy leaves the caller's input as it was.
-        c10d::AllreduceOptions options;
-        options.reduceOp = c10d_op(wire_op(op));
-        std::vector<at::Tensor> whole{in.clone()};
-        auto work = group_->allreduce(whole, options);
-        scattered_ = whole[0];
-        return work;
+        scattered_ = in.clone();
+        return all_reduce(scattered_, op);
       }
       case Kind::kGather: {
         c10d::GatherOptions options;
