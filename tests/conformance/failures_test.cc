@@ -1,0 +1,258 @@
+// Ranks that do not do the same: who is told what, and how soon. Each case is a job of its own, for its error is the job's first
+// cause.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "lockstep/comm/init.h"
+#include "tests/support/rank_main.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::tests {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Cause;
+using base::CommError;
+using base::Deadline;
+using base::DesyncError;
+using base::PeerLost;
+using base::TimeoutError;
+using comm::Group;
+using comm::ReduceOp;
+using comm::Work;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// What a comparison finds is told at once, what two waits mean after looks at 0.2, 0.45 and 0.76 s. Bounds are for a busy machine.
+constexpr auto kAtOnce = 2s;
+constexpr auto kAfterLooks = 5s;
+
+/// The E that `call` throws within `limit`, and nothing but E.
+template <typename E, typename Call>
+E thrown_within(Deadline::Clock::duration limit, Call call) {
+  const auto begin = Deadline::Clock::now();
+  try {
+    call();
+  } catch (const E& error) {
+    const auto took = Deadline::Clock::now() - begin;
+    EXPECT_LT(took, limit);
+    if (world().rank() == 0) std::printf("told after %.2f s: %s\n", std::chrono::duration<double>(took).count(), error.what());
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
+    return error;
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another error: " << error.what();
+  }
+  ADD_FAILURE() << "not the error that was expected";
+  throw std::runtime_error("the test cannot go on");
+}
+
+/// Every rank is told that rank 0 made one call and rank 1 another; `group`, in which this rank made it, is closed after it.
+template <typename Call>
+void expect_desync(const std::string& first, const std::string& second, Call call, Deadline::Clock::duration limit = kAtOnce,
+                   Group group = world()) {
+  const auto error = thrown_within<DesyncError>(limit, call);
+  EXPECT_EQ(error.cause(), Cause::kDesync);
+  EXPECT_THAT(error.what(), HasSubstr("rank 0 called " + first + ", rank 1 called " + second));
+  EXPECT_THAT(error.hint(), HasSubstr("the same"));
+  const std::string again = message_of<DesyncError>([&] { group.barrier(); });
+  EXPECT_THAT(again, HasSubstr("rank 0 called " + first + ", rank 1 called " + second));
+}
+
+at::Tensor four() { return at::zeros({4}); }
+bool on_rank(int rank) { return world().rank() == rank; }
+/// For the cases in which the last rank is the odd one: the others.
+bool last() { return on_rank(world().size() - 1); }
+
+TEST(Failures, DifferentKinds) {
+  expect_desync("all_reduce(float32[4])", "broadcast(float32[4], root 0)",
+                [] { on_rank(0) ? world().all_reduce(four()) : world().broadcast(four(), 0); });
+}
+
+TEST(Failures, AClosedGroupThrowsTheSameError) {
+  const auto first = thrown_within<DesyncError>(kAtOnce, [] { on_rank(0) ? world().all_reduce(four()) : world().barrier(); });
+  const auto second = thrown_within<DesyncError>(100ms, [] { world().barrier(); });
+  EXPECT_STREQ(second.what(), first.what());
+  const auto third = thrown_within<DesyncError>(100ms, [] { world().send_async(four(), (world().rank() + 1) % world().size()).wait(); });
+  EXPECT_STREQ(third.what(), first.what());
+}
+
+TEST(Failures, DifferentDtypes) {
+  expect_desync("all_reduce(float32[4])", "all_reduce(float64[4])",
+                [] { world().all_reduce(on_rank(0) ? four() : four().to(at::kDouble)); });
+}
+
+TEST(Failures, DifferentShapes) {
+  expect_desync("all_reduce(float32[4])", "all_reduce(float32[2,2])",
+                [] { world().all_reduce(on_rank(0) ? four() : four().view({2, 2})); });
+}
+
+TEST(Failures, DifferentRoots) {
+  expect_desync("broadcast(float32[4], root 0)", "broadcast(float32[4], root 1)",
+                [] { world().broadcast(four(), on_rank(0) ? 0 : 1); });
+}
+
+TEST(Failures, DifferentOperators) {
+  expect_desync("all_reduce(float32[4], max)", "all_reduce(float32[4])",
+                [] { world().all_reduce(four(), on_rank(0) ? ReduceOp::kMax : ReduceOp::kSum); });
+}
+
+TEST(Failures, DifferentNames) {
+  expect_desync("all_reduce(left: float32[4])", "all_reduce(right: float32[4])",
+                [] { world().all_reduce(four(), ReduceOp::kSum, {.name = on_rank(0) ? "left" : "right"}); });
+}
+
+TEST(Failures, DifferentRootsOfByteStrings) {
+  expect_desync("broadcast(uint8[3], root 0)", "broadcast(uint8[3], root 1)",
+                [] { world().broadcast_bytes("abc", on_rank(0) ? 0 : 1); });
+}
+
+TEST(Failures, DifferentKindsAsynchronously) {
+  expect_desync("all_reduce(float32[4])", "barrier()", [] {
+    Work work = on_rank(0) ? world().all_reduce_async(four()) : world().barrier_async();
+    work.wait();
+  });
+}
+
+TEST(Failures, WhatIsQueuedBehindAFailureFailsAlike) {
+  std::vector<Work> works;
+  for (int i = 0; i < 5; ++i) works.push_back(on_rank(0) && i == 2 ? world().barrier_async() : world().all_reduce_async(four()));
+  works[1].wait();
+  for (int i = 2; i < 5; ++i) {
+    const auto error = thrown_within<DesyncError>(kAtOnce, [&] { works[static_cast<std::size_t>(i)].wait(); });
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
+    EXPECT_NE(works[static_cast<std::size_t>(i)].error(), nullptr);
+  }
+}
+
+TEST(Failures, TheOddOneOfManyIsNamed) {
+  // With three ranks the last, which differs, is at fault; with two it is rank 1 as far as anybody can tell.
+  const auto error = thrown_within<DesyncError>(kAtOnce, [] { last() ? world().barrier() : world().all_reduce(four()); });
+  EXPECT_EQ(error.peer(), world().size() - 1);
+  EXPECT_EQ(error.rank(), world().rank());
+  EXPECT_THAT(error.op(), HasSubstr("#1"));
+}
+
+TEST(Failures, ARankLeavesInGoodOrder) {
+  if (last()) return leave_world();
+  const auto error = thrown_within<CommError>(kAfterLooks, [] { world().all_reduce(four()); });
+  EXPECT_EQ(error.cause(), Cause::kUnevenInput);
+  EXPECT_EQ(error.peer(), world().size() - 1);
+  EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1) + " finished while rank"));
+  EXPECT_THAT(error.hint(), HasSubstr("same number of batches"));
+}
+
+TEST(Failures, ARankExitsWithoutLeaving) {
+  if (last()) ::_exit(0);
+  const auto error = thrown_within<CommError>(kAfterLooks, [] { world().all_reduce(four()); });
+  EXPECT_EQ(error.cause(), Cause::kUnevenInput);
+  EXPECT_EQ(error.peer(), world().size() - 1);
+  EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1) + " ended while rank"));
+}
+
+TEST(Failures, BarrierAgainstAnotherGroup) {
+  Group part = world().split(0);
+  expect_desync("barrier()", "all_reduce(float32[4])", [&] { on_rank(0) ? world().barrier() : part.all_reduce(four()); }, kAfterLooks,
+                on_rank(0) ? world() : part);
+}
+
+TEST(Failures, BarrierAgainstAReceive) {
+  expect_desync("barrier()", "recv(float32[4]) from rank 0", [] { on_rank(1) ? world().recv(four(), 0) : world().barrier(); }, kAfterLooks);
+}
+
+TEST(Failures, AnAsynchronousOperationThatIsWaitedForAgainstAnother) {
+  Group part = world().split(0);
+  expect_desync("barrier()", "all_reduce(float32[4])",
+                [&] { on_rank(0) ? world().barrier_async().wait() : part.all_reduce_async(four()).wait(); }, kAfterLooks,
+                on_rank(0) ? world() : part);
+}
+
+TEST(Failures, TwoThatSendBeforeTheyReceive) {
+  if (world().rank() > 1) return;
+  const auto error = thrown_within<DesyncError>(kAfterLooks, [] { world().send(four(), 1 - world().rank()); });
+  EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]) to rank 1, rank 1 called send(float32[4]) to rank 0"));
+}
+
+TEST(Failures, SenderAndReceiverDiffer) {
+  if (world().rank() > 1) return;
+  const auto error = thrown_within<DesyncError>(kAfterLooks, [] {
+    on_rank(0) ? world().send(four(), 1) : world().recv(at::zeros({5}, at::kDouble), 0);
+  });
+  EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
+}
+
+/// The last rank does not come; the others wait `patience`.
+void expect_timeout(std::chrono::milliseconds patience) {
+  std::optional<TempDir> own;
+  if (last()) own.emplace();
+  const std::string folder = world().broadcast_bytes(own ? own->path() : "", world().size() - 1);
+  const auto done = [&](int rank) { return folder + "/" + std::to_string(rank); };
+  const std::string absent = std::to_string(world().size() - 1);
+  if (last()) {
+    for (int r = 0; r + 1 < world().size(); ++r)
+      for (const Deadline limit = Deadline::in(20s); !std::filesystem::exists(done(r)) && !limit.expired();) std::this_thread::sleep_for(1ms);
+    return;
+  }
+  const auto error = thrown_within<TimeoutError>(patience + kAtOnce, [&] {
+    world().all_reduce(four(), ReduceOp::kSum, {.name = "loss", .deadline = Deadline::in(patience)});
+  });
+  EXPECT_EQ(error.cause(), Cause::kRankStuck);
+  const std::string waits = world().size() < 3 ? "" : "; ranks that wait too: ";
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce(loss: float32[4])"), HasSubstr("ranks that have not come: " + absent + waits)));
+  std::ofstream(done(world().rank())).put('x');
+}
+
+TEST(Failures, ALongDeadlineNamesWhoHasNotCome) { expect_timeout(1500ms); }
+TEST(Failures, AShortDeadlineNamesWhoHasNotCome) { expect_timeout(50ms); }
+
+TEST(Failures, AnErrorFromAboveKeepsItsType) {
+  // As ddp reports a difference that it finds: there on rank 0, and the others wait.
+  const auto error = thrown_within<DesyncError>(kAfterLooks, [] {
+    if (on_rank(0)) world().fail(DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
+    world().all_reduce(four());
+  });
+  EXPECT_THAT(error.what(), HasSubstr("parameters differ"));
+}
+
+TEST(Failures, AGroupMayEndBeforeItsOperations) {
+  Work work = [] {
+    Group part = world().split(0);
+    return last() ? Work(part.barrier_async()) : world().barrier_async();
+  }();
+  if (last()) {
+    // Its group went with the block, while the others had not come.
+    EXPECT_THROW(work.wait(), CommError);
+    world().barrier();
+  } else {
+    work.wait();
+  }
+}
+
+TEST(Failures, AWorldThatWasLeftStaysLeft) {
+  world().barrier();
+  leave_world();
+  EXPECT_THAT(message_of<base::UsageError>([] { comm::init(); }), HasSubstr("has left its world"));
+}
+
+// Started by killed_rank_test.cc, which looks at the launcher from outside.
+TEST(Killed, TheLastRankIsKilled) {
+  world().barrier();
+  ::signal(SIGTERM, SIG_IGN);  // the launcher ends the others as soon as it knows
+  if (last()) ::raise(SIGKILL);
+  const auto error = thrown_within<PeerLost>(kAfterLooks, [] {
+    for (;;) world().all_reduce(at::zeros({1 << 18}));
+  });
+  EXPECT_EQ(error.peer(), world().size() - 1);
+  EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1) + " was killed by SIGKILL"));
+  if (!::testing::Test::HasFailure()) std::printf("peer lost: %s\n", error.what());
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace lockstep::tests

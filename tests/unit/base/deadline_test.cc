@@ -1,0 +1,48 @@
+#include "lockstep/base/deadline.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep::base {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Deadline, ExpiresAndNeverDoes) {
+  EXPECT_TRUE(Deadline::in(0s).expired());
+  EXPECT_TRUE(Deadline::in(-1h).expired());
+  EXPECT_FALSE(Deadline::in(1h).expired());
+  EXPECT_FALSE(Deadline::never().expired());
+  EXPECT_TRUE(Deadline::never().is_never());
+  EXPECT_FALSE(Deadline::in(1h).is_never());
+}
+
+TEST(Deadline, LimitsWithoutEndDoNotOverflow) {
+  EXPECT_TRUE(Deadline::in(std::chrono::hours::max()).is_never());
+  EXPECT_TRUE(Deadline::in(std::chrono::milliseconds::max()).is_never());
+  EXPECT_TRUE(Deadline::in(std::chrono::seconds::max()).is_never());
+  EXPECT_FALSE(Deadline::in(std::chrono::hours(24 * 3649)).is_never());
+}
+
+TEST(Deadline, WhatIsLeft) {
+  EXPECT_EQ(Deadline::in(-5s).left(), 0ms);
+  EXPECT_GT(Deadline::in(1h).left(), 59min);
+  EXPECT_LE(Deadline::in(1h).left(), 1h);
+  EXPECT_EQ(Deadline::never().left(), std::chrono::milliseconds::max());
+  EXPECT_GT(Deadline::in(100us).left(), 0ms);  // rounded up: poll(2) must not spin
+}
+
+TEST(Deadline, AsPollTakesIt) {
+  EXPECT_EQ(Deadline::never().poll_ms(), 60000);
+  EXPECT_EQ(Deadline::in(1h).poll_ms(250ms), 250);
+  EXPECT_EQ(Deadline::in(-1s).poll_ms(), 0);
+}
+
+TEST(Deadline, TheEarlierOfTwo) {
+  const Deadline soon = Deadline::in(1s);
+  EXPECT_EQ(earlier(soon, Deadline::never()).when(), soon.when());
+  EXPECT_EQ(earlier(Deadline::never(), soon).when(), soon.when());
+  EXPECT_EQ(earlier(Deadline::in(1h), soon).when(), soon.when());
+}
+
+}  // namespace
+}  // namespace lockstep::base

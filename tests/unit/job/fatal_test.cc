@@ -1,0 +1,100 @@
+#include "lockstep/job/fatal.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "lockstep/job/local_store.h"
+
+namespace lockstep::job {
+namespace {
+
+void expect_equal(const Fatal& a, const Fatal& b) {
+  EXPECT_EQ(a.cause, b.cause);
+  EXPECT_EQ(a.rank, b.rank);
+  EXPECT_EQ(a.host, b.host);
+  EXPECT_EQ(a.pid, b.pid);
+  EXPECT_EQ(a.gen, b.gen);
+  EXPECT_EQ(a.step, b.step);
+  EXPECT_EQ(a.op, b.op);
+  EXPECT_EQ(a.detail, b.detail);
+  EXPECT_EQ(a.hint, b.hint);
+}
+
+Fatal example() {
+  return {.cause = base::Cause::kRankDied, .rank = 3, .host = "beta", .pid = 4711, .gen = 0, .step = 120,
+          .op = "all_reduce(layer4.2.conv3.weight)#881", .detail = "killed by SIGKILL", .hint = "lower batch_size"};
+}
+
+TEST(FatalLine, AsTheReferenceWritesIt) {
+  EXPECT_EQ(to_line(example()),
+            "FATAL cause=RANK_DIED rank=3 host=beta pid=4711 gen=0 step=120 op=all_reduce(layer4.2.conv3.weight)#881 "
+            "detail=\"killed by SIGKILL\" hint=\"lower batch_size\"");
+  EXPECT_EQ(to_line({}), "FATAL cause=INTERNAL rank=- host=- pid=- gen=0 step=- op=- detail=\"\" hint=\"\"");
+}
+
+TEST(FatalLine, IsReadBack) {
+  expect_equal(*parse_fatal(to_line(example())), example());
+  expect_equal(*parse_fatal(to_line({})), {});
+}
+
+TEST(FatalLine, NastyTextIsReadBack) {
+  for (const std::string& nasty : {std::string("\" hint=\"x"), std::string("\\"), std::string("\\\""), std::string("a\nb\r\tc\x1b[31m"),
+                                   std::string("\0 zero", 6), std::string("\\x41\\n"), std::string("naïve 日本"), std::string("x\x7f")}) {
+    Fatal fatal = example();
+    fatal.detail = nasty;
+    fatal.hint = nasty + nasty;
+    const std::string line = to_line(fatal);
+    EXPECT_EQ(line.find('\n'), std::string::npos);
+    EXPECT_EQ(line.find('\x1b'), std::string::npos);
+    ASSERT_TRUE(parse_fatal(line)) << line;
+    expect_equal(*parse_fatal(line), fatal);
+  }
+}
+
+TEST(FatalLine, RandomTextIsReadBack) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 2000; ++i) {
+    Fatal fatal = example();
+    for (std::size_t n = random() % 30; n > 0; --n) fatal.detail += static_cast<char>(random() % 128);
+    ASSERT_TRUE(parse_fatal(to_line(fatal)));
+    expect_equal(*parse_fatal(to_line(fatal)), fatal);
+  }
+}
+
+TEST(FatalLine, WordsStayWords) {
+  Fatal fatal = example();
+  fatal.op = "\"a b\nc";
+  fatal.host = "two words";
+  const auto back = parse_fatal(to_line(fatal));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->op, "_a_b_c");
+  EXPECT_EQ(back->host, "two_words");
+  EXPECT_EQ(back->detail, fatal.detail);
+}
+
+TEST(FatalLine, LongTextIsCut) {
+  Fatal fatal = example();
+  fatal.detail = std::string(1023, 'x') + "éé";
+  EXPECT_EQ(parse_fatal(to_line(fatal))->detail, std::string(1023, 'x'));
+}
+
+TEST(FatalLine, WhatIsNoneIsRefused) {
+  const std::string line = to_line(example());
+  for (std::size_t cut = 0; cut + 1 < line.size(); ++cut) EXPECT_FALSE(parse_fatal(line.substr(0, cut))) << cut;
+  for (const char* const text : {"", "FATAL", "FATAL ", "fatal cause=DESYNC", "WARN cause=DESYNC", "FATAL rank=1 cause=DESYNC"})
+    EXPECT_FALSE(parse_fatal(text)) << text;
+  EXPECT_EQ(parse_fatal("FATAL cause=NEW rank=x host=h pid=9999999999999999999 gen=0 step=0 op=o detail=\"d\" hint=\"\"")->pid, -1);
+}
+
+TEST(FirstCause, TheFirstStays) {
+  LocalStore store;
+  Fatal second = example();
+  second.detail = "another";
+  expect_equal(publish_cause(store, example()), example());
+  expect_equal(publish_cause(store, second), example());
+  EXPECT_EQ(store.find(key::kCause, base::Deadline::in(std::chrono::seconds(1))), to_line(example()));
+}
+
+}  // namespace
+}  // namespace lockstep::job

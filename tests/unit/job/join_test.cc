@@ -1,0 +1,144 @@
+#include "lockstep/job/join.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/job/fatal.h"
+#include "lockstep/job/local_store.h"
+
+namespace lockstep::job {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Cause;
+using base::Deadline;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+struct Rank {
+  int rank;
+  int size;
+  Facts facts = {{"library", "1"}};
+};
+
+struct End {
+  Identity identity;
+  Cause cause = Cause::kInternal;
+  std::string text;  // empty: it joined
+};
+
+/// All of them at once, in threads, at one table.
+std::vector<End> join_all(const std::vector<Rank>& ranks, std::chrono::milliseconds limit = 10s, LocalStore* table = nullptr) {
+  LocalStore own;
+  LocalStore& store = table ? *table : own;
+  std::vector<End> ends(ranks.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    threads.emplace_back([&, i] {
+      ends[i].identity.rank = ranks[i].rank;
+      ends[i].identity.world_size = ranks[i].size;
+      try {
+        join(store, ends[i].identity, ranks[i].facts, Deadline::in(limit));
+      } catch (const base::Error& error) {
+        ends[i].cause = error.cause();
+        ends[i].text = error.what();
+        // As init() does: the others' waits end by it.
+        if (error.cause() != Cause::kJoinTimeout) publish_cause(store, {.cause = error.cause(), .rank = ranks[i].rank, .detail = error.what()});
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return ends;
+}
+
+TEST(Join, PlacesOnOneHostAreCounted) {
+  const auto ends = join_all({{2, 3}, {0, 3}, {1, 3}});
+  for (const End& end : ends) {
+    EXPECT_EQ(end.text, "");
+    EXPECT_EQ(end.identity.local_rank, end.identity.rank);
+    EXPECT_EQ(end.identity.local_world_size, 3);
+    EXPECT_EQ(end.identity.node_rank, 0);
+    EXPECT_EQ(end.identity.num_nodes, 1);
+  }
+}
+
+TEST(Join, WhoDidNotComeIsListed) {
+  const auto ends = join_all({{0, 5}, {3, 5}}, 300ms);
+  for (const End& end : ends) {
+    EXPECT_EQ(end.cause, Cause::kJoinTimeout);
+    EXPECT_EQ(end.text, "3 of 5 ranks did not join in time: 1, 2, 4");
+  }
+}
+
+TEST(Join, ADifferenceIsNamedOnEveryRank) {
+  const auto ends = join_all({{0, 3}, {1, 3}, {2, 3, {{"library", "2"}}}});
+  for (const End& end : ends) {
+    EXPECT_EQ(end.cause, Cause::kConfigMismatch);
+    EXPECT_THAT(end.text, HasSubstr("rank 2 differs from rank 0 in library: \"2\" on "));
+    EXPECT_THAT(end.text, HasSubstr("against \"1\" on "));
+  }
+}
+
+TEST(Join, WorldsOfDifferentSizes) {
+  // Rank 0 sees all of its two; the other waits for a third that never comes, until rank 0 says why.
+  const auto begin = Deadline::Clock::now();
+  for (const End& end : join_all({{0, 2}, {1, 3}})) {
+    EXPECT_EQ(end.cause, Cause::kConfigMismatch);
+    EXPECT_THAT(end.text, HasSubstr("rank 1 differs from rank 0 in world_size: \"3\" on "));
+  }
+  EXPECT_LT(Deadline::Clock::now() - begin, 5s);
+}
+
+TEST(Join, ACauseEndsTheWaitOfOthers) {
+  LocalStore store;
+  publish_cause(store, {.cause = Cause::kResource, .rank = 1, .detail = "no memory"});
+  const auto ends = join_all({{0, 2}}, 10s, &store);
+  EXPECT_EQ(ends[0].cause, Cause::kResource);
+  EXPECT_EQ(ends[0].text, "no memory");
+}
+
+TEST(Join, ANumberThatIsTaken) {
+  LocalStore store;
+  store.set("join/1", "beta\nid\n77\nlibrary=1", Deadline::in(1s));
+  const auto begin = Deadline::Clock::now();
+  const auto ends = join_all({{0, 3}, {1, 3}}, 10s, &store);
+  for (const End& end : ends) {
+    EXPECT_EQ(end.cause, Cause::kBadArg);
+    EXPECT_THAT(end.text, HasSubstr("rank 1 joined twice: from host beta pid 77 and from host "));
+  }
+  EXPECT_LT(Deadline::Clock::now() - begin, 5s);
+}
+
+TEST(Join, HostsAreToldApartByMoreThanTheirName) {
+  LocalStore store;
+  Identity id{.rank = 1, .world_size = 3};
+  store.set("join/0", base::host_name() + "\nanother machine\n1\nlibrary=1\nworld_size=3", Deadline::in(1s));
+  store.set("join/2", base::host_name() + "\nanother machine\n2\nlibrary=1\nworld_size=3", Deadline::in(1s));
+  join(store, id, {{"library", "1"}}, Deadline::in(1s));
+  EXPECT_EQ(id.local_rank, 0);
+  EXPECT_EQ(id.local_world_size, 1);
+  EXPECT_EQ(id.node_rank, 1);
+  EXPECT_EQ(id.num_nodes, 2);
+}
+
+TEST(Join, WhatTheLauncherToldIsKept) {
+  LocalStore store;
+  Identity id{.rank = 0, .world_size = 1, .local_rank = 3, .local_world_size = 4, .node_rank = 5, .num_nodes = 6};
+  join(store, id, {}, Deadline::in(1s));
+  EXPECT_EQ(id.local_rank, 3);
+  EXPECT_EQ(id.num_nodes, 6);
+}
+
+TEST(Join, ThisProgramHasABuildId) {
+  const std::string id = program_build_id();
+  EXPECT_EQ(id, program_build_id());
+  if (id != "-") {
+    EXPECT_GE(id.size(), 16u);
+    EXPECT_THAT(id, Each(::testing::AnyOf(::testing::AllOf(::testing::Ge('0'), ::testing::Le('9')), ::testing::AllOf(::testing::Ge('a'), ::testing::Le('f')))));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::job
