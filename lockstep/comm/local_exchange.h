@@ -13,8 +13,9 @@ class LocalExchange final : public Exchange {
     gradients_.assign(parts_.size(), {});
     joined_ = step.joined;
   }
-  void ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
+  at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
     gradients_[index] = {gradient, fresh, true};
+    return {};
   }
   bool is_ready(std::size_t index) const override { return gradients_[index].ready; }
   Attendance finish(Sink& sink) override;

@@ -81,7 +81,7 @@ void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> al
   header_pending_ = start(op);
 }
 
-void PackingExchange::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
+at::Tensor PackingExchange::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
   State& state = states_[index];
   LOCKSTEP_CHECK(!state.ready);
   state.ready = true;
@@ -91,10 +91,12 @@ void PackingExchange::ready(std::size_t index, const at::Tensor& gradient, bool 
   if (fresh) flags[is_dense(gradient) ? index : parts_.size() + index] = 1;
   if (plan_ == 0) {
     order_.push_back(index);
-  } else {
-    pack(index);
-    advance();
+    return {};
   }
+  const bool moved = fresh && is_dense(gradient) && places_[index].bucket >= 0;
+  pack(index);
+  advance();
+  return moved ? places_[index].view : at::Tensor();
 }
 
 void PackingExchange::pack(std::size_t index) {

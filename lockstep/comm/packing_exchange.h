@@ -29,7 +29,7 @@ class PackingExchange final : public Exchange {
                   std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout);
 
   void begin(const StepIdentity& step, std::vector<Collective> along) override;
-  void ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
+  at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
   bool is_ready(std::size_t index) const override { return states_[index].ready; }
   Attendance finish(Sink& sink) override;
   bool all_have_begun() const override { return header_pending_->done(); }

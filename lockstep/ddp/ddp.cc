@@ -146,9 +146,15 @@ void DistributedDataParallel::Impl::accumulated(std::size_t index) {
     throw UsageError("the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
                      "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
   if (!deferred_)
-    exchange_->ready(index, parameter.tensor.grad(), true);
+    hand_over(index, true);
   else if (std::find(born_.begin(), born_.end(), index) == born_.end())
     born_.push_back(index);
+}
+
+void DistributedDataParallel::Impl::hand_over(std::size_t index, bool fresh) {
+  // Released here and now, its memory serves the gradients of the next layers.
+  const at::Tensor place = exchange_->ready(index, parameters_[index].tensor.grad(), fresh);
+  if (place.defined()) take(index, place);
 }
 
 void DistributedDataParallel::Impl::backward_ended() {
@@ -189,11 +195,11 @@ void DistributedDataParallel::Impl::begin_exchange() {
 void DistributedDataParallel::Impl::finish_exchange() {
   const at::NoGradGuard no_grad;
   open_ = false;  // whatever happens now is not for backward_failed()
-  for (const std::size_t index : born_) exchange_->ready(index, parameters_[index].tensor.grad(), true);
+  for (const std::size_t index : born_) hand_over(index, true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Watched& parameter = parameters_[i];
     if (!exchange_->is_ready(i) && parameter.tensor.grad().defined())
-      exchange_->ready(i, parameter.tensor.grad(), parameter.dirty);
+      hand_over(i, parameter.dirty);
   }
   const comm::Attendance attendance = exchange_->finish(*this);
   if (group.size() > 1) {

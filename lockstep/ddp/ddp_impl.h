@@ -56,6 +56,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   void watch(std::size_t index);
   void begin_exchange();
   void finish_exchange();
+  void hand_over(std::size_t index, bool fresh);
   void take(std::size_t index, const at::Tensor& mean) override;
   std::vector<comm::Collective> pack_along();
   void check_replicas();

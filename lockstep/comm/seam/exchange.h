@@ -68,8 +68,10 @@ class Exchange {
 
   /// Part `index` is known on this rank. `fresh`: this backward, or one under no_sync() before it, computed it; a part that
   /// is not fresh was there before, and is touched only if another rank has a fresh one. Starts what can start; does not
-  /// wait. The gradient must not change until finish().
-  virtual void ready(std::size_t index, const at::Tensor& gradient, bool fresh) = 0;
+  /// wait. Returns the memory in which this gradient travels and its mean will be, when it has been written there: the caller
+  /// may release its own tensor then, and must not touch that memory until finish(). Otherwise an undefined tensor, and the
+  /// gradient must not change until finish().
+  virtual at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) = 0;
 
   /// True once ready(index) has come in this exchange.
   virtual bool is_ready(std::size_t index) const = 0;
