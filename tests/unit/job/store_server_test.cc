@@ -89,7 +89,10 @@ std::chrono::microseconds cpu_time() {
 TEST(StoreServer, ServesWhatItsOwnerSets) {
   StoreServer server(kAnyPort, "job");
   const auto client = connect_store(server.address(), "job", soon());
-  std::thread owner([&] { server.store().set("from", "owner", soon()); });
+  std::thread owner([&] {
+    std::this_thread::sleep_for(50ms);  // the client waits by then
+    server.store().set("from", "owner", soon());
+  });
   EXPECT_EQ(client->get("from", soon()), "owner");
   owner.join();
   client->set("back", "client", soon());
@@ -203,6 +206,7 @@ TEST(StoreServer, ACrowdOfStrangersKeepsNobodyOut) {
   StoreServer server(kAnyPort, "job");
   const auto early = connect_store(server.address(), "job", soon());
   std::vector<Fd> crowd;
+  const auto crowd_came = Deadline::Clock::now();
   for (int i = 0; i < 200; ++i) crowd.push_back(base::dial(server.address(), soon()));
   const auto begin = Deadline::Clock::now();
   const auto cpu = cpu_time();
@@ -211,7 +215,7 @@ TEST(StoreServer, ACrowdOfStrangersKeepsNobodyOut) {
   EXPECT_EQ(early->get("k", soon()), "v");
   EXPECT_LT(Deadline::Clock::now() - begin, 1s) << "the crowd is dropped only after 2 s";
   EXPECT_TRUE(closed(crowd.front(), Deadline::in(1s))) << "the oldest strangers go first";
-  EXPECT_FALSE(closed(crowd.back(), Deadline::in(1s)));
+  EXPECT_LT(Deadline::Clock::now() - crowd_came, 1900ms) << "and do not wait for their 2 s";
   EXPECT_LT(cpu_time() - cpu, 500ms) << "a crowd must not make the server spin";
 }
 

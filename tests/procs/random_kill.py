@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""SIGKILL of a random rank at a random moment, again and again, of a training on four ranks.
+
+usage: random_kill.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N]
+Each run must end within 5 s of the kill with the FATAL line of that very rank as the last line, exit code 137, and no process left.
+Processes are found by a mark in their environment. Prints one line a run and a summary; exit code 1 when a run failed.
+"""
+import argparse
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+LIMIT_S = 5.0
+MARK = "LOCKSTEP_TEST_RANDOM_KILL"
+
+
+def environment(pid):
+    try:
+        text = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.decode(errors="replace").split("\0") if "=" in entry)
+
+
+def marked(mark):
+    """Live processes that carry the mark: pid -> environment."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        env = environment(name)
+        if env.get(MARK) == mark:
+            found[int(name)] = env
+    return found
+
+
+def rank_pids(mark, ranks, deadline):
+    """rank -> pid, once all ranks run the program."""
+    while time.monotonic() < deadline:
+        found = {int(env["LOCKSTEP_RANK"]): pid for pid, env in marked(mark).items() if "LOCKSTEP_RANK" in env}
+        if len(found) == ranks:
+            return found
+        time.sleep(0.005)
+    return None
+
+
+def one_run(args, number, rng):
+    mark = f"{os.getpid()}.{number}"
+    command = [args.lockstep, "run", "-n", str(args.ranks), "--bind", "none", "--", args.program, "1000000", "exchange", "/dev/null"]
+    job = subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        pids = rank_pids(mark, args.ranks, time.monotonic() + 20)
+        if pids is None:
+            return "the ranks did not start"
+        time.sleep(rng.uniform(0, 1.5))  # the random moment: from loading the program to the middle of training
+        victim = rng.randrange(args.ranks)
+        begin = time.monotonic()
+        os.kill(pids[victim], signal.SIGKILL)
+        try:
+            _, err = job.communicate(timeout=4 * LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return f"rank {victim}: the launcher did not end in {4 * LIMIT_S:.0f} s"
+        took = time.monotonic() - begin
+        last = err.rstrip("\n").rsplit("\n", 1)[-1]
+        wrong = []
+        if took > LIMIT_S:
+            wrong.append(f"took {took:.1f} s")
+        if job.returncode != 128 + signal.SIGKILL:
+            wrong.append(f"exit code {job.returncode}")
+        if not re.match(rf"FATAL cause=RANK_DIED rank={victim} .*pid={pids[victim]} .*SIGKILL", last):
+            wrong.append(f"last line: {last}")
+        left = marked(mark)
+        if left:
+            wrong.append(f"left: {sorted(left)}")
+        print(f"run {number}: rank {victim} pid {pids[victim]}, {took:.2f} s{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
+        return "; ".join(wrong)
+    finally:
+        for pid in marked(mark):
+            os.kill(pid, signal.SIGKILL)
+        job.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=None)
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}", flush=True)
+    rng = random.Random(seed)
+    failed = sum(bool(one_run(args, number, rng)) for number in range(args.runs))
+    print(f"{args.runs - failed} of {args.runs} runs as they should be")
+    sys.exit(1 if failed else 0)
+
+
+main()
