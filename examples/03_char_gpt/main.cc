@@ -92,17 +92,18 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
     }
 }
 
-/// `length` characters, each drawn from what the model expects after the ones before it.
-std::string write(Gpt& model, const Vocabulary& vocabulary, std::int64_t length) {
+/// Goes on where `start` ends: `length` characters, each drawn from what the model expects after those before it.
+std::string write(Gpt& model, const Vocabulary& vocabulary, const torch::Tensor& start, std::int64_t length) {
   const torch::NoGradGuard no_grad;
-  std::vector<std::int64_t> ids = {0};
-  while (static_cast<std::int64_t>(ids.size()) <= length) {
-    const auto seen = std::min<std::int64_t>(static_cast<std::int64_t>(ids.size()), model->options.block);
-    const torch::Tensor context = torch::tensor(std::vector<std::int64_t>(ids.end() - seen, ids.end())).view({1, seen});
-    const torch::Tensor next = model->forward(context)[0][-1].div(0.8).exp();  // 0.8: a little less daring than it is
-    ids.push_back(torch::multinomial(next, 1).item<std::int64_t>());
+  torch::Tensor context = start.unsqueeze(0);
+  std::vector<std::int64_t> ids;
+  while (static_cast<std::int64_t>(ids.size()) < length) {
+    const torch::Tensor expected = model->forward(context)[0][-1].div(0.8).exp();  // 0.8: a little less daring than it is
+    const torch::Tensor next = torch::multinomial(expected, 1);
+    ids.push_back(next.item<std::int64_t>());
+    context = torch::cat({context, next.unsqueeze(0)}, 1).slice(1, -model->options.block);
   }
-  return vocabulary.decode({ids.begin() + 1, ids.end()});
+  return vocabulary.decode(ids);
 }
 
 void run(const Options& options) {
@@ -134,8 +135,8 @@ void run(const Options& options) {
   if (!first) return;
   std::printf("validation loss after: %.4f (before: %.4f)\n", after, before);
   if (!options.save.empty()) lockstep::save(model, options.save);
-  if (options.sample > 0)
-    std::printf("\n%s\n", write(model, vocabulary, options.sample).c_str());
+  const torch::Tensor start = validation.get(0).data;
+  if (options.sample > 0) std::printf("\n%s\n", write(model, vocabulary, start, options.sample).c_str());
 }
 
 }  // namespace
