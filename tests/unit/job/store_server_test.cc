@@ -93,7 +93,9 @@ TEST(StoreServer, ServesWhatItsOwnerSets) {
     std::this_thread::sleep_for(50ms);  // the client waits by then
     server.store().set("from", "owner", soon());
   });
+  const auto begin = Deadline::Clock::now();
   EXPECT_EQ(client->get("from", soon()), "owner");
+  EXPECT_LT(Deadline::Clock::now() - begin, 2s) << "found only when the server looked around by itself";
   owner.join();
   client->set("back", "client", soon());
   EXPECT_EQ(server.store().find("back", soon()), "client");
