@@ -258,12 +258,12 @@ void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
   const Deadline left_counts = Deadline::in(kOthersPublish);
   for (;;) {
     throw_first_cause(waiting);
+    throw_if_abandoned(waiting);  // who gives up a channel may have ended since
     for (const int peer : *waiting.members) {
       if (peer == rank_) continue;
       check_exited(waiting, peer, true);
       if (left_counts.expired()) check_left(waiting, peer);
     }
-    throw_if_abandoned(waiting);
     if (limit.expired()) break;
     std::this_thread::sleep_for(kPause);
   }
