@@ -16,10 +16,12 @@ std::string digits(const TempDir& folder) {
 TEST(Mnist, LossOfEveryStepIsThatOfOneRank) {
   const TempDir folder;
   const std::string data = digits(folder);
+  // At the example's own rate the made digits, some of which are wrong, diverge, and then any rounding grows.
+  const std::string rate = data == folder.path() ? "0.02" : "0.05";
   std::vector<double> one;
   for (const int ranks : {1, 2, 4}) {
     const std::string log = folder / "loss";
-    run_ranks(ranks, {LOCKSTEP_MNIST_PROGRAM, "--data", data, "--epochs", "1", "--loss-log", log});
+    run_ranks(ranks, {LOCKSTEP_MNIST_PROGRAM, "--data", data, "--epochs", "1", "--lr", rate, "--loss-log", log});
     const auto losses = read_losses(log);
     if (ranks == 1) one = losses;
     EXPECT_LE(largest_difference(one, losses, 100), kSameLoss) << ranks << " ranks";
