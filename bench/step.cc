@@ -1,5 +1,6 @@
 // One training step of an MLP on every rank, by Lockstep, by PyTorch's own c10d::Reducer driven from C++, or by nobody.
-// Started by bench/compare_step.py under `lockstep run`, all in the same way. Prints one line of JSON on rank 0.
+// Started by bench/compare_step.py under `lockstep run`, all in the same way, at the same time: each line of the named pipe
+// TURNS.<rank> says how many steps to run now, and rank 0 prints their seconds as a line of JSON. Ends with the pipe.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -11,6 +12,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 
 #include "lockstep/base/env.h"
@@ -87,12 +89,7 @@ class Reducer {
   std::unique_ptr<c10d::Reducer> reducer_;
 };
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-void run(const std::string& impl, const Model& model, int steps) {
+void run(const std::string& impl, const Model& model, const std::string& turns) {
   torch::manual_seed(1);
   auto net = make_net(model);
   std::unique_ptr<lockstep::DistributedDataParallel> ddp;
@@ -107,20 +104,25 @@ void run(const std::string& impl, const Model& model, int steps) {
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   const at::Tensor x = torch::randn({model.batch, model.width});
   const at::Tensor y = torch::randn({model.batch, model.width});
-  std::vector<double> seconds;
-  for (int step = 0; step < steps + 5; ++step) {
-    const auto begin = std::chrono::steady_clock::now();
-    net->zero_grad();  // Optimizer::zero_grad() would detach the reducer's bucket views, which throws
-    sync.before_forward();
-    const at::Tensor out = net->forward(x);
-    sync.before_backward(out);
-    torch::mse_loss(out, y).backward();
-    optimizer.step();
-    if (step >= 5) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  const std::string rank = lockstep::base::Env::process().rank.value_or("0");
+  std::ifstream pipe(turns + "." + rank);
+  for (int steps = 0; pipe >> steps;) {
+    std::string seconds;
+    for (int step = 0; step < steps; ++step) {
+      const auto begin = std::chrono::steady_clock::now();
+      net->zero_grad();  // Optimizer::zero_grad() would detach the reducer's bucket views, which throws
+      sync.before_forward();
+      const at::Tensor out = net->forward(x);
+      sync.before_backward(out);
+      torch::mse_loss(out, y).backward();
+      optimizer.step();
+      seconds += (step == 0 ? "" : ", ") + std::to_string(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    }
+    if (rank == "0") {
+      std::printf("{\"impl\": \"%s\", \"model\": \"%s\", \"seconds\": [%s]}\n", impl.c_str(), model.name, seconds.c_str());
+      std::fflush(stdout);
+    }
   }
-  if (lockstep::base::Env::process().rank.value_or("0") == "0")
-    std::printf("{\"what\": \"step\", \"impl\": \"%s\", \"model\": \"%s\", \"median_s\": %.6f, \"min_s\": %.6f, \"runs\": %d}\n",
-                impl.c_str(), model.name, median(seconds), *std::min_element(seconds.begin(), seconds.end()), steps);
 }
 
 }  // namespace
@@ -129,9 +131,9 @@ int main(int argc, char** argv) {
   const std::string impl = argc > 1 ? argv[1] : "";
   for (const Model& model : kModels)
     if (argc == 4 && std::string(argv[2]) == model.name && (impl == "lockstep" || impl == "reducer" || impl == "reducer-views" || impl == "local")) {
-      run(impl, model, std::stoi(argv[3]));
+      run(impl, model, argv[3]);
       return 0;
     }
-  std::fprintf(stderr, "usage: bench_step lockstep|reducer|reducer-views|local mlp-6m|mlp-50m STEPS\n");
+  std::fprintf(stderr, "usage: bench_step lockstep|reducer|reducer-views|local mlp-6m|mlp-50m TURNS\n");
   return 64;
 }

@@ -11,7 +11,7 @@ MODELS = {"mlp-6m": (1024, 6, 64), "mlp-50m": (4096, 3, 16)}
 
 
 def main():
-    views, model, steps = sys.argv[1] == "views", sys.argv[2], int(sys.argv[3])
+    views, model, turns = sys.argv[1] == "views", sys.argv[2], sys.argv[3]
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo")
     width, layers, batch = MODELS[model]
@@ -24,19 +24,16 @@ def main():
     net = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts), gradient_as_bucket_view=views)
     optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
     x, y = torch.randn(batch, width), torch.randn(batch, width)
-    seconds = []
-    for step in range(steps + 5):
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(net(x), y).backward()
-        optimizer.step()
-        if step >= 5:
-            seconds.append(time.perf_counter() - begin)
-    if dist.get_rank() == 0:
-        seconds.sort()
-        name = "pytorch-views" if views else "pytorch"
-        print(json.dumps({"what": "step", "impl": name, "model": model, "median_s": round(seconds[len(seconds) // 2], 6),
-                          "min_s": round(seconds[0], 6), "runs": steps}), flush=True)
+    for line in open(f"{turns}.{dist.get_rank()}"):
+        seconds = []
+        for _ in range(int(line)):
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+            seconds.append(round(time.perf_counter() - begin, 6))
+        if dist.get_rank() == 0:
+            print(json.dumps({"impl": "pytorch-views" if views else "pytorch", "model": model, "seconds": seconds}), flush=True)
     dist.destroy_process_group()
 
 
