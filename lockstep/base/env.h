@@ -26,6 +26,7 @@ struct Env {
   Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep or torchrun
   Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self or gloo
   Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that an operation may wait for other ranks, default 300
+  Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks to come, default 60
   Value lockstep_interface;  ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_log;        ///< LOCKSTEP_LOG: quiet, info (default) or debug
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()

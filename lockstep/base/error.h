@@ -9,7 +9,8 @@
 namespace lockstep::base {
 
 /// The root of every error that Lockstep throws. what() is one line: the operation, the rank and peer where there are
-/// any, the value got and the values allowed. cause() says which FATAL line the run ends with if nobody handles it.
+/// any, the value got and the values allowed. cause() is its class in the table of cause.h. The launcher's FATAL line carries a
+/// CommError, and what init() throws, because those are published in the store; of others it knows the rank's exit code only.
 class Error : public std::runtime_error {
  public:
   Error(Cause cause, const std::string& message, std::string hint = {})

@@ -1,5 +1,6 @@
 #include "lockstep/base/log.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <string>
@@ -10,9 +11,14 @@
 namespace lockstep::base {
 namespace {
 
+constexpr int kPatienceMs = 500;
+
 void write_line(std::string_view prefix, std::string_view text) {
   std::string line(prefix);
   line.append(text).append("\n");
+  // A terminal that is stuck (Ctrl-S) takes nothing: rather than wait for it the line is dropped.
+  pollfd room{STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&room, 1, kPatienceMs) == 0) return;
   // One write, so that lines of several processes on one descriptor do not mix; nobody can be told when it fails.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }

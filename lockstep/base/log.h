@@ -1,4 +1,4 @@
-// Lines for the person who watches: to stderr, whole, one write each.
+// Lines for the person who watches: to stderr, whole, one write each; dropped when stderr takes nothing for half a second.
 #pragma once
 
 #include <string_view>

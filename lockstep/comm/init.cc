@@ -74,12 +74,14 @@ void open_store(World& world, Deadline deadline) {
   if (id.store != StoreKind::kLocal) world.address = address_towards(id.address);
 }
 
-std::chrono::milliseconds operation_timeout(const InitOptions& options, const Env& env) {
-  if (options.timeout) return *options.timeout;
-  if (!env.lockstep_timeout) return std::chrono::seconds(300);
-  const auto seconds = base::parse_double(*env.lockstep_timeout);
+/// What the program says, else the variable, else `otherwise`.
+std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& option, const char* variable, const Env::Value& value,
+                                std::chrono::milliseconds otherwise) {
+  if (option) return *option;
+  if (!value) return otherwise;
+  const auto seconds = base::parse_double(*value);
   if (!seconds || *seconds <= 0 || *seconds > 1e7)
-    throw base::UsageError("LOCKSTEP_TIMEOUT is " + base::quoted(*env.lockstep_timeout, 80) +
+    throw base::UsageError(std::string(variable) + " is " + base::quoted(*value, 80) +
                            "; allowed are seconds, more than 0 and at most 10000000");
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
@@ -109,11 +111,12 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::process();
   auto world = std::make_shared<World>();
   world->identity = job::identify(env, {options.rank, options.world_size, options.address});
-  world->timeout = operation_timeout(options, env);
+  world->timeout = limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300));
+  const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
   const std::string reason = choose_transport(*world, asked);
-  const Deadline deadline = Deadline::in(options.join_timeout);
+  const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
   try {
     job::join(*world->store, world->identity,

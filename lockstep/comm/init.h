@@ -15,7 +15,7 @@ struct InitOptions {
   std::optional<int> world_size;
   std::string address;            ///< "host:port" of rank 0, for explicit ranks
   std::string transport;          ///< "auto", "self" or "gloo"; default: LOCKSTEP_TRANSPORT, else auto
-  std::chrono::milliseconds join_timeout = std::chrono::seconds(60);  ///< how long to wait for all ranks to come
+  std::optional<std::chrono::milliseconds> join_timeout;  ///< for all ranks to come; default: LOCKSTEP_JOIN_TIMEOUT in s, else 60 s
   std::optional<std::chrono::milliseconds> timeout;  ///< of operations; default: LOCKSTEP_TIMEOUT in s, else 300 s
 };
 

@@ -71,7 +71,8 @@ void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> al
   along_ = std::move(along);
   along_pending_.clear();
   next_ = 0;
-  finishing_ = header_checked_ = false;
+  finishing_ = false;
+  company_ = step.joined;
   stats_.started_early = 0;
   const ExchangeHeader header = make_header(seq_, plan_, step);
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
@@ -95,13 +96,14 @@ at::Tensor PackingExchange::ready(std::size_t index, const at::Tensor& gradient,
   }
   const bool moved = fresh && is_dense(gradient) && places_[index].bucket >= 0;
   pack(index);
-  advance();
+  start_full_buckets();
   return moved ? places_[index].view : at::Tensor();
 }
 
 void PackingExchange::pack(std::size_t index) {
   Place& place = places_[index];
   State& state = states_[index];
+  state.packed = true;
   if (place.bucket < 0) return;
   if (!state.ready || !is_dense(state.gradient))
     place.view.zero_();
@@ -121,11 +123,7 @@ void PackingExchange::write(Place& place, State& state) {
   state.gradient = at::Tensor();
 }
 
-void PackingExchange::advance() {
-  if (!header_checked_) {
-    if (!header_pending_->done()) return;
-    check_header();
-  }
+void PackingExchange::start_full_buckets() {
   while (next_ < buckets_.size() && buckets_[next_].missing == 0) start_bucket(buckets_[next_++]);
 }
 
@@ -145,7 +143,6 @@ void PackingExchange::check_header() {
       channel_->fail(error);
     }
   }
-  header_checked_ = true;
   attendance_ = {};
   bool by_active = false;
   for (std::size_t r = headers.size(); r-- > 0;) {
@@ -155,7 +152,9 @@ void PackingExchange::check_header() {
     attendance_.first = static_cast<int>(r);
   }
   rescale_ = by_active && attendance_.active > 0 ? static_cast<double>(channel_->size()) / attendance_.active : 1;
-  if (attendance_.active == 0) return;
+}
+
+void PackingExchange::start_along() {
   for (Collective& op : along_) {
     if (op.kind == Kind::kBroadcast) op.root = attendance_.first;
     op.seq = seq_;
@@ -181,17 +180,15 @@ void PackingExchange::start_bucket(Filling& filling) {
 Attendance PackingExchange::finish(Sink& sink) {
   finishing_ = true;
   deadline_ = Deadline::in(timeout_);
-  if (!header_checked_) check_header();
+  const bool planned = plan_ != 0;
+  // Who only keeps company learns from the header whether anybody has gradients.
+  if (planned && !company_) fill_buckets();
+  check_header();
   if (attendance_.active == 0) return attendance_;
-  if (plan_ == 0) {
-    agree_on_order();
-    for (std::size_t i = 0; i < parts_.size(); ++i) pack(i);
-  } else {
-    for (std::size_t i = 0; i < parts_.size(); ++i)
-      if (!states_[i].ready) pack(i);
-  }
-  advance();
+  if (!planned) agree_on_order();
+  fill_buckets();
   LOCKSTEP_CHECK_EQ(next_, buckets_.size());
+  start_along();
   exchange_flags();
   const std::vector<at::Tensor> late = exchange_late();
   finish_buckets();
@@ -200,6 +197,12 @@ Attendance PackingExchange::finish(Sink& sink) {
   note_use();
   ++stats_.exchanges;
   return attendance_;
+}
+
+void PackingExchange::fill_buckets() {
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (!states_[i].packed) pack(i);
+  start_full_buckets();
 }
 
 void PackingExchange::agree_on_order() {

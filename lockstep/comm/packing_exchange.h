@@ -14,10 +14,12 @@
 namespace lockstep::comm {
 
 /// On the wire, in this order, on all ranks:
-///   header   48 bytes a rank, begun with the exchange and compared before anything else moves;
-///   along    what the owner gave to begin();
+///   header   48 bytes a rank, begun with the exchange;
 ///   order    in the first exchange only: in which order gradients were born, from which the buckets are laid out;
-///   buckets  each as soon as all its parts are there and those before it have begun;
+///   buckets  each as soon as all its parts are there and those before it have begun, without waiting for the header: ranks lay
+///            out alike in the same exchange whatever step they are in, so that buckets fit, and what a rank of another step
+///            added is not delivered, because finish() compares the headers before;
+///   along    what the owner gave to begin();
 ///   flags    two bytes a parameter: did any rank have a fresh dense, a fresh sparse gradient?
 ///   late     parts without a place in a bucket that turned out to be fresh somewhere: dense ones singly, sparse ones by rows.
 /// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after their
@@ -48,6 +50,7 @@ class PackingExchange final : public Exchange {
   struct State {
     bool ready = false;
     bool fresh = false;
+    bool packed = false;
     at::Tensor gradient;  // when it is sparse, late, or the plan is not made yet
     at::Tensor saved;     // a gradient that is not fresh and lives in the bucket, as it was
   };
@@ -62,8 +65,10 @@ class PackingExchange final : public Exchange {
   void relay_if_wanted();
   void pack(std::size_t index);
   void write(Place& place, State& state);
-  void advance();
+  void start_full_buckets();
+  void fill_buckets();
   void check_header();
+  void start_along();
   void start_bucket(Filling& filling);
   void agree_on_order();
   void exchange_flags();
@@ -101,11 +106,11 @@ class PackingExchange final : public Exchange {
   at::Tensor header_;
   at::Tensor headers_;
   PendingPtr header_pending_;
-  bool header_checked_ = false;
   Attendance attendance_;
   double rescale_ = 1;        // what divide_by_active adds to scale_
   std::size_t next_ = 0;      // the first bucket that has not begun
   bool finishing_ = false;
+  bool company_ = false;      // this rank has joined
   at::Tensor flags_;
   ExchangeStats stats_;
 };

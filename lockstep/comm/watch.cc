@@ -26,6 +26,7 @@ constexpr auto kPause = std::chrono::milliseconds(10);
 // A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
 constexpr std::string_view kExitedGood = "exited with code 0";
+constexpr const char* kUnevenHint = "give every rank the same number of batches, or put the loop under lockstep::join()";
 
 Deadline soon() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
@@ -185,7 +186,7 @@ void Watch::check_left(const Waiting& waiting, int peer) {
   throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
                   "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) + " waits for it in " +
                       waiting.text,
-                  "give every rank the same number of batches, or put the loop under lockstep::join()");
+                  kUnevenHint);
 }
 
 /// A process that has ended will not come. `also_good`: one that returned 0 may have done its part before, which only a wire that
@@ -201,7 +202,8 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   if (!peer_in(job::key::left(peer)))
     throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) + " waits for it in " +
-                        waiting.text);
+                        waiting.text,
+                    kUnevenHint);
 }
 
 void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {

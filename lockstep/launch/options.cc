@@ -21,7 +21,7 @@ const char* const kUsage =
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
-  std::string ranks, transport, timeout, bind, output, grace, fail_grace;
+  std::string ranks, transport, timeout, join_timeout, bind, output, grace, fail_grace;
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -47,6 +47,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   app.add_flag("--quiet-ranks", run.quiet_ranks, "show the output of rank 0 only");
   option("--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
   option("--fail-grace", raw.fail_grace, "SECONDS", "the same when a rank has failed (default 2)");
+  option("--join-timeout", raw.join_timeout, "SECONDS", "that the ranks have to find each other (default 60)");
   option("--timeout", raw.timeout, "SECONDS", "that an operation may wait for other ranks (default 300)");
   app.footer("The ranks' lines have [rank] in front; their standard input is /dev/null. The exit code is that of the first rank\n"
              "that failed, or 128 + the signal that ended it; 64 means that nothing was started. Ctrl-C stops all ranks, a second\n"
@@ -100,10 +101,13 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   if (given("--bind")) run.bind = one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
   if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
   if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);
-  if (given("--timeout")) {
-    seconds("--timeout", raw.timeout, 1e-3);
-    run.timeout = raw.timeout;
-  }
+  const auto keep = [&](const char* name, const std::string& text, std::string& kept) {
+    if (!given(name)) return;
+    seconds(name, text, 1e-3);
+    kept = text;
+  };
+  keep("--join-timeout", raw.join_timeout, run.join_timeout);
+  keep("--timeout", raw.timeout, run.timeout);
   if (given("--output")) {
     if (raw.output.empty()) throw base::UsageError("--output is \"\"; allowed is the name of a folder");
     run.output_dir = raw.output;

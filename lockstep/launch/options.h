@@ -11,6 +11,7 @@ namespace lockstep::launcher {
 struct RunOptions {
   int ranks = 0;                              ///< 0: one for each visible GPU, else one for each physical core
   std::string transport;                      ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
+  std::string join_timeout;                   ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
   std::string timeout;                        ///< LOCKSTEP_TIMEOUT for the ranks, seconds; empty: not given
   bool bind = true;                           ///< give every rank its own cores
   std::string local_rank_argument;            ///< NAME: every rank gets --NAME=<local rank> as last argument

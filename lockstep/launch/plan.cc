@@ -54,6 +54,7 @@ Environment for_all_ranks(const RunOptions& options, const Surroundings& surroun
       "MASTER_PORT=" + std::to_string(surroundings.master_port),
   };
   if (!options.transport.empty()) environment.push_back("LOCKSTEP_TRANSPORT=" + options.transport);
+  if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
   if (!options.timeout.empty()) environment.push_back("LOCKSTEP_TIMEOUT=" + options.timeout);
   // A rank's line has less room than the terminal: its prefix stands in front.
   const int room = surroundings.columns - static_cast<int>(prefix_of(options.ranks - 1).size());

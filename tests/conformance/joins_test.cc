@@ -144,11 +144,14 @@ TEST(Joins, WhatIsHalfSetIsNamed) {
   expect_refused({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
   expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}}, "transport is \"gluu\"; allowed are auto, self, gloo");
   expect_refused({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
+  expect_refused({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }
 
 TEST(Joins, WhoDidNotComeIsListed) {
   const FreePort port;
-  for (const Exit& exit : run_all({probe(by_hand(port, 0, 4), {"--join-timeout", "1500"}), probe(by_hand(port, 2, 4), {"--join-timeout", "1500"})})) {
+  Variables second = by_hand(port, 2, 4);
+  second["LOCKSTEP_JOIN_TIMEOUT"] = "1.5";
+  for (const Exit& exit : run_all({probe(by_hand(port, 0, 4), {"--join-timeout", "1500"}), probe(std::move(second))})) {
     EXPECT_EQ(exit.code, 124);
     EXPECT_THAT(exit.out, AllOf(HasSubstr("error JOIN_TIMEOUT: 2 of 4 ranks did not join in time: 1, 3"), HasSubstr(port.text())));
     EXPECT_LT(exit.after, 15s);

@@ -20,13 +20,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(LauncherStart, TheEnvironmentIsComplete) {
-  const Exit exit = run_process(lockstep_run({"-n", "2", "--transport", "gloo", "--timeout", "12", "env"},
+  const Exit exit = run_process(lockstep_run({"-n", "2", "--transport", "gloo", "--timeout", "12", "--join-timeout", "9", "env"},
                                              {{"TORCHELASTIC_RUN_ID", "outer"}, {"RANK", "9"}, {"KEPT", "a b"}}));
   ASSERT_EQ(exit.code, 0) << exit.err;
   for (const char* line : {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0",
                            "LOCKSTEP_NUM_NODES=1", "LOCKSTEP_STORE=127.0.0.1:", "LOCKSTEP_JOB=", "RANK=1", "LOCAL_RANK=1", "WORLD_SIZE=2",
                            "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0", "NODE_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=", "OMP_NUM_THREADS=",
-                           "LOCKSTEP_TRANSPORT=gloo", "LOCKSTEP_TIMEOUT=12", "KEPT=a b"})
+                           "LOCKSTEP_TRANSPORT=gloo", "LOCKSTEP_TIMEOUT=12", "LOCKSTEP_JOIN_TIMEOUT=9", "KEPT=a b"})
     EXPECT_THAT(exit.out, HasSubstr("\n[1] " + std::string(line)));
   EXPECT_THAT(exit.out, Not(HasSubstr("TORCHELASTIC_")));
   EXPECT_THAT(exit.out, Not(HasSubstr("] RANK=9")));

@@ -59,6 +59,7 @@ TEST(Plan, NoVariableTwiceWhateverWasInherited) {
   RunOptions run = options(3);
   run.transport = "gloo";
   run.timeout = "7";
+  run.join_timeout = "2.5";
   const JobPlan job = plan_job(run, s);
   for (const RankPlan& rank : job.ranks) {
     std::vector<std::string> names;
@@ -69,6 +70,7 @@ TEST(Plan, NoVariableTwiceWhateverWasInherited) {
   }
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_TRANSPORT=gloo"));
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_TIMEOUT=7"));
+  EXPECT_THAT(job.environment, Contains("LOCKSTEP_JOIN_TIMEOUT=2.5"));
 }
 
 TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
