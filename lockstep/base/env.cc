@@ -22,6 +22,8 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.lockstep_env_from = get("LOCKSTEP_ENV_FROM");
   env.lockstep_transport = get("LOCKSTEP_TRANSPORT");
   env.lockstep_timeout = get("LOCKSTEP_TIMEOUT");
+  env.lockstep_arena = get("LOCKSTEP_ARENA");
+  env.tmpdir = get("TMPDIR");
   env.lockstep_join_timeout = get("LOCKSTEP_JOIN_TIMEOUT");
   env.lockstep_interface = get("LOCKSTEP_INTERFACE");
   env.lockstep_log = get("LOCKSTEP_LOG");

@@ -24,7 +24,8 @@ struct Env {
 
   // Set by a user.
   Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep or torchrun
-  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self or gloo
+  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm or gloo
+  Value lockstep_arena;      ///< LOCKSTEP_ARENA: on or off; by default it is on when ranks share a host
   Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that an operation may wait for other ranks, default 300
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks to come, default 60
   Value lockstep_interface;  ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
@@ -33,6 +34,7 @@ struct Env {
   Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set
   Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that the user allows
   Value path;                ///< PATH: where programs are looked for
+  Value tmpdir;              ///< TMPDIR: where sockets between ranks of a host are made, default /tmp
   Value columns;             ///< COLUMNS: width of the terminal
   Value term;                ///< TERM: "dumb" switches redrawing off
 

@@ -13,6 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/torchrun_store.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/job/fatal.h"
@@ -86,6 +87,15 @@ std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& 
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
+/// On when there are neighbours to read what lies in it, unless somebody says otherwise.
+bool arena_wanted(const InitOptions& options, const Env& env, const World& world) {
+  if (options.arena) return *options.arena;
+  if (!env.lockstep_arena) return world.transport == "shm";
+  if (*env.lockstep_arena == "on") return true;
+  if (*env.lockstep_arena == "off") return false;
+  throw base::UsageError("LOCKSTEP_ARENA is " + base::quoted(*env.lockstep_arena, 80) + "; allowed are on and off");
+}
+
 void say_what_was_found(const World& world, const std::string& reason) {
   const job::Identity& id = world.identity;
   if (id.rank != 0 || id.contract == "none") return;
@@ -115,16 +125,20 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const std::string reason = choose_transport(*world, asked);
+  check_transport(asked, world->identity.world_size);
   const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
+  std::string reason;
   try {
     job::join(*world->store, world->identity,
               {{"lockstep", LOCKSTEP_VERSION},
                {"libtorch", TORCH_VERSION},
-               {"transport", world->transport},
+               {"transport", asked},
                {"program", job::program_build_id()}},
               deadline);
+    reason = choose_transport(*world, asked);
+    prepare_transport(*world, deadline);
+    if (arena_wanted(options, env, *world)) install_arena();
   } catch (const base::Error& error) {
     publish(*world, error);
     // The others read why in the store that ends with this process.

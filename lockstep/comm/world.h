@@ -15,6 +15,8 @@
 
 namespace lockstep::comm {
 
+class Neighbours;
+
 struct World {
   ~World();
 
@@ -23,6 +25,7 @@ struct World {
   std::shared_ptr<job::Store> store;
   std::shared_ptr<Watch> watch;
   std::string transport;                 // the chosen one's name
+  std::shared_ptr<const Neighbours> neighbours;  // when it is shm
   std::string address;                   // of this host on the network to the others, as numbers
   std::string interface;                 // what the user asked for instead; may be empty
   std::chrono::milliseconds timeout{};
@@ -36,8 +39,14 @@ struct World {
 /// The names that --transport takes, "auto" first.
 const std::vector<std::string>& transport_names();
 
-/// Fills world.transport from what was asked for ("auto" or a name) and returns the reason. Throws UsageError when the one that
+/// Throws UsageError when `asked`, "auto" or a name, is none of a transport, or one that this build or a world of `size` cannot have.
+void check_transport(const std::string& asked, int size);
+
+/// Fills world.transport from what was asked for and who shares a host, and returns the reason. Throws UsageError when the one that
 /// was named cannot be had: it is never replaced.
 std::string choose_transport(World& world, const std::string& asked);
+
+/// What the chosen transport needs of the other ranks before the first group. Waits for them. Throws CommError.
+void prepare_transport(World& world, base::Deadline deadline);
 
 }  // namespace lockstep::comm

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/socket.h"
@@ -25,6 +26,7 @@ struct Identity {
   int local_world_size = -1;  ///< likewise
   int node_rank = -1;         ///< likewise
   int num_nodes = -1;         ///< likewise
+  std::vector<int> neighbours;  ///< the ranks on this host, this one included, ascending; job::join() finds them
   StoreKind store = StoreKind::kLocal;
   base::Address address{};
   std::string job = "0";  ///< keeps two jobs at one address apart

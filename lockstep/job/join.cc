@@ -2,6 +2,7 @@
 
 #include <elf.h>
 #include <link.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <vector>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/fatal.h"
@@ -30,9 +32,17 @@ struct Member {
   Facts facts;
 };
 
-std::string boot_id() {
+/// This start of this machine, its network and its folder of temporary files, as this process sees them: what has one of its own counts
+/// as a host.
+std::string host_id() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
+  char network[64];
+  const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
+  if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));
+  struct stat folder {};
+  if (::stat(base::Env::process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
+    id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
   return id;
 }
 
@@ -129,6 +139,7 @@ void fill_places(const std::vector<Member>& members, Identity& id) {
     if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
     if (host != members[self].host + members[self].host_id) continue;
     node = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
+    id.neighbours.push_back(static_cast<int>(rank));
     before += rank < self;
     ++together;
   }
@@ -168,7 +179,7 @@ std::string build_id_of(const dl_phdr_info& image) {
 
 void join(Store& store, Identity& identity, const Facts& facts, Deadline deadline) {
   const std::string host = base::host_name();
-  Member self{.host = host, .host_id = boot_id(), .pid = std::to_string(::getpid()), .facts = facts};
+  Member self{.host = host, .host_id = host_id(), .pid = std::to_string(::getpid()), .facts = facts};
   self.facts["world_size"] = std::to_string(identity.world_size);
   take_place(store, identity, self, deadline);
   const std::vector<Member> members = wait_for_all(store, identity, deadline);

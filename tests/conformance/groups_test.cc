@@ -7,6 +7,7 @@
 #include <fstream>
 #include <thread>
 
+#include "lockstep/base/env.h"
 #include "tests/support/rank_main.h"
 #include "tests/support/temp_dir.h"
 
@@ -308,7 +309,7 @@ TEST(Place, RanksOfOneHost) {
   EXPECT_EQ(world().node_rank(), 0);
   EXPECT_EQ(world().num_nodes(), 1);
   EXPECT_EQ(world().name(), "world");
-  EXPECT_EQ(world().transport(), world().size() == 1 ? "self" : "gloo");
+  EXPECT_EQ(world().transport(), world().size() == 1 ? "self" : base::Env::process().lockstep_transport.value_or("shm"));
   EXPECT_TRUE(world().device().is_cpu());
 }
 

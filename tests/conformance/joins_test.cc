@@ -60,7 +60,7 @@ TEST(Joins, VariablesByHand) {
       const std::string n = std::to_string(size);
       EXPECT_EQ(exits[static_cast<std::size_t>(i)].code, 0);
       EXPECT_EQ(exits[static_cast<std::size_t>(i)].out, "rank " + rank + " of " + n + ", local " + rank + " of " + n + ", host 0 of 1, " +
-                                (size == 1 ? "self" : "gloo") + ", sum " + std::to_string(size * (size + 1) / 2) + "\n");
+                                (size == 1 ? "self" : "shm") + ", sum " + std::to_string(size * (size + 1) / 2) + "\n");
     }
     EXPECT_THAT(exits.back().err, HasSubstr("lockstep: " + std::to_string(size) + (size == 1 ? " rank" : " ranks") + " on 1 host (env://); transport "));
   }
@@ -78,7 +78,7 @@ TEST(Joins, LocalRanksThatWereSetAreKept) {
     ranks.push_back(probe(env));
   }
   const auto exits = run_all(ranks);
-  EXPECT_EQ(exits[1].out, "rank 1 of 2, local 0 of 1, host 1 of 2, gloo, sum 3\n");
+  EXPECT_EQ(exits[1].out, "rank 1 of 2, local 0 of 1, host 1 of 2, shm, sum 3\n");
 }
 
 TEST(Joins, TheProgramSaysIt) {
@@ -86,8 +86,8 @@ TEST(Joins, TheProgramSaysIt) {
   const std::string address = "127.0.0.1:" + port.text();
   const Variables misleading = {{"RANK", "7"}, {"WORLD_SIZE", "9"}};
   const auto exits = run_all({probe(misleading, {"--explicit", "0", "2", address}), probe(misleading, {"--explicit", "1", "2", address})});
-  EXPECT_EQ(exits[0].out, "rank 0 of 2, local 0 of 2, host 0 of 1, gloo, sum 3\n");
-  EXPECT_EQ(exits[1].out, "rank 1 of 2, local 1 of 2, host 0 of 1, gloo, sum 3\n");
+  EXPECT_EQ(exits[0].out, "rank 0 of 2, local 0 of 2, host 0 of 1, shm, sum 3\n");
+  EXPECT_EQ(exits[1].out, "rank 1 of 2, local 1 of 2, host 0 of 1, shm, sum 3\n");
 }
 
 TEST(Joins, Torchrun) {
@@ -97,9 +97,9 @@ TEST(Joins, Torchrun) {
   options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", kProbe};
   const Exit exit = run_process(options, 60s);
   EXPECT_EQ(exit.code, 0) << exit.err;
-  EXPECT_THAT(exit.out, AllOf(HasSubstr("rank 0 of 2, local 0 of 2, host 0 of 1, gloo, sum 3\n"),
-                              HasSubstr("rank 1 of 2, local 1 of 2, host 0 of 1, gloo, sum 3\n")));
-  EXPECT_THAT(exit.err, HasSubstr("2 ranks on 1 host (torchrun); transport gloo"));
+  EXPECT_THAT(exit.out, AllOf(HasSubstr("rank 0 of 2, local 0 of 2, host 0 of 1, shm, sum 3\n"),
+                              HasSubstr("rank 1 of 2, local 1 of 2, host 0 of 1, shm, sum 3\n")));
+  EXPECT_THAT(exit.err, HasSubstr("2 ranks on 1 host (torchrun); transport shm (all ranks share a host)"));
 }
 
 TEST(Joins, TwoCallsOfInitAreOneWorld) {
@@ -142,7 +142,7 @@ TEST(Joins, WhatIsHalfSetIsNamed) {
   expect_refused({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "123456"}},
                  "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
   expect_refused({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
-  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}}, "transport is \"gluu\"; allowed are auto, self, gloo");
+  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}}, "transport is \"gluu\"; allowed are auto, self, shm, gloo");
   expect_refused({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
   expect_refused({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }
@@ -202,6 +202,7 @@ TEST(Joins, AnInterfaceThatIsNotThereIsNamed) {
   for (int rank = 0; rank < 2; ++rank) {
     Variables env = by_hand(port, rank, 2);
     env["LOCKSTEP_INTERFACE"] = "nosuch0";
+    env["LOCKSTEP_TRANSPORT"] = "gloo";
     ranks.push_back(probe(env));
   }
   for (const Exit& exit : run_all(ranks)) {

@@ -11,17 +11,23 @@
 
 namespace lockstep::comm {
 
-/// finish() may come from any thread, once; what comes later is ignored, so that an abort and the real end may race.
+/// finish() may come from any thread, once; what comes later is ignored, so that an abort and the real end may race. A transport
+/// without threads of its own derives from it: there whoever waits does the work.
 class Pending {
  public:
+  virtual ~Pending() = default;
   /// Announces the end; with `error` the operation failed.
   void finish(std::exception_ptr error = nullptr);
 
-  bool done() const { return done_.load(std::memory_order_acquire); }
+  /// Does what can be done without waiting.
+  virtual bool done() { return is_finished(); }
   /// True when it is done, false at the deadline. Does not throw the operation's error.
-  bool wait_until(base::Deadline deadline);
+  virtual bool wait_until(base::Deadline deadline);
   /// The error, once done; null when there is none.
   std::exception_ptr error() const { return error_; }
+
+ protected:
+  bool is_finished() const { return done_.load(std::memory_order_acquire); }
 
  private:
   std::atomic<bool> done_{false};

@@ -1,0 +1,70 @@
+#include "lockstep/base/host_memory.h"
+
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "lockstep/base/parse.h"
+
+namespace lockstep::base {
+namespace {
+
+using Read = std::function<std::optional<std::string>(const std::string&)>;
+
+constexpr const char* kGroups = "/sys/fs/cgroup";
+
+std::optional<std::string> read_file(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return std::nullopt;
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::optional<std::uint64_t> number_in(const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  const auto value = parse_int(std::string_view(*text).substr(0, text->find('\n')));
+  if (!value || *value < 0) return std::nullopt;  // "max" is no limit
+  return static_cast<std::uint64_t>(*value);
+}
+
+std::optional<std::uint64_t> available_on_host(const Read& read) {
+  const auto text = read("/proc/meminfo");
+  if (!text) return std::nullopt;
+  std::istringstream lines(*text);
+  std::string name;
+  std::uint64_t kib = 0;
+  for (std::string line; std::getline(lines, line);)
+    if (std::istringstream words(line); words >> name >> kib && name == "MemAvailable:") return kib * 1024;
+  return std::nullopt;
+}
+
+/// "/a/b" of the line "0::/a/b".
+std::string own_group(const Read& read) {
+  const auto text = read("/proc/self/cgroup");
+  std::istringstream lines(text.value_or(""));
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("0::/")) return line.substr(3);
+  return "";
+}
+
+}  // namespace
+
+HostMemory HostMemory::from(const Read& read) {
+  HostMemory least{std::numeric_limits<std::uint64_t>::max(), "nothing"};
+  const auto limit = [&](std::uint64_t bytes, const std::string& by) {
+    if (bytes < least.available_bytes) least = {bytes, by};
+  };
+  if (const auto host = available_on_host(read)) limit(*host, "the host");
+  for (std::string group = own_group(read); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
+    const std::string folder = kGroups + group;
+    const auto most = number_in(read(folder + "/memory.max"));
+    const auto used = number_in(read(folder + "/memory.current"));
+    if (most && used) limit(*most > *used ? *most - *used : 0, "the control group " + folder);
+  }
+  return least;
+}
+
+HostMemory HostMemory::now() { return from(read_file); }
+
+}  // namespace lockstep::base

@@ -1,0 +1,44 @@
+// The other ranks of this host, and their memory as this process sees it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/shared_memory.h"
+#include "lockstep/job/store.h"
+
+namespace lockstep::comm {
+
+class Neighbours {
+ public:
+  /// Every rank of `ranks` (of the world, ascending, this one included) calls it; each gives the others its arena, over sockets in
+  /// folders that only this user can enter. Throws CommError when one does not come or cannot be reached.
+  static std::shared_ptr<Neighbours> meet(job::Store& store, const std::vector<int>& ranks, int rank, base::Deadline deadline);
+
+  const std::vector<int>& ranks() const { return ranks_; }
+  int rank() const { return rank_; }
+  /// Where the arena of `rank` begins in this process's addresses; this rank's own is Arena::process().
+  char* arena_of(int rank) const;
+  /// False once the process of `rank` has ended. A system call.
+  bool alive(int rank) const;
+  /// More ranks than cores that they may run on: then a wait must not spin.
+  bool crowded() const { return crowded_; }
+
+ private:
+  struct Neighbour {
+    base::Fd door;  // its end closes with the process
+    base::SharedMemory arena;
+  };
+  Neighbours(std::vector<int> ranks, int rank);
+  void exchange(int peer, base::Fd door, base::Deadline deadline);
+
+  const std::vector<int> ranks_;
+  const int rank_;
+  bool crowded_ = false;
+  std::map<int, Neighbour> others_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,183 @@
+#include "lockstep/comm/shm/operation.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/arena/arena.h"
+#include "lockstep/comm/shm/reduce.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Deadline;
+
+constexpr std::size_t kChunkBytes = 512 << 10;  // claimed at once; 64 KiB to 4 MiB differ by 7 %
+constexpr auto kSlice = std::chrono::milliseconds(20);  // of sleep, before a look whether the others live
+
+bool is_reduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce; }
+
+
+}  // namespace
+
+Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t number)
+    : op_(op), boards_(boards), number_(number), small_([&] {
+        // The same on all ranks: the size of one rank's part tells the others.
+        const bool parts_of_input = op.kind == Kind::kScatter || op.kind == Kind::kAllToAll || op.kind == Kind::kReduceScatter;
+        const at::Tensor& part = parts_of_input ? op.output : op.input;
+        const std::size_t factor = parts_of_input && op.kind != Kind::kAllToAll ? static_cast<std::size_t>(boards.size()) : 1;
+        return !part.defined() || part.nbytes() * factor <= kSlotBytes;
+      }()) {}
+
+Operation::~Operation() { Arena::process().free(staged_); }
+
+bool Operation::advance(Deadline deadline) {
+  if (phase_ == Phase::kShow) {
+    show();
+    phase_ = Phase::kMeet;
+  }
+  if (phase_ == Phase::kMeet) {
+    if (!all_reached(&Board::arrived, deadline)) return false;
+    work();
+    if (!small_) boards_.advance(boards_.own().done, number_);
+    phase_ = small_ ? Phase::kFinished : Phase::kPart;
+    next_ = 0;
+    if (small_) return true;
+  }
+  if (phase_ == Phase::kPart) {
+    if (!all_reached(&Board::done, deadline)) return false;
+    finish();
+    phase_ = Phase::kFinished;
+  }
+  return true;
+}
+
+/// Whether another rank reads what `member` shows.
+bool Operation::reads(int member) const {
+  const bool from_root = op_.kind == Kind::kBroadcast || op_.kind == Kind::kScatter;
+  return op_.input.defined() && (!from_root || member == op_.root);
+}
+
+void Operation::show() {
+  Board& own = boards_.own();
+  const std::size_t parity = number_ % 2;
+  if (boards_.rank() == 0) own.claims[parity].store(0, std::memory_order_relaxed);
+  if (reads(boards_.rank())) {
+    const void* data = op_.input.const_data_ptr();
+    if (small_) {
+      std::memcpy(own.slot[parity], data, op_.input.nbytes());
+    } else {
+      Arena& arena = Arena::process();
+      if (!arena.contains(data)) {
+        staged_ = arena.allocate(op_.input.nbytes());
+        std::memcpy(staged_, data, op_.input.nbytes());
+        data = staged_;
+      }
+      own.placement[parity].input = own.placement[parity].output = arena.offset_of(data);
+    }
+  }
+  boards_.advance(own.arrived, number_);
+}
+
+bool Operation::all_reached(Signal Board::* signal, Deadline deadline) {
+  for (; next_ < boards_.size(); ++next_) {
+    if (next_ == boards_.rank()) continue;
+    const Signal& theirs = boards_.of(next_).*signal;
+    while (!reached(theirs, number_)) {
+      if (deadline.expired()) return false;
+      if (boards_.wait(theirs, number_, earlier(deadline, Deadline::in(kSlice)))) break;
+      // It may have ended after it did its part: then this is the last look that is needed.
+      if (!boards_.alive(next_) && !reached(theirs, number_))
+        throw std::runtime_error("the process of its member " + std::to_string(next_) + " has ended");
+    }
+  }
+  return true;
+}
+
+const char* Operation::input_of(int member) const {
+  const Board& board = boards_.of(member);
+  return small_ ? board.slot[number_ % 2] : boards_.arena_of(member) + board.placement[number_ % 2].input;
+}
+
+char* Operation::output_of(int member) const {
+  return boards_.arena_of(member) + boards_.of(member).placement[number_ % 2].output;
+}
+
+void Operation::copy(void* to, const void* from, std::size_t bytes) const {
+  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+void Operation::work() {
+  const int rank = boards_.rank();
+  const bool at_root = op_.root == rank;
+  char* output = op_.output.defined() ? static_cast<char*>(op_.output.mutable_data_ptr()) : nullptr;
+  const auto all = static_cast<std::size_t>(boards_.size());
+  switch (op_.kind) {
+    case Kind::kAllReduce: return small_ ? reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false) : reduce_claimed();
+    case Kind::kReduce:
+      if (!small_) return reduce_claimed();
+      if (at_root) reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false);
+      return;
+    case Kind::kReduceScatter: {
+      const auto count = static_cast<std::size_t>(op_.output.numel());
+      return reduce_into(count * static_cast<std::size_t>(rank), count, false);
+    }
+    case Kind::kBroadcast:
+      if (!at_root) copy(output, input_of(op_.root), op_.input.nbytes());
+      return;
+    case Kind::kScatter:
+      return copy(output, input_of(op_.root) + op_.output.nbytes() * static_cast<std::size_t>(rank), op_.output.nbytes());
+    case Kind::kGather:
+      if (!at_root) return;
+      [[fallthrough]];
+    case Kind::kAllGather:
+      for (std::size_t m = 0; m < all; ++m) copy(output + m * op_.input.nbytes(), input_of(static_cast<int>(m)), op_.input.nbytes());
+      return;
+    case Kind::kAllToAll: {
+      const std::size_t part = op_.input.nbytes() / all;
+      for (std::size_t m = 0; m < all; ++m) copy(output + m * part, input_of(static_cast<int>(m)) + static_cast<std::size_t>(rank) * part, part);
+      return;
+    }
+    case Kind::kBarrier:
+    case Kind::kSend:
+    case Kind::kRecv: return;
+  }
+}
+
+void Operation::reduce_claimed() {
+  const std::size_t element = op_.input.element_size();
+  const auto count = static_cast<std::size_t>(op_.input.numel());
+  const std::size_t step = kChunkBytes / element;
+  std::atomic<std::uint64_t>& claims = boards_.of(0).claims[number_ % 2];
+  for (;;) {
+    const std::size_t first = claims.fetch_add(1, std::memory_order_relaxed) * step;
+    if (first >= count) return;
+    reduce_into(first, std::min(step, count - first), true);
+  }
+}
+
+/// Elements [first, first + count) of all inputs: to where they came from on all ranks (or the root), else to this rank's output.
+void Operation::reduce_into(std::size_t first, std::size_t count, bool everywhere) {
+  const std::size_t offset = first * op_.input.element_size();
+  c10::SmallVector<const void*, 16> inputs;
+  c10::SmallVector<void*, 16> outputs;
+  for (int member = 0; member < boards_.size(); ++member) {
+    inputs.push_back(input_of(member) + offset);
+    if (everywhere && (op_.kind == Kind::kAllReduce || member == op_.root)) outputs.push_back(output_of(member) + offset);
+  }
+  if (!everywhere) outputs.push_back(op_.output.mutable_data_ptr());
+  reduce({.dtype = op_.input.scalar_type(), .op = op_.op, .inputs = inputs.data(), .num_inputs = inputs.size(),
+          .outputs = outputs.data(), .num_outputs = outputs.size(), .count = count});
+}
+
+void Operation::finish() {
+  if (!staged_) return;
+  if (is_reduction(op_.kind) && (op_.kind == Kind::kAllReduce || op_.root == boards_.rank()))
+    std::memcpy(op_.output.mutable_data_ptr(), staged_, op_.output.nbytes());
+  Arena::process().free(std::exchange(staged_, nullptr));
+}
+
+}  // namespace lockstep::comm

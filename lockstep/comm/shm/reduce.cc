@@ -1,0 +1,36 @@
+#include "lockstep/comm/shm/reduce.h"
+
+namespace lockstep::comm {
+
+namespace baseline {
+void reduce(const Reduction& r);
+}
+namespace avx2 {
+void reduce(const Reduction& r);
+}
+namespace avx512 {
+void reduce(const Reduction& r);
+}
+
+namespace {
+
+using Loops = void (*)(const Reduction&);
+
+Loops best_loops() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
+    return avx512::reduce;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return avx2::reduce;
+#endif
+  return baseline::reduce;
+}
+
+}  // namespace
+
+void reduce(const Reduction& reduction) {
+  static const Loops loops = best_loops();
+  loops(reduction);
+}
+
+}  // namespace lockstep::comm

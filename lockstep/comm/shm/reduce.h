@@ -1,0 +1,27 @@
+// Sums and their kin over the memory of several ranks.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+
+#include "lockstep/comm/seam/collective.h"
+
+namespace lockstep::comm {
+
+/// outputs[i][k] = inputs[0][k] op inputs[1][k] op …, in this order whatever the machine, for k in [0, count) and every output. A
+/// mean is the sum divided by num_inputs. Half and bfloat16 are added in float and rounded once. Of bools, a sum is their or and a
+/// product their and. An output may be one of the inputs. The dtypes are those of Collective.
+struct Reduction {
+  at::ScalarType dtype;
+  ReduceOp op;
+  const void* const* inputs;
+  std::size_t num_inputs;
+  void* const* outputs;
+  std::size_t num_outputs;
+  std::size_t count;
+};
+/// Uses the widest vectors that this machine has; the bits are the same with all.
+void reduce(const Reduction& reduction);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,10 @@
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/comm/shm/reduce.h"
+
+#pragma GCC optimize("O3", "fp-contract=off")
+#pragma GCC target("avx2,f16c")
+#define LOCKSTEP_ISA avx2
+#include "lockstep/comm/shm/reduce_loops.h"

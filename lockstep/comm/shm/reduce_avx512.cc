@@ -1,0 +1,10 @@
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/comm/shm/reduce.h"
+
+#pragma GCC optimize("O3", "fp-contract=off")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
+#define LOCKSTEP_ISA avx512
+#include "lockstep/comm/shm/reduce_loops.h"

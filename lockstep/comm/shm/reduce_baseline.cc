@@ -1,0 +1,9 @@
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/comm/shm/reduce.h"
+
+#pragma GCC optimize("O3", "fp-contract=off")
+#define LOCKSTEP_ISA baseline
+#include "lockstep/comm/shm/reduce_loops.h"

@@ -1,0 +1,120 @@
+// The loops of reduce(), compiled once for each instruction set: the includer gives LOCKSTEP_ISA, a namespace.
+// No include here: what the standard library's headers define inline must not be compiled for vectors that a machine may lack.
+#pragma once
+
+namespace lockstep::comm::LOCKSTEP_ISA {
+namespace {
+
+constexpr std::size_t kTile = 1024;  // elements that are reduced in cache before they are stored to all outputs
+
+struct Sum {
+  template <typename T>
+  static T apply(T a, T b) { return static_cast<T>(a + b); }
+};
+struct Product {
+  template <typename T>
+  static T apply(T a, T b) { return static_cast<T>(a * b); }
+};
+struct Min {
+  template <typename T>
+  static T apply(T a, T b) { return b < a ? b : a; }
+};
+struct Max {
+  template <typename T>
+  static T apply(T a, T b) { return a < b ? b : a; }
+};
+
+/// Elements that are added as they are.
+template <typename T>
+struct Plain {
+  using Stored = T;
+  using Value = T;
+  static Value load(Stored x) { return x; }
+  static Stored store(Value x) { return x; }
+};
+
+struct Bfloat16 {
+  using Stored = std::uint16_t;
+  using Value = float;
+  static Value load(Stored x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16); }
+  static Stored store(Value x) {
+    // To the nearest, ties to even; a NaN stays one.
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+    return static_cast<Stored>((bits & 0x7fffffffU) > 0x7f800000U ? 0x7fc0U : rounded);
+  }
+};
+
+struct Half {
+  using Stored = _Float16;
+  using Value = float;
+  static Value load(Stored x) { return static_cast<float>(x); }
+  static Stored store(Value x) { return static_cast<Stored>(x); }
+};
+
+template <typename Element, typename Op>
+void reduce_tile(const Reduction& r, std::size_t begin, std::size_t n, typename Element::Value divisor) {
+  using Stored = typename Element::Stored;
+  using Value = typename Element::Value;
+  const auto input = [&](std::size_t i) { return static_cast<const Stored*>(r.inputs[i]) + begin; };
+  alignas(64) Value sum[kTile];
+  const Stored* first = input(0);
+  if (r.num_inputs == 1) {
+    for (std::size_t k = 0; k < n; ++k) sum[k] = Element::load(first[k]);
+  } else {
+    const Stored* second = input(1);
+    for (std::size_t k = 0; k < n; ++k) sum[k] = Op::apply(Element::load(first[k]), Element::load(second[k]));
+  }
+  for (std::size_t i = 2; i < r.num_inputs; ++i) {
+    const Stored* next = input(i);
+    for (std::size_t k = 0; k < n; ++k) sum[k] = Op::apply(sum[k], Element::load(next[k]));
+  }
+  if (divisor != Value(1))
+    for (std::size_t k = 0; k < n; ++k) sum[k] = static_cast<Value>(sum[k] / divisor);
+  for (std::size_t i = 0; i < r.num_outputs; ++i) {
+    Stored* output = static_cast<Stored*>(r.outputs[i]) + begin;
+    for (std::size_t k = 0; k < n; ++k) output[k] = Element::store(sum[k]);
+  }
+}
+
+template <typename Element, typename Op>
+void reduce_as(const Reduction& r) {
+  const auto divisor = r.op == ReduceOp::kMean ? static_cast<typename Element::Value>(r.num_inputs) : typename Element::Value(1);
+  for (std::size_t begin = 0; begin < r.count; begin += kTile)
+    reduce_tile<Element, Op>(r, begin, r.count - begin < kTile ? r.count - begin : kTile, divisor);
+}
+
+template <typename Element>
+void reduce_elements(const Reduction& r) {
+  switch (r.op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMean: return reduce_as<Element, Sum>(r);
+    case ReduceOp::kMin: return reduce_as<Element, Min>(r);
+    case ReduceOp::kMax: return reduce_as<Element, Max>(r);
+    case ReduceOp::kProduct: return reduce_as<Element, Product>(r);
+  }
+}
+
+void reduce_bools(const Reduction& r) {
+  const bool any = r.op == ReduceOp::kSum || r.op == ReduceOp::kMax;
+  return any ? reduce_as<Plain<std::uint8_t>, Max>(r) : reduce_as<Plain<std::uint8_t>, Min>(r);
+}
+
+}  // namespace
+
+void reduce(const Reduction& r) {
+  switch (r.dtype) {
+    case at::kFloat: return reduce_elements<Plain<float>>(r);
+    case at::kDouble: return reduce_elements<Plain<double>>(r);
+    case at::kBFloat16: return reduce_elements<Bfloat16>(r);
+    case at::kHalf: return reduce_elements<Half>(r);
+    case at::kLong: return reduce_elements<Plain<std::int64_t>>(r);
+    case at::kInt: return reduce_elements<Plain<std::int32_t>>(r);
+    case at::kChar: return reduce_elements<Plain<std::int8_t>>(r);
+    case at::kByte: return reduce_elements<Plain<std::uint8_t>>(r);
+    case at::kBool: return reduce_bools(r);
+    default: return;  // Group has refused it
+  }
+}
+
+}  // namespace lockstep::comm::LOCKSTEP_ISA

@@ -1,0 +1,183 @@
+#include "lockstep/comm/shm/shm.h"
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <mutex>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/arena/arena.h"
+#include "lockstep/comm/shm/board.h"
+#include "lockstep/comm/shm/mail.h"
+#include "lockstep/comm/shm/operation.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Deadline;
+
+const Capabilities kCapabilities{
+    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
+              Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
+    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
+    .devices = {at::kCPU},
+};
+
+constexpr auto kSlice = std::chrono::milliseconds(20);  // of sleep, before a look at abort() and at the other's process
+
+/// Work that is done in order, by whoever waits for any of it.
+class Queue {
+ public:
+  /// Something that advances until `deadline`; true when it is finished.
+  using Step = std::function<bool(Deadline)>;
+
+  class Item final : public Pending {
+   public:
+    Item(Queue& queue, Step step) : queue_(queue), step_(std::move(step)) {}
+    bool done() override { return is_finished() || queue_.advance(*this, Deadline::in(std::chrono::milliseconds(0))); }
+    bool wait_until(Deadline deadline) override {
+      while (!is_finished() && !deadline.expired()) queue_.advance(*this, earlier(deadline, Deadline::in(kSlice)));
+      return is_finished();
+    }
+    bool over() const { return is_finished(); }
+
+   private:
+    friend class Queue;
+    Queue& queue_;
+    Step step_;
+  };
+
+  PendingPtr add(Step step) {
+    auto item = std::make_shared<Item>(*this, std::move(step));
+    const std::lock_guard lock(mutex_);
+    items_.push_back(item);
+    advance_locked(*item, Deadline::in(std::chrono::milliseconds(0)));
+    return item;
+  }
+
+  /// Ends what is left; it is not advanced any more.
+  void end(const std::exception_ptr& cause) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& item : items_) item->finish(cause);
+    items_.clear();
+  }
+
+ private:
+  bool advance(const Item& until, Deadline deadline) {
+    const std::lock_guard lock(mutex_);
+    return until.over() || advance_locked(until, deadline);
+  }
+
+  bool advance_locked(const Item& until, Deadline deadline) {
+    while (!items_.empty() && !until.over()) {
+      Item& first = *items_.front();
+      try {
+        if (!first.step_(deadline)) return false;
+        first.finish();
+      } catch (const ArenaFull& full) {
+        first.finish(std::make_exception_ptr(base::CommError(base::Cause::kResource, "shm", -1, -1, full.what())));
+      } catch (...) {
+        first.finish(std::current_exception());
+      }
+      first.step_ = nullptr;
+      items_.pop_front();
+    }
+    return until.over();
+  }
+
+  std::mutex mutex_;  // guards items_; held for a slice of waiting at most
+  std::deque<std::shared_ptr<Item>> items_;
+};
+
+class ShmTransport final : public Transport {
+ public:
+  explicit ShmTransport(std::unique_ptr<Boards> boards) : boards_(std::move(boards)) {
+    for (int peer = 0; peer < boards_->size(); ++peer) pairs_.push_back(std::make_unique<Pair>(*boards_, peer));
+  }
+  ~ShmTransport() override {
+    abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "shm", boards_->rank(), boards_->rank(), "the transport was closed")));
+  }
+
+  std::string_view name() const override { return "shm"; }
+  const Capabilities& capabilities() const override { return kCapabilities; }
+
+  PendingPtr start(const Collective& op) override {
+    if (aborted_.load()) {
+      auto pending = std::make_shared<Pending>();
+      pending->finish(cause_);
+      return pending;
+    }
+    if (op.kind == Kind::kSend) return send(op);
+    if (op.kind == Kind::kRecv) return receive(op);
+    auto operation = std::make_shared<Operation>(op, *boards_, ++number_);
+    return collectives_.add([operation](Deadline deadline) { return operation->advance(deadline); });
+  }
+
+  void abort(std::exception_ptr cause) noexcept override {
+    const std::lock_guard lock(abort_mutex_);
+    if (aborted_.load()) return;
+    cause_ = std::move(cause);
+    aborted_.store(true);
+    // Whoever waits lets go of its queue within a slice.
+    collectives_.end(cause_);
+    for (const auto& pair : pairs_) {
+      pair->sends.end(cause_);
+      pair->receives.end(cause_);
+    }
+  }
+
+ private:
+  struct Pair {
+    Pair(const Boards& boards, int peer) : outbox(boards, peer), inbox(boards, peer) {}
+    Outbox outbox;
+    Inbox inbox;
+    Queue sends;
+    Queue receives;
+  };
+
+  /// False at the deadline; throws when the process of `peer` has ended before.
+  bool wait_for(int peer, const Signal& signal, std::uint32_t count, Deadline deadline) {
+    if (reached(signal, count)) return true;
+    if (deadline.expired()) return false;
+    if (boards_->wait(signal, count, deadline)) return true;
+    if (!boards_->alive(peer) && !reached(signal, count))
+      throw std::runtime_error("the process of its member " + std::to_string(peer) + " has ended");
+    return false;
+  }
+
+  PendingPtr send(const Collective& op) {
+    Pair& pair = *pairs_[static_cast<std::size_t>(op.root)];
+    return pair.sends.add([this, &pair, tensor = op.input, peer = op.root, posted = false](Deadline deadline) mutable {
+      if (!std::exchange(posted, true)) pair.outbox.post(tensor);
+      if (!wait_for(peer, pair.outbox.taken(), pair.outbox.number(), deadline)) return false;
+      pair.outbox.release();
+      return true;
+    });
+  }
+
+  PendingPtr receive(const Collective& op) {
+    Pair& pair = *pairs_[static_cast<std::size_t>(op.root)];
+    return pair.receives.add([this, &pair, tensor = op.output, peer = op.root](Deadline deadline) {
+      if (!wait_for(peer, pair.inbox.sent(), pair.inbox.next(), deadline)) return false;
+      if (!pair.inbox.take(tensor))
+        throw std::runtime_error("a message of another size than " + std::to_string(tensor.nbytes()) + " bytes came");
+      return true;
+    });
+  }
+
+  std::unique_ptr<Boards> boards_;
+  std::uint32_t number_ = 0;  // of collectives, the same on all ranks
+  Queue collectives_;
+  std::vector<std::unique_ptr<Pair>> pairs_;
+  std::mutex abort_mutex_;  // guards the change of what follows
+  std::atomic<bool> aborted_{false};
+  std::exception_ptr cause_;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_shm_transport(const ShmOptions& options) {
+  return std::make_shared<ShmTransport>(Boards::meet(options.neighbours, *options.store, options.members, options.rank, options.join));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,103 @@
+#include "lockstep/comm/shm/reduce.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstring>
+
+namespace lockstep::comm {
+namespace baseline {
+void reduce(const Reduction& r);
+}
+namespace avx2 {
+void reduce(const Reduction& r);
+}
+namespace avx512 {
+void reduce(const Reduction& r);
+}
+namespace {
+
+using Loops = void (*)(const Reduction&);
+
+/// Every set of loops that this machine can run.
+std::vector<std::pair<std::string, Loops>> all_loops() {
+  std::vector<std::pair<std::string, Loops>> loops{{"chosen", &comm::reduce}, {"baseline", &baseline::reduce}};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) loops.emplace_back("avx2", &avx2::reduce);
+  if (__builtin_cpu_supports("avx512bw")) loops.emplace_back("avx512", &avx512::reduce);
+#endif
+  return loops;
+}
+
+at::Tensor run(Loops loops, ReduceOp op, const std::vector<at::Tensor>& inputs) {
+  const at::Tensor output = torch::empty_like(inputs[0]);
+  std::vector<const void*> in;
+  for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr());
+  void* out = output.mutable_data_ptr();
+  loops({.dtype = output.scalar_type(), .op = op, .inputs = in.data(), .num_inputs = in.size(), .outputs = &out, .num_outputs = 1,
+         .count = static_cast<std::size_t>(output.numel())});
+  return output;
+}
+
+at::Tensor random_values(at::ScalarType dtype, std::int64_t count, int seed) {
+  torch::manual_seed(static_cast<std::uint64_t>(seed));
+  if (dtype == at::kBool) return torch::rand({count}) < 0.5;
+  if (at::isFloatingType(dtype)) return torch::randn({count}).to(dtype);
+  return torch::randint(dtype == at::kByte ? 0 : -5, 6, {count}).to(dtype);
+}
+
+/// One after another, in the order of the inputs.
+at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& inputs) {
+  const at::ScalarType dtype = inputs[0].scalar_type();
+  const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
+  const auto wide = [&](const at::Tensor& x) { return narrow ? x.to(at::kFloat) : dtype == at::kBool ? x.to(at::kByte) : x; };
+  at::Tensor all = wide(inputs[0]).clone();
+  for (std::size_t i = 1; i < inputs.size(); ++i) {
+    const at::Tensor next = wide(inputs[i]);
+    if (op == ReduceOp::kMin) all = torch::minimum(all, next);
+    else if (op == ReduceOp::kMax) all = torch::maximum(all, next);
+    else if (op == ReduceOp::kProduct) all = all * next;
+    else all = dtype == at::kBool ? torch::maximum(all, next) : all + next;
+  }
+  if (op == ReduceOp::kMean) all = all / static_cast<double>(inputs.size());
+  return all.to(dtype);
+}
+
+TEST(Reduce, EveryDtypeAndOperationInTheOrderOfTheRanks) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool})
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
+      for (const int ranks : {1, 2, 3, 4, 7})
+        for (const std::int64_t count : {1, 17, 1024, 5003}) {
+          std::vector<at::Tensor> inputs;
+          for (int r = 0; r < ranks; ++r) inputs.push_back(random_values(dtype, count, 31 * r + 1));
+          const at::Tensor expected = reference(op, inputs);
+          for (const auto& [name, loops] : all_loops())
+            ASSERT_TRUE(run(loops, op, inputs).equal(expected))
+                << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks << " ranks, " << count << " elements";
+        }
+    }
+}
+
+TEST(Reduce, OverTheInputsThemselves) {
+  const at::Tensor a = torch::randn({3000});
+  const at::Tensor b = torch::randn({3000});
+  const at::Tensor expected = a + b;
+  const void* in[] = {a.const_data_ptr(), b.const_data_ptr()};
+  void* out[] = {a.mutable_data_ptr(), b.mutable_data_ptr()};
+  reduce({.dtype = at::kFloat, .op = ReduceOp::kSum, .inputs = in, .num_inputs = 2, .outputs = out, .num_outputs = 2, .count = 3000});
+  EXPECT_TRUE(a.equal(expected));
+  EXPECT_TRUE(b.equal(expected));
+}
+
+TEST(Reduce, NarrowSumsAreRoundedOnce) {
+  // In bfloat16 256 + 1 is 256: only a sum in float sees all of the ones.
+  std::vector<at::Tensor> inputs{torch::full({8}, 256.0f).to(at::kBFloat16)};
+  for (int r = 0; r < 6; ++r) inputs.push_back(torch::ones({8}).to(at::kBFloat16));
+  EXPECT_EQ(run(&comm::reduce, ReduceOp::kSum, inputs)[0].item<float>(), 262);
+  const at::Tensor nan = torch::full({8}, std::numeric_limits<float>::quiet_NaN()).to(at::kBFloat16);
+  EXPECT_TRUE(run(&comm::reduce, ReduceOp::kSum, {nan, nan}).isnan().all().item<bool>());
+}
+
+}  // namespace
+}  // namespace lockstep::comm
