@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-CPP = ("lockstep", "reducer", "reducer-views", "local")
+CPP = ("lockstep", "lockstep-gloo", "reducer", "reducer-views", "local")
 PYTHON = {"pytorch": "copies", "pytorch-views": "views"}
 STEPS = {"mlp-6m": 8, "mlp-50m": 5}  # in a turn
 UNCOUNTED = 2
@@ -29,9 +29,10 @@ class Job:
         turns = f"{folder}/{name}"
         for rank in (0, 1):
             os.mkfifo(f"{turns}.{rank}")
-        program = [args.python, str(HERE / "peers/ddp_step.py"), PYTHON[name]] if name in PYTHON else [f"{args.bin}/bench_step", name]
+        program = [args.python, str(HERE / "peers/ddp_step.py"), PYTHON[name]] if name in PYTHON else [f"{args.bin}/bench_step", name.split("-gloo")[0]]
+        transport = ["--transport", "gloo"] if name == "lockstep-gloo" else []
         self.name = name
-        self.process = subprocess.Popen([f"{args.bin}/lockstep", "run", "-n", "2", "--", *program, model, turns],
+        self.process = subprocess.Popen([f"{args.bin}/lockstep", "run", "-n", "2", *transport, "--", *program, model, turns],
                                         stdout=subprocess.PIPE, text=True)
         self.pipes = [open(f"{turns}.{rank}", "w") for rank in (0, 1)]
 

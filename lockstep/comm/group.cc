@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/direct_exchange.h"
 #include "lockstep/comm/group_impl.h"
 #include "lockstep/comm/local_exchange.h"
 #include "lockstep/comm/packing_exchange.h"
@@ -349,8 +350,14 @@ std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Par
                                                std::vector<std::int64_t> bucket_caps, std::shared_ptr<GradientHook> hook) {
   if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
   const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
-  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, impl_->world->make_transport(id, impl_->members),
-                                           impl_->world->watch);
+  const auto transport = impl_->world->make_transport(id, impl_->members);
+  std::vector<at::Tensor> likes;
+  for (const Part& part : parts) likes.push_back(part.like);
+  // A hook wants buckets.
+  auto reducer = hook ? nullptr : transport->make_in_place_reducer(likes);
+  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, impl_->world->watch);
+  if (reducer)
+    return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), impl_->world->timeout, std::move(reducer));
   return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(bucket_caps), std::move(hook),
                                            std::move(channel), impl_->world->timeout);
 }

@@ -106,7 +106,7 @@ void say_what_was_found(const World& world, const std::string& reason) {
 }
 
 /// An error while joining is the job's first cause, if the store can still be told.
-void publish(const World& world, const base::Error& error) noexcept {
+void give_up(const World& world, const base::Error& error) noexcept {
   if (!world.store) return;
   job::publish_cause(*world.store, {.cause = error.cause(),
                                     .rank = world.identity.rank,
@@ -115,6 +115,8 @@ void publish(const World& world, const base::Error& error) noexcept {
                                     .op = "init",
                                     .detail = error.what(),
                                     .hint = error.hint()});
+  // The others read it in the store that ends with this process.
+  if (world.server) std::this_thread::sleep_for(kOthersRead);
 }
 
 std::shared_ptr<World> make_world(const InitOptions& options) {
@@ -140,9 +142,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
     prepare_transport(*world, deadline);
     if (arena_wanted(options, env, *world)) install_arena();
   } catch (const base::Error& error) {
-    publish(*world, error);
-    // The others read why in the store that ends with this process.
-    if (world->server) std::this_thread::sleep_for(kOthersRead);
+    give_up(*world, error);
     throw;
   }
   world->watch = std::make_shared<Watch>(world->store, world->identity.rank, base::host_name());
@@ -161,7 +161,15 @@ Group init(const InitOptions& options) {
   if (auto impl = current.lock()) return Group(std::move(impl));
   if (left_others)
     throw base::UsageError("init: this process has left its world, and the others know", "keep a copy of the group while it is needed");
-  Group world(make_world(options));
+  const auto made = make_world(options);
+  Group world = [&] {
+    try {
+      return Group(made);
+    } catch (const base::Error& error) {
+      give_up(*made, error);
+      throw;
+    }
+  }();
   current = world.impl_;
   left_others = world.size() > 1;
   return world;

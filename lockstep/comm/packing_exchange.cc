@@ -2,12 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include <cstring>
-
 #include "lockstep/base/check.h"
-#include "lockstep/base/error.h"
 #include "lockstep/comm/bucket_plan.h"
-#include "lockstep/comm/sparse_sum.h"
 
 namespace lockstep::comm {
 namespace {
@@ -35,32 +31,12 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
                                  std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel,
                                  std::chrono::milliseconds timeout)
-    : name_(std::move(name)), parts_(std::move(parts)), caps_(std::move(bucket_caps)), hook_(std::move(hook)),
-      channel_(std::move(channel)), timeout_(timeout), scale_(reciprocal(channel_->size())), places_(parts_.size()),
-      states_(parts_.size()), header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
-      headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ExchangeHeader))}, at::kByte)),
+    : HeadedExchange(std::move(name), std::move(parts), std::move(channel), timeout), caps_(std::move(bucket_caps)),
+      hook_(std::move(hook)), scale_(reciprocal(channel_->size())), places_(parts_.size()), states_(parts_.size()),
       flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {}
-
-Collective PackingExchange::blank(Kind kind, std::string name) const {
-  return {.kind = kind, .name = std::move(name), .seq = seq_, .deadline = deadline_};
-}
-
-Wire PackingExchange::wire(const std::string& label) { return {*channel_, label, seq_, deadline_}; }
-
-PendingPtr PackingExchange::start(Collective op) {
-  ++stats_.operations;
-  return channel_->start(op);
-}
-
-void PackingExchange::wait(Pending& pending, const std::string& what) {
-  channel_->wait(pending, blank(Kind::kAllReduce, what),
-                 "backward() (gradients of " + name_ + ", exchange " + std::to_string(seq_) + ")");
-}
 
 void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> along) {
   relay_if_wanted();
-  seq_ = channel_->next();
-  deadline_ = Deadline::never();  // backward() may take as long as it likes: finish() sets it
   states_.assign(parts_.size(), {});
   flags_.zero_();
   for (Filling& filling : buckets_) {
@@ -68,18 +44,10 @@ void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> al
     filling.pending = nullptr;
   }
   if (plan_ == 0) order_.clear();
-  along_ = std::move(along);
-  along_pending_.clear();
   next_ = 0;
   finishing_ = false;
-  company_ = step.joined;
   stats_.started_early = 0;
-  const ExchangeHeader header = make_header(seq_, plan_, step);
-  std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
-  Collective op = blank(Kind::kAllGather, name_);
-  op.input = header_;
-  op.output = headers_;
-  header_pending_ = start(op);
+  open(step, plan_, std::move(along));
 }
 
 at::Tensor PackingExchange::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
@@ -127,41 +95,6 @@ void PackingExchange::start_full_buckets() {
   while (next_ < buckets_.size() && buckets_[next_].missing == 0) start_bucket(buckets_[next_++]);
 }
 
-void PackingExchange::check_header() {
-  wait(*header_pending_, name_);
-  std::vector<ExchangeHeader> headers(static_cast<std::size_t>(channel_->size()));
-  std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ExchangeHeader));
-  if (const auto difference = find_difference(headers)) {
-    try {
-      const auto& members = channel_->members();
-      throw base::DesyncError(base::Cause::kDesync, label(blank(Kind::kAllReduce, name_)),
-                              members[static_cast<std::size_t>(channel_->rank())],
-                              members[static_cast<std::size_t>(difference->rank)],
-                              "backward() on ranks that are not in the same step: " + difference->text,
-                              "a backward() that only some ranks call belongs under no_sync()");
-    } catch (const base::CommError& error) {
-      channel_->fail(error);
-    }
-  }
-  attendance_ = {};
-  bool by_active = false;
-  for (std::size_t r = headers.size(); r-- > 0;) {
-    by_active |= headers[r].divide_by_active != 0;
-    if (headers[r].joined) continue;
-    ++attendance_.active;
-    attendance_.first = static_cast<int>(r);
-  }
-  rescale_ = by_active && attendance_.active > 0 ? static_cast<double>(channel_->size()) / attendance_.active : 1;
-}
-
-void PackingExchange::start_along() {
-  for (Collective& op : along_) {
-    if (op.kind == Kind::kBroadcast) op.root = attendance_.first;
-    op.seq = seq_;
-    along_pending_.push_back(start(op));
-  }
-}
-
 void PackingExchange::start_bucket(Filling& filling) {
   Bucket& bucket = filling.bucket;
   stats_.bytes += static_cast<std::int64_t>(bucket.buffer.nbytes());
@@ -192,7 +125,7 @@ Attendance PackingExchange::finish(Sink& sink) {
   exchange_flags();
   const std::vector<at::Tensor> late = exchange_late();
   finish_buckets();
-  for (std::size_t i = 0; i < along_pending_.size(); ++i) wait(*along_pending_[i], along_[i].name);
+  wait_along();
   deliver(sink, late);
   note_use();
   ++stats_.exchanges;
@@ -304,10 +237,7 @@ std::vector<at::Tensor> PackingExchange::exchange_late() {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!sparse(i)) continue;
     const at::Tensor& mine = states_[i].gradient;
-    Wire way = wire(parts_[i].name);
-    const at::Tensor sum = sum_sparse(mine.defined() && !is_dense(mine) ? mine : at::Tensor(), parts_[i].like,
-                                      scale_.item<double>(), way);
-    stats_.operations += 3;
+    const at::Tensor sum = sum_of_sparse(i, mine.defined() && !is_dense(mine) ? mine : at::Tensor());
     late[i] = late[i].defined() ? late[i].add_(sum) : sum;
   }
   return late;

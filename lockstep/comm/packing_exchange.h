@@ -6,10 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/channel.h"
-#include "lockstep/comm/exchange_header.h"
-#include "lockstep/comm/gradient_hook.h"
-#include "lockstep/comm/seam/exchange.h"
+#include "lockstep/comm/headed_exchange.h"
 
 namespace lockstep::comm {
 
@@ -25,7 +22,7 @@ namespace lockstep::comm {
 /// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after their
 /// next use; all ranks see the same flags and decide alike. A gradient is written into its bucket once, divided by the world
 /// size on the way, and never copied out: the bucket's memory is the gradient afterwards.
-class PackingExchange final : public Exchange {
+class PackingExchange final : public HeadedExchange {
  public:
   PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
                   std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout);
@@ -34,8 +31,6 @@ class PackingExchange final : public Exchange {
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
   bool is_ready(std::size_t index) const override { return states_[index].ready; }
   Attendance finish(Sink& sink) override;
-  bool all_have_begun() const override { return header_pending_->done(); }
-  void abandon(const std::string& why) noexcept override { channel_->abandon(why); }
   ExchangeStats stats() const override;
 
  private:
@@ -67,8 +62,6 @@ class PackingExchange final : public Exchange {
   void write(Place& place, State& state);
   void start_full_buckets();
   void fill_buckets();
-  void check_header();
-  void start_along();
   void start_bucket(Filling& filling);
   void agree_on_order();
   void exchange_flags();
@@ -76,21 +69,13 @@ class PackingExchange final : public Exchange {
   void finish_buckets();
   void deliver(Sink& sink, const std::vector<at::Tensor>& late);
   void note_use();
-  PendingPtr start(Collective op);
-  void wait(Pending& pending, const std::string& what);
-  Collective blank(Kind kind, std::string name) const;
-  Wire wire(const std::string& label);
   bool any_fresh(std::size_t index) const { return dense(index) || sparse(index); }
   bool dense(std::size_t index) const { return flag(index); }
   bool sparse(std::size_t index) const { return flag(parts_.size() + index); }
   bool flag(std::size_t at) const { return flags_.const_data_ptr<std::uint8_t>()[at] != 0; }
 
-  const std::string name_;
-  const std::vector<Part> parts_;
   const std::vector<std::int64_t> caps_;
   const std::shared_ptr<GradientHook> hook_;
-  const std::unique_ptr<Channel> channel_;
-  const std::chrono::milliseconds timeout_;
   const at::Tensor scale_;  // 1 / world size
 
   std::vector<Place> places_;
@@ -99,20 +84,9 @@ class PackingExchange final : public Exchange {
   std::uint64_t plan_ = 0;          // 0: there is none yet
 
   std::vector<State> states_;
-  std::vector<Collective> along_;
-  std::vector<PendingPtr> along_pending_;
-  std::uint64_t seq_ = 0;
-  base::Deadline deadline_ = base::Deadline::never();
-  at::Tensor header_;
-  at::Tensor headers_;
-  PendingPtr header_pending_;
-  Attendance attendance_;
-  double rescale_ = 1;        // what divide_by_active adds to scale_
   std::size_t next_ = 0;      // the first bucket that has not begun
   bool finishing_ = false;
-  bool company_ = false;      // this rank has joined
   at::Tensor flags_;
-  ExchangeStats stats_;
 };
 
 }  // namespace lockstep::comm

@@ -183,6 +183,7 @@ void Watch::abandon(const std::string& channel, int peer, const std::string& tex
 void Watch::check_left(const Waiting& waiting, int peer) {
   const auto record = peer_in(job::key::left(peer));
   if (!record || record->has_started(waiting.channel, waiting.seq)) return;
+  throw_first_cause(waiting);  // who leaves because of an error has published it before
   throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
                   "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) + " waits for it in " +
                       waiting.text,
@@ -194,6 +195,7 @@ void Watch::check_left(const Waiting& waiting, int peer) {
 void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   const auto how = store_->find(job::key::exited(peer), soon());
   if (!how) return;
+  throw_first_cause(waiting);
   if (*how != kExitedGood)
     throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
                    waiting.label + ": rank " + std::to_string(peer) + (how->starts_with("killed") ? " was " : " ") + *how);

@@ -60,7 +60,7 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
                                .store = std::make_shared<job::PrefixStore>("shm/" + name, store),
                                .members = members,
                                .rank = place,
-                               .join = base::Deadline::in(timeout)});
+                               .timeout = timeout});
   return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
                               .rank = place,
                               .size = static_cast<int>(members.size()),

@@ -209,6 +209,18 @@ TEST(DdpFailures, OptimizerStateOfOtherInitialParametersIsNamedAtTheFirstStep) {
   EXPECT_EQ(done, 1);
 }
 
+TEST(DdpFailures, OneElementThatARankWritesAloneIsNamed) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  forward_backward(net, 0);
+  if (world().rank() == world().size() - 1) {
+    const at::NoGradGuard no_grad;
+    net->second->bias[4].add_(1);
+  }
+  net->zero_grad();
+  expect_error(Cause::kReplicaDiverged, {"parameter second.bias differs between ranks"}, [&] { forward_backward(net, 1); });
+}
+
 /// Throws in its backward on the rank that is told.
 struct Thrower : torch::autograd::Function<Thrower> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool throws) {

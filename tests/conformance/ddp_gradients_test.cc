@@ -108,7 +108,8 @@ TEST(DdpGradients, CommunicationBeginsDuringBackward) {
   }
   if (world().size() == 1) return;
   const auto stats = ddp.stats();
-  EXPECT_EQ(stats.bucket_bytes.size(), 4u);
+  EXPECT_EQ(stats.bucket_bytes.size(), stats.in_place ? 0u : 4u);
+  EXPECT_EQ(stats.order.size(), 4u);
   // Births, last layer first: the order that was learned in the first backward, agreed on all ranks.
   EXPECT_EQ(stats.order.front().rfind("second.", 0), 0u) << stats.order.front();
   EXPECT_EQ(stats.order.back().rfind("first.", 0), 0u) << stats.order.back();
@@ -160,9 +161,9 @@ TEST(DdpGradients, OnePassInAndNoneOut) {
   EXPECT_EQ(stats.exchanges, 5);
   EXPECT_EQ(stats.passes_out, 0);
   if (world().size() > 1) {
-    EXPECT_EQ(stats.passes_in, 5 * 4);
-    // A header, one bucket and the flags; in the first also the order. Nothing else.
-    EXPECT_EQ(stats.operations, 5 * 3 + 1 + 4);  // and the replicas' hashes in the four after the first
+    EXPECT_EQ(stats.passes_in, stats.in_place ? 0 : 5 * 4);
+    // A header, one bucket and the flags; in the first also the order. In place a header and one meeting. Nothing else.
+    EXPECT_EQ(stats.operations, (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and the replicas' hashes in the four after the first
   }
 }
 
@@ -253,7 +254,9 @@ TEST(DdpGradients, NoSyncSendsTheAccumulatedSumOnce) {
   const auto after = ddp.stats();
   EXPECT_EQ(after.exchanges - before.exchanges, 3);
   if (world().size() > 1) {
-    EXPECT_EQ(after.bytes - before.bytes, 3 * after.bucket_bytes[0]);
+    std::int64_t bytes = 0;
+    for (const auto& p : net->parameters()) bytes += static_cast<std::int64_t>(p.nbytes());
+    EXPECT_EQ(after.bytes - before.bytes, 3 * (after.in_place ? bytes : after.bucket_bytes[0]));
   }
 }
 
@@ -279,6 +282,22 @@ TEST(DdpGradients, NoSyncOnOneRankAloneIsItsOwnAffair) {
       const auto guard = ddp.no_sync();
       net->forward(batch_of(7, 7, {4, 7})).pow(2).sum().backward();
       net->zero_grad();
+    }
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    expect_gradients(*net, mean_over_ranks([&](int rank) { return local_step(*net, rank, step); }));
+  }
+}
+
+TEST(DdpGradients, NoSyncOfOneModelIsNoBackwardOfAnother) {
+  Mlp other, net;
+  DistributedDataParallel ddp_other(other, world());
+  DistributedDataParallel ddp(net, world());
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    if (world().rank() == 0) {
+      const auto guard = ddp_other.no_sync();
+      other->forward(batch_of(7, 7, {4, 7})).pow(2).sum().backward();
+      other->zero_grad();
     }
     net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
     expect_gradients(*net, mean_over_ranks([&](int rank) { return local_step(*net, rank, step); }));

@@ -292,6 +292,20 @@ TEST(DdpJoin, UnequalNumbersOfBatchesEndWithEqualModels) {
   }
 }
 
+TEST(DdpJoin, BuffersAreThoseOfARankThatStillTrains) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world());
+  const int steps = world().rank() == 0 ? 1 : 3;
+  join(ddp, [&] {
+    for (int step = 0; step < steps; ++step) {
+      net->zero_grad();
+      net->forward(batch_of(world().rank(), step, {8, 4})).pow(2).sum().backward();
+      EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), step + 1);
+    }
+  });
+  EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), world().size() == 1 ? 1 : 3);
+}
+
 TEST(DdpJoin, EqualsALocalRunOfTheSummedSteps) {
   // Rank r trains 2 (r + 1) steps of SGD; divided by the initial size, each step is the sum of the active ranks' gradients / W.
   Mlp net, alone;

@@ -102,6 +102,10 @@ TEST(LauncherFailure, WhatARankLeavesBehindEndsWithTheJob) {
   const Exit good = run_process(shell_ranks(2, "sleep 100 & setsid sleep 100 & exit 0"));
   EXPECT_EQ(good.code, 0);
   EXPECT_LT(good.after, 2s);
+  // A name that looks like the end of the name in /proc/PID/stat.
+  const Exit odd = run_process(shell_ranks(1, "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & while ! grep -q y /proc/$!/comm; do :; done; exit 0"));
+  EXPECT_EQ(odd.code, 0);
+  EXPECT_LT(odd.after, 2s);
   const Exit bad = run_process(shell_ranks(2, "setsid sh -c 'trap \"\" TERM; sleep 100; sleep 100' & sleep 0.1; exit 3", {"--fail-grace", "0.2"}));
   EXPECT_EQ(bad.code, 3);
 }

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
 
@@ -26,8 +27,10 @@ using namespace std::chrono_literals;
 constexpr const char* kMarkName = "LOCKSTEP_TEST_MARK";
 
 std::string file_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();  // an iterator would throw when a process ends while its file in /proc is read
+  return text.str();
 }
 
 /// Fields of /proc/PID/stat behind the name: state, parent, ...; empty when the process is gone.

@@ -45,15 +45,16 @@ struct Attendance {
 
 /// Counts since the exchange was made, for tests and for the curious.
 struct ExchangeStats {
+  bool in_place = false;           ///< gradients are reduced where they lie; otherwise they are packed into buckets
   std::int64_t exchanges = 0;      ///< finished exchanges
   std::int64_t operations = 0;     ///< operations given to the transport, headers included
   std::int64_t bytes = 0;          ///< bytes of gradients given to the transport
   std::int64_t passes_in = 0;      ///< gradients written or scaled into memory of the exchange
   std::int64_t passes_out = 0;     ///< gradients copied out of it
-  std::int64_t started_early = 0;  ///< buckets of the last exchange that began before its last ready()
+  std::int64_t started_early = 0;  ///< buckets (in place: gradients) of the last exchange that left before its finish()
   std::int64_t plans = 0;          ///< times that the buckets were laid out
   std::vector<std::int64_t> bucket_bytes;  ///< of the plan in force
-  std::vector<std::string> order;          ///< names of the parts in buckets, in the order in which they travel
+  std::vector<std::string> order;          ///< names of the parts in buckets (in place: of this rank's last exchange) as they travel
 };
 
 /// Reduces a list of gradients to their means. All ranks make the same exchanges in the same order; within one, each calls

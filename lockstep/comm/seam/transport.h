@@ -4,11 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/comm/seam/collective.h"
+#include "lockstep/comm/seam/in_place.h"
 #include "lockstep/comm/seam/pending.h"
 
 namespace lockstep::comm {
@@ -32,6 +34,10 @@ class Transport {
   /// Begins `op` and returns at once, or when it is done if that is quicker. The tensors must stay alive and untouched until
   /// the Pending is done. An error of the wire comes as the Pending's error, never from here.
   virtual PendingPtr start(const Collective& op) = 0;
+
+  /// For parts like `parts` (their dtype and number of elements); all ranks call it, in the order of their operations, and it waits
+  /// for them. Null where ranks do not reach each other's memory. It lives no longer than the transport.
+  virtual std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) { return nullptr; }
 
   /// Ends everything that is pending with `cause` and whatever comes later too. Idempotent; does not wait.
   virtual void abort(std::exception_ptr cause) noexcept = 0;

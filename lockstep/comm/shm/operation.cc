@@ -4,19 +4,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
-#include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm {
 namespace {
 
-using base::Deadline;
-
 constexpr std::size_t kChunkBytes = 512 << 10;  // claimed at once; 64 KiB to 4 MiB differ by 7 %
-constexpr auto kSlice = std::chrono::milliseconds(20);  // of sleep, before a look whether the others live
 
 bool is_reduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce; }
 
@@ -24,7 +19,7 @@ bool is_reduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::
 }  // namespace
 
 Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t number)
-    : op_(op), boards_(boards), number_(number), small_([&] {
+    : Meeting(boards, number), op_(op), small_([&] {
         // The same on all ranks: the size of one rank's part tells the others.
         const bool parts_of_input = op.kind == Kind::kScatter || op.kind == Kind::kAllToAll || op.kind == Kind::kReduceScatter;
         const at::Tensor& part = parts_of_input ? op.output : op.input;
@@ -33,27 +28,6 @@ Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t n
       }()) {}
 
 Operation::~Operation() { Arena::process().free(staged_); }
-
-bool Operation::advance(Deadline deadline) {
-  if (phase_ == Phase::kShow) {
-    show();
-    phase_ = Phase::kMeet;
-  }
-  if (phase_ == Phase::kMeet) {
-    if (!all_reached(&Board::arrived, deadline)) return false;
-    work();
-    if (!small_) boards_.advance(boards_.own().done, number_);
-    phase_ = small_ ? Phase::kFinished : Phase::kPart;
-    next_ = 0;
-    if (small_) return true;
-  }
-  if (phase_ == Phase::kPart) {
-    if (!all_reached(&Board::done, deadline)) return false;
-    finish();
-    phase_ = Phase::kFinished;
-  }
-  return true;
-}
 
 /// Whether another rank reads what `member` shows.
 bool Operation::reads(int member) const {
@@ -79,22 +53,6 @@ void Operation::show() {
       own.placement[parity].input = own.placement[parity].output = arena.offset_of(data);
     }
   }
-  boards_.advance(own.arrived, number_);
-}
-
-bool Operation::all_reached(Signal Board::* signal, Deadline deadline) {
-  for (; next_ < boards_.size(); ++next_) {
-    if (next_ == boards_.rank()) continue;
-    const Signal& theirs = boards_.of(next_).*signal;
-    while (!reached(theirs, number_)) {
-      if (deadline.expired()) return false;
-      if (boards_.wait(theirs, number_, earlier(deadline, Deadline::in(kSlice)))) break;
-      // It may have ended after it did its part: then this is the last look that is needed.
-      if (!boards_.alive(next_) && !reached(theirs, number_))
-        throw std::runtime_error("the process of its member " + std::to_string(next_) + " has ended");
-    }
-  }
-  return true;
 }
 
 const char* Operation::input_of(int member) const {
@@ -170,7 +128,8 @@ void Operation::reduce_into(std::size_t first, std::size_t count, bool everywher
   }
   if (!everywhere) outputs.push_back(op_.output.mutable_data_ptr());
   reduce({.dtype = op_.input.scalar_type(), .op = op_.op, .inputs = inputs.data(), .num_inputs = inputs.size(),
-          .outputs = outputs.data(), .num_outputs = outputs.size(), .count = count});
+          .outputs = outputs.data(), .num_outputs = outputs.size(), .count = count,
+          .divisor = op_.op == ReduceOp::kMean ? boards_.size() : 1});
 }
 
 void Operation::finish() {

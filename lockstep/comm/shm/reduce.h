@@ -9,8 +9,8 @@
 
 namespace lockstep::comm {
 
-/// outputs[i][k] = inputs[0][k] op inputs[1][k] op …, in this order whatever the machine, for k in [0, count) and every output. A
-/// mean is the sum divided by num_inputs. Half and bfloat16 are added in float and rounded once. Of bools, a sum is their or and a
+/// outputs[i][k] = (inputs[0][k] op inputs[1][k] op …) / divisor, in this order whatever the machine, for k in [0, count) and every
+/// output. A mean is a sum whose divisor the caller gives. Half and bfloat16 are added in float and rounded once. Of bools, a sum is their or and a
 /// product their and. An output may be one of the inputs. The dtypes are those of Collective.
 struct Reduction {
   at::ScalarType dtype;
@@ -20,6 +20,7 @@ struct Reduction {
   void* const* outputs;
   std::size_t num_outputs;
   std::size_t count;
+  int divisor = 1;
 };
 /// Uses the widest vectors that this machine has; the bits are the same with all.
 void reduce(const Reduction& reduction);

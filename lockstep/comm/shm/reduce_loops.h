@@ -77,9 +77,27 @@ void reduce_tile(const Reduction& r, std::size_t begin, std::size_t n, typename 
   }
 }
 
+/// Two ranks, the result to both: in one pass, without the tile. An output is an input at the same places or at none.
+template <typename Element, typename Op, bool divide>
+void reduce_two(const Reduction& r, [[maybe_unused]] typename Element::Value divisor) {
+  using Stored = typename Element::Stored;
+  const auto* a = static_cast<const Stored*>(r.inputs[0]);
+  const auto* b = static_cast<const Stored*>(r.inputs[1]);
+  auto* x = static_cast<Stored*>(r.outputs[0]);
+  auto* y = static_cast<Stored*>(r.outputs[1]);
+#pragma GCC ivdep
+  for (std::size_t k = 0; k < r.count; ++k) {
+    auto result = Op::apply(Element::load(a[k]), Element::load(b[k]));
+    if constexpr (divide) result = static_cast<typename Element::Value>(result / divisor);
+    x[k] = y[k] = Element::store(result);
+  }
+}
+
 template <typename Element, typename Op>
 void reduce_as(const Reduction& r) {
-  const auto divisor = r.op == ReduceOp::kMean ? static_cast<typename Element::Value>(r.num_inputs) : typename Element::Value(1);
+  const auto divisor = static_cast<typename Element::Value>(r.divisor);
+  if (r.num_inputs == 2 && r.num_outputs == 2)
+    return r.divisor == 1 ? reduce_two<Element, Op, false>(r, divisor) : reduce_two<Element, Op, true>(r, divisor);
   for (std::size_t begin = 0; begin < r.count; begin += kTile)
     reduce_tile<Element, Op>(r, begin, r.count - begin < kTile ? r.count - begin : kTile, divisor);
 }

@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/board.h"
+#include "lockstep/comm/shm/gradient_table.h"
 #include "lockstep/comm/shm/mail.h"
 #include "lockstep/comm/shm/operation.h"
 
@@ -91,7 +92,9 @@ class Queue {
 
 class ShmTransport final : public Transport {
  public:
-  explicit ShmTransport(std::unique_ptr<Boards> boards) : boards_(std::move(boards)) {
+  explicit ShmTransport(const ShmOptions& options)
+      : store_(options.store), timeout_(options.timeout),
+        boards_(Boards::meet(options.neighbours, *store_, options.members, options.rank, Deadline::in(timeout_))) {
     for (int peer = 0; peer < boards_->size(); ++peer) pairs_.push_back(std::make_unique<Pair>(*boards_, peer));
   }
   ~ShmTransport() override {
@@ -109,8 +112,12 @@ class ShmTransport final : public Transport {
     }
     if (op.kind == Kind::kSend) return send(op);
     if (op.kind == Kind::kRecv) return receive(op);
-    auto operation = std::make_shared<Operation>(op, *boards_, ++number_);
-    return collectives_.add([operation](Deadline deadline) { return operation->advance(deadline); });
+    return meet([&](std::uint32_t number) { return std::make_shared<Operation>(op, *boards_, number); });
+  }
+
+  std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
+    job::PrefixStore store("parts/" + std::to_string(num_reducers_++), store_);
+    return std::make_unique<GradientTable>(parts, *boards_, store, Deadline::in(timeout_), [this](const auto& make) { return meet(make); });
   }
 
   void abort(std::exception_ptr cause) noexcept override {
@@ -127,6 +134,10 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  PendingPtr meet(const std::function<std::shared_ptr<Meeting>(std::uint32_t number)>& make) {
+    return collectives_.add([meeting = make(++number_)](Deadline deadline) { return meeting->advance(deadline); });
+  }
+
   struct Pair {
     Pair(const Boards& boards, int peer) : outbox(boards, peer), inbox(boards, peer) {}
     Outbox outbox;
@@ -165,7 +176,10 @@ class ShmTransport final : public Transport {
     });
   }
 
-  std::unique_ptr<Boards> boards_;
+  const std::shared_ptr<job::Store> store_;
+  const std::chrono::milliseconds timeout_;
+  const std::unique_ptr<Boards> boards_;
+  int num_reducers_ = 0;
   std::uint32_t number_ = 0;  // of collectives, the same on all ranks
   Queue collectives_;
   std::vector<std::unique_ptr<Pair>> pairs_;
@@ -177,7 +191,7 @@ class ShmTransport final : public Transport {
 }  // namespace
 
 std::shared_ptr<Transport> make_shm_transport(const ShmOptions& options) {
-  return std::make_shared<ShmTransport>(Boards::meet(options.neighbours, *options.store, options.members, options.rank, options.join));
+  return std::make_shared<ShmTransport>(options);
 }
 
 }  // namespace lockstep::comm

@@ -1,6 +1,7 @@
 // The transport of ranks that share a host: they read and write each other's memory.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,7 @@ struct ShmOptions {
   std::shared_ptr<job::Store> store;  // for this transport alone
   std::vector<int> members;           // world ranks, all of them neighbours
   int rank = 0;                       // here
-  base::Deadline join = base::Deadline::never();
+  std::chrono::milliseconds timeout{};  // for the others to come
 };
 
 /// Tensors that lie in the arena move without a copy; others through a copy in it. It has no threads: operations advance while

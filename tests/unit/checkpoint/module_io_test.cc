@@ -119,6 +119,8 @@ TEST(ModuleIo, WithoutStrictItReportsWhatItPassedOver) {
   EXPECT_EQ(net->scale.item<float>(), 7);
   EXPECT_EQ(report.missing.size(), 7u);
   EXPECT_THAT(report.unexpected, ElementsAre("x"));
+  save_tensors({{"first.bias", torch::zeros({1})}}, folder / "x");  // copy_() would repeat it
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }), HasSubstr("1 of another shape"));
   save_tensors({{"scale", torch::zeros({2})}}, folder / "x");
   EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }), HasSubstr("1 of another shape"));
 }

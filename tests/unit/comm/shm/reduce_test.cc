@@ -35,7 +35,7 @@ at::Tensor run(Loops loops, ReduceOp op, const std::vector<at::Tensor>& inputs) 
   for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr());
   void* out = output.mutable_data_ptr();
   loops({.dtype = output.scalar_type(), .op = op, .inputs = in.data(), .num_inputs = in.size(), .outputs = &out, .num_outputs = 1,
-         .count = static_cast<std::size_t>(output.numel())});
+         .count = static_cast<std::size_t>(output.numel()), .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
   return output;
 }
 
@@ -80,14 +80,24 @@ TEST(Reduce, EveryDtypeAndOperationInTheOrderOfTheRanks) {
 }
 
 TEST(Reduce, OverTheInputsThemselves) {
-  const at::Tensor a = torch::randn({3000});
-  const at::Tensor b = torch::randn({3000});
-  const at::Tensor expected = a + b;
-  const void* in[] = {a.const_data_ptr(), b.const_data_ptr()};
-  void* out[] = {a.mutable_data_ptr(), b.mutable_data_ptr()};
-  reduce({.dtype = at::kFloat, .op = ReduceOp::kSum, .inputs = in, .num_inputs = 2, .outputs = out, .num_outputs = 2, .count = 3000});
-  EXPECT_TRUE(a.equal(expected));
-  EXPECT_TRUE(b.equal(expected));
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kByte, at::kBool})
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax, ReduceOp::kProduct})
+      for (const int ranks : {2, 3}) {
+        if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
+        for (const auto& [name, loops] : all_loops()) {
+          std::vector<at::Tensor> tensors;
+          std::vector<void*> memory;
+          for (int r = 0; r < ranks; ++r) {
+            tensors.push_back(random_values(dtype, 3001, r));
+            memory.push_back(tensors.back().mutable_data_ptr());
+          }
+          const at::Tensor expected = reference(op, tensors);
+          loops({.dtype = dtype, .op = op, .inputs = memory.data(), .num_inputs = memory.size(), .outputs = memory.data(),
+                 .num_outputs = memory.size(), .count = 3001, .divisor = op == ReduceOp::kMean ? ranks : 1});
+          for (const at::Tensor& tensor : tensors)
+            ASSERT_TRUE(tensor.equal(expected)) << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks;
+        }
+      }
 }
 
 TEST(Reduce, NarrowSumsAreRoundedOnce) {

@@ -1,0 +1,49 @@
+// The exchange of ranks that reach each other's memory: gradients are reduced where they lie.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "lockstep/comm/headed_exchange.h"
+#include "lockstep/comm/seam/in_place.h"
+
+namespace lockstep::comm {
+
+/// ready() shows the others where a gradient lies, and reduces this rank's share of what all have shown; finish() the rest. Which parts
+/// a rank has travels with what it shows, so that unused ones cost nothing. No gradient is copied but one that the others cannot reach or
+/// whose strides are not the parameter's: it is written into memory of the exchange, and is counted in passes_in.
+class DirectExchange final : public HeadedExchange {
+ public:
+  DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
+                 std::unique_ptr<InPlaceReducer> reducer);
+  ~DirectExchange() override;
+
+  void begin(const StepIdentity& step, std::vector<Collective> along) override;
+  at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
+  bool is_ready(std::size_t index) const override { return states_[index].ready; }
+  Attendance finish(Sink& sink) override;
+  ExchangeStats stats() const override;
+
+ private:
+  struct State {
+    bool ready = false;
+    at::Tensor gradient;  // as it came
+    at::Tensor mean;      // where the mean will be: what was shown
+  };
+  bool lies_well(std::size_t index, const at::Tensor& gradient) const;
+  void reduce_all();
+  void read_missing();
+  void deliver(Sink& sink);
+
+  const std::unique_ptr<InPlaceReducer> reducer_;
+  std::vector<std::vector<std::int64_t>> strides_;  // in which all ranks show a part
+  std::vector<State> states_;
+  std::unordered_set<const void*> shown_;           // in this exchange: two parameters may have one gradient
+  bool open_ = false;
+  std::vector<std::size_t> order_;                  // of the last exchange
+};
+
+}  // namespace lockstep::comm

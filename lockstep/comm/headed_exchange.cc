@@ -1,0 +1,95 @@
+#include "lockstep/comm/headed_exchange.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/sparse_sum.h"
+
+namespace lockstep::comm {
+
+using base::Deadline;
+
+HeadedExchange::HeadedExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
+                               std::chrono::milliseconds timeout)
+    : name_(std::move(name)), parts_(std::move(parts)), channel_(std::move(channel)), timeout_(timeout),
+      header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
+      headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ExchangeHeader))}, at::kByte)) {}
+
+Collective HeadedExchange::blank(Kind kind, std::string name) const {
+  return {.kind = kind, .name = std::move(name), .seq = seq_, .deadline = deadline_};
+}
+
+Wire HeadedExchange::wire(const std::string& label) { return {*channel_, label, seq_, deadline_}; }
+
+PendingPtr HeadedExchange::start(Collective op) {
+  ++stats_.operations;
+  return channel_->start(op);
+}
+
+void HeadedExchange::wait(Pending& pending, const std::string& what) {
+  channel_->wait(pending, blank(Kind::kAllReduce, what),
+                 "backward() (gradients of " + name_ + ", exchange " + std::to_string(seq_) + ")");
+}
+
+void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along) {
+  seq_ = channel_->next();
+  deadline_ = Deadline::never();  // backward() may take as long as it likes: the end sets it
+  along_ = std::move(along);
+  along_pending_.clear();
+  company_ = step.joined;
+  const ExchangeHeader header = make_header(seq_, plan, step);
+  std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
+  Collective op = blank(Kind::kAllGather, name_);
+  op.input = header_;
+  op.output = headers_;
+  header_pending_ = start(op);
+}
+
+void HeadedExchange::check_header() {
+  wait(*header_pending_, name_);
+  std::vector<ExchangeHeader> headers(static_cast<std::size_t>(channel_->size()));
+  std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ExchangeHeader));
+  if (const auto difference = find_difference(headers)) {
+    try {
+      const auto& members = channel_->members();
+      throw base::DesyncError(base::Cause::kDesync, label(blank(Kind::kAllReduce, name_)),
+                              members[static_cast<std::size_t>(channel_->rank())],
+                              members[static_cast<std::size_t>(difference->rank)],
+                              "backward() on ranks that are not in the same step: " + difference->text,
+                              "a backward() that only some ranks call belongs under no_sync()");
+    } catch (const base::CommError& error) {
+      channel_->fail(error);
+    }
+  }
+  attendance_ = {};
+  bool by_active = false;
+  for (std::size_t r = headers.size(); r-- > 0;) {
+    by_active |= headers[r].divide_by_active != 0;
+    if (headers[r].joined) continue;
+    ++attendance_.active;
+    attendance_.first = static_cast<int>(r);
+  }
+  rescale_ = by_active && attendance_.active > 0 ? static_cast<double>(channel_->size()) / attendance_.active : 1;
+}
+
+void HeadedExchange::start_along() {
+  for (Collective& op : along_) {
+    if (op.kind == Kind::kBroadcast) op.root = attendance_.first;
+    op.seq = seq_;
+    along_pending_.push_back(start(op));
+  }
+}
+
+void HeadedExchange::wait_along() {
+  for (std::size_t i = 0; i < along_pending_.size(); ++i) wait(*along_pending_[i], along_[i].name);
+}
+
+at::Tensor HeadedExchange::sum_of_sparse(std::size_t index, const at::Tensor& mine) {
+  Wire way = wire(parts_[index].name);
+  stats_.operations += 3;
+  return sum_sparse(mine, parts_[index].like, 1.0 / channel_->size(), way);
+}
+
+}  // namespace lockstep::comm

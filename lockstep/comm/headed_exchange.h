@@ -1,0 +1,58 @@
+// What the exchanges between several ranks have in common: a channel, and a header that tells which step a rank is in.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/channel.h"
+#include "lockstep/comm/exchange_header.h"
+#include "lockstep/comm/gradient_hook.h"
+#include "lockstep/comm/seam/exchange.h"
+
+namespace lockstep::comm {
+
+/// The header, 48 bytes a rank, leaves with the exchange's beginning and is compared at its end, before anything is delivered.
+class HeadedExchange : public Exchange {
+ public:
+  bool all_have_begun() const override { return header_pending_->done(); }
+  void abandon(const std::string& why) noexcept override { channel_->abandon(why); }
+
+ protected:
+  HeadedExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout);
+
+  /// Numbers the exchange and sends the header. `plan` must be equal on all ranks.
+  void open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along);
+  /// Waits for all headers; fills attendance_ and rescale_. Throws DesyncError.
+  void check_header();
+  void start_along();
+  void wait_along();
+
+  Collective blank(Kind kind, std::string name) const;
+  PendingPtr start(Collective op);
+  void wait(Pending& pending, const std::string& what);
+  Wire wire(const std::string& label);
+  /// The mean of the ranks' sparse gradients of part `index`; undefined is none.
+  at::Tensor sum_of_sparse(std::size_t index, const at::Tensor& mine);
+
+  const std::string name_;
+  const std::vector<Part> parts_;
+  const std::unique_ptr<Channel> channel_;
+  const std::chrono::milliseconds timeout_;
+  std::uint64_t seq_ = 0;
+  base::Deadline deadline_ = base::Deadline::never();
+  Attendance attendance_;
+  bool company_ = false;  // this rank has joined
+  double rescale_ = 1;    // what divide_by_active adds to the division by the world size
+  ExchangeStats stats_;
+
+ private:
+  std::vector<Collective> along_;
+  std::vector<PendingPtr> along_pending_;
+  at::Tensor header_;
+  at::Tensor headers_;
+  PendingPtr header_pending_;
+};
+
+}  // namespace lockstep::comm
