@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "tests/support/rank_main.h"
 
@@ -272,6 +274,82 @@ TEST(Collectives, EightMegabytes) {
   const int sum = world().size() * (world().size() + 1) / 2;
   EXPECT_EQ(mine.min().item<float>(), static_cast<float>(sum));
   EXPECT_EQ(mine.max().item<float>(), static_cast<float>(sum));
+}
+
+/// A copy of `tensor` where only this process can read it.
+at::Tensor outside(const at::Tensor& tensor) {
+  auto memory = std::make_shared<std::vector<char>>(tensor.nbytes());
+  return at::from_blob(memory->data(), tensor.sizes(), [memory](void*) {}, tensor.options()).copy_(tensor);
+}
+
+/// Large enough to be read where it lies, or to go through several pieces; whole numbers, so that sums are exact.
+at::Tensor many(int rank, std::int64_t count) { return at::arange(count, at::kLong).remainder(97).add(rank).to(at::kFloat); }
+
+void every_operation_on(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& place) {
+  Group& w = world();
+  const int size = w.size(), me = w.rank(), root = size - 1;
+  const auto part = [&](const at::Tensor& whole, int r) { return whole.narrow(0, r * n, n); };
+  const auto all = [&](const std::function<at::Tensor(int)>& of) {
+    std::vector<at::Tensor> parts;
+    for (int r = 0; r < size; ++r) parts.push_back(of(r));
+    return parts;
+  };
+  const at::Tensor sum = at::stack(all([&](int r) { return many(r, n); })).sum(0);
+  const at::Tensor cat = at::cat(all([&](int r) { return many(r, n); }));
+
+  at::Tensor t = place(many(me, n));
+  w.all_reduce(t);
+  EXPECT_TRUE(t.equal(sum)) << "all_reduce";
+  t = place(many(me, n));
+  w.reduce(t, root);
+  EXPECT_TRUE(me != root || t.equal(sum)) << "reduce";
+  t = place(many(me, n));
+  w.broadcast(t, root);
+  EXPECT_TRUE(t.equal(many(root, n))) << "broadcast";
+  at::Tensor whole = place(at::zeros({size * n}));
+  w.all_gather(whole, place(many(me, n)));
+  EXPECT_TRUE(whole.equal(cat)) << "all_gather";
+  whole = place(at::zeros({size * n}));
+  w.gather(whole, place(many(me, n)), root);
+  EXPECT_TRUE(me != root || whole.equal(cat)) << "gather";
+  t = place(at::zeros({n}));
+  w.scatter(t, place(cat), root);
+  EXPECT_TRUE(t.equal(many(me, n))) << "scatter";
+  t = place(at::zeros({n}));
+  w.reduce_scatter(t, place(many(me, size * n)));
+  EXPECT_TRUE(t.equal(part(at::stack(all([&](int r) { return many(r, size * n); })).sum(0), me))) << "reduce_scatter";
+  whole = place(at::zeros({size * n}));
+  w.all_to_all(whole, place(many(me, size * n)));
+  EXPECT_TRUE(whole.equal(at::cat(all([&](int r) { return part(many(r, size * n), me); })))) << "all_to_all";
+  if (size == 1) return;
+  t = place(at::zeros({n}));
+  Work sent = w.send_async(place(many(me, n)), (me + 1) % size);
+  w.recv(t, (me + size - 1) % size);
+  sent.wait();
+  EXPECT_TRUE(t.equal(many((me + size - 1) % size, n))) << "send and recv";
+}
+
+TEST(Collectives, LargeTensorsOfEveryOperation) {
+  for (const std::int64_t count : {1500, 400'003}) every_operation_on(count, [](const at::Tensor& t) { return t.clone(); });
+}
+
+TEST(Collectives, TensorsThatOtherRanksCannotReach) {
+  for (const std::int64_t count : {7, 1500, 400'003}) every_operation_on(count, outside);
+}
+
+TEST(Collectives, RanksOfOneHostAddInTheirOrder) {
+  if (world().transport() != "shm") return;
+  for (const std::int64_t count : {9, 300'001}) {
+    const auto of = [&](int rank) {
+      at::Tensor numbers = at::arange(count, at::kDouble).add(1 + 37 * rank).reciprocal().sin();
+      return numbers.to(at::kFloat);
+    };
+    at::Tensor expected = of(0);
+    for (int r = 1; r < world().size(); ++r) expected = expected + of(r);
+    at::Tensor t = of(world().rank());
+    world().all_reduce(t);
+    EXPECT_TRUE(t.equal(expected)) << count;
+  }
 }
 
 }  // namespace

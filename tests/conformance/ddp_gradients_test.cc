@@ -94,6 +94,34 @@ TEST(DdpGradients, TransposedParametersAndGradients) {
   }
 }
 
+TEST(DdpGradients, ParametersOfSeveralPieces) {
+  struct NetImpl : torch::nn::Module {
+    NetImpl() {
+      torch::manual_seed(3);
+      wide = register_module("wide", torch::nn::Linear(500, 1100));  // 2.2 MB
+      narrow = register_module("narrow", torch::nn::Linear(1100, 3));
+      odd = register_parameter("odd", torch::randn({1100, 301}).t());  // 1.3 MB, transposed
+    }
+    at::Tensor loss(int rank, int step) {
+      const auto h = torch::relu(wide->forward(batch_of(rank, step, {4, 500})));
+      return (narrow->forward(h).pow(2).sum() + torch::mm(h, odd.t()).pow(2).mean()) * 1e-3;
+    }
+    torch::nn::Linear wide{nullptr}, narrow{nullptr};
+    at::Tensor odd;
+  } net;
+  DistributedDataParallel ddp(net, world());
+  for (int step = 0; step < 4; ++step) {
+    net.zero_grad();
+    net.loss(world().rank(), step).backward();
+    expect_gradients(net, mean_over_ranks([&](int rank) {
+      NetImpl alone;
+      copy_values(net, alone);
+      alone.loss(rank, step).backward();
+      return gradients(alone);
+    }));
+  }
+}
+
 TEST(DdpGradients, CommunicationBeginsDuringBackward) {
   Mlp net;
   DistributedDataParallel ddp(net, world(), {.bucket_bytes = {1, 1}});

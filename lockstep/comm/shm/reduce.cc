@@ -1,16 +1,8 @@
 #include "lockstep/comm/shm/reduce.h"
 
-namespace lockstep::comm {
+#include "lockstep/comm/shm/reduce_isa.h"
 
-namespace baseline {
-void reduce(const Reduction& r);
-}
-namespace avx2 {
-void reduce(const Reduction& r);
-}
-namespace avx512 {
-void reduce(const Reduction& r);
-}
+namespace lockstep::comm {
 
 namespace {
 

@@ -1,3 +1,4 @@
+#if defined(__x86_64__)
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -8,3 +9,4 @@
 #pragma GCC target("avx2,f16c")
 #define LOCKSTEP_ISA avx2
 #include "lockstep/comm/shm/reduce_loops.h"
+#endif

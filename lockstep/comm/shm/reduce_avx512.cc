@@ -1,3 +1,4 @@
+#if defined(__x86_64__)
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -8,3 +9,4 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
 #define LOCKSTEP_ISA avx512
 #include "lockstep/comm/shm/reduce_loops.h"
+#endif

@@ -1,4 +1,4 @@
-#include "lockstep/comm/shm/reduce.h"
+#include "lockstep/comm/shm/reduce_isa.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -6,15 +6,6 @@
 #include <cstring>
 
 namespace lockstep::comm {
-namespace baseline {
-void reduce(const Reduction& r);
-}
-namespace avx2 {
-void reduce(const Reduction& r);
-}
-namespace avx512 {
-void reduce(const Reduction& r);
-}
 namespace {
 
 using Loops = void (*)(const Reduction&);

@@ -1,0 +1,20 @@
+// The loops of reduce(), compiled for each instruction set. What the machine lacks must not be called.
+#pragma once
+
+#include "lockstep/comm/shm/reduce.h"
+
+namespace lockstep::comm {
+
+namespace baseline {
+void reduce(const Reduction& r);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+void reduce(const Reduction& r);  // needs avx2, f16c
+}
+namespace avx512 {
+void reduce(const Reduction& r);  // needs avx512f, bw, vl, dq
+}
+#endif
+
+}  // namespace lockstep::comm
