@@ -122,6 +122,20 @@ TEST(DdpGradients, ParametersOfSeveralPieces) {
   }
 }
 
+TEST(DdpGradients, OtherStridesOnOneRank) {
+  struct NetImpl : torch::nn::Module {
+    NetImpl() { w = register_parameter("w", torch::ones({6, 4})); }
+    at::Tensor w;
+  } net;
+  DistributedDataParallel ddp(net, world());
+  for (int step = 0; step < 3; ++step) {
+    // A gradient that is there is added to where it lies, in its own strides.
+    net.w.mutable_grad() = world().rank() == 0 ? torch::ones({4, 6}).t() : torch::ones({6, 4});
+    (net.w * batch_of(world().rank(), step, {6, 4})).sum().backward();
+    expect_gradients(net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{batch_of(rank, step, {6, 4}) + 1}; }));
+  }
+}
+
 TEST(DdpGradients, CommunicationBeginsDuringBackward) {
   Mlp net;
   DistributedDataParallel ddp(net, world(), {.bucket_bytes = {1, 1}});
