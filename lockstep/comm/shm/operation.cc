@@ -42,7 +42,7 @@ void Operation::show() {
   if (reads(boards_.rank())) {
     const void* data = op_.input.const_data_ptr();
     if (small_) {
-      std::memcpy(own.slot[parity], data, op_.input.nbytes());
+      copy(own.slot[parity], data, op_.input.nbytes());
     } else {
       Arena& arena = Arena::process();
       if (!arena.contains(data)) {
