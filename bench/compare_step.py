@@ -20,6 +20,7 @@ CPP = ("lockstep", "lockstep-gloo", "reducer", "reducer-views", "local")
 PYTHON = {"pytorch": "copies", "pytorch-views": "views"}
 STEPS = {"mlp-6m": 8, "mlp-50m": 5}  # in a turn
 UNCOUNTED = 2
+TURN_LIMIT_S = 120
 
 
 class Job:
@@ -34,12 +35,13 @@ class Job:
         self.name = name
         self.process = subprocess.Popen([f"{args.bin}/lockstep", "run", "-n", "2", *transport, "--", *program, model, turns],
                                         stdout=subprocess.PIPE, text=True)
-        self.pipes = [open(f"{turns}.{rank}", "w") for rank in (0, 1)]
+        # For reading too: so that opening does not wait for a program that may have failed to start.
+        self.pipes = [os.fdopen(os.open(f"{turns}.{rank}", os.O_RDWR), "r+b", buffering=0) for rank in (0, 1)]
 
     def turn(self, steps):
+        signal.alarm(TURN_LIMIT_S)
         for pipe in self.pipes:
-            pipe.write(f"{steps}\n")
-            pipe.flush()
+            pipe.write(f"{steps}\n".encode())
         for line in self.process.stdout:
             if '"seconds"' in line:
                 print(line[line.index("{"):], end="", flush=True)
@@ -70,6 +72,7 @@ def compare(args, model):
             for turn in range(args.rounds):
                 for job in jobs[turn % len(jobs):] + jobs[:turn % len(jobs)]:
                     times[job.name].append(job.turn(steps)[UNCOUNTED:])
+            signal.alarm(0)
             for job in jobs:
                 job.end()
         finally:
@@ -85,7 +88,12 @@ def compare(args, model):
     print(flush=True)
 
 
+def too_long(*_):
+    raise SystemExit(f"a turn took more than {TURN_LIMIT_S} s")
+
+
 def main():
+    signal.signal(signal.SIGALRM, too_long)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--models", nargs="+", choices=list(STEPS), default=list(STEPS))

@@ -140,6 +140,7 @@ std::vector<Row> collectives(Group& world) {
       {"Group::make_exchange()", Waits::kRanks, [&world] { world.make_exchange("x", {{"w", part()}}, {1 << 20}, nullptr); }},
       {"Group::send()", Waits::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
       {"Group::recv()", Waits::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
+      // bounded: by the operation's own deadline
       {"Work::wait()", Waits::kRanks, [&world] { world.all_reduce_async(part()).wait(); }, [&world] { world.all_reduce(part()); }},
   };
   return rows;
@@ -168,7 +169,7 @@ std::vector<Row> what_waits_for_nobody(Group& world, std::optional<Group>& sub) 
   const auto outputs = std::make_shared<std::vector<at::Tensor>>();
   const auto start = [&world, works, outputs] { *works = start_all(world, *outputs); };
   const auto finish = [works] {
-    for (Work& work : *works) work.wait();
+    for (Work& work : *works) work.wait();  // bounded: each by its operation's own deadline
   };
   const auto both = [](std::string call, const std::function<void()>& run) { return Row{std::move(call), Waits::kNothing, run, run}; };
   return {

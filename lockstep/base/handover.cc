@@ -1,12 +1,12 @@
 #include "lockstep/base/handover.h"
 
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "lockstep/base/error.h"
@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
 constexpr int kBacklog = 128;
+constexpr const char* kDoor = "/door";
+constexpr const char* kRandomPart = "XXXXXX";  // what mkdtemp() replaces
 
 sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
@@ -41,20 +43,22 @@ bool same_user(int socket) {
 }  // namespace
 
 PrivateDoor::PrivateDoor(const std::string& parent) {
-  std::string folder = parent + "/lockstep-XXXXXX";
-  if (!::mkdtemp(folder.data())) throw SystemError("cannot make a folder in " + parent, errno);
-  folder_ = folder;
-  path_ = folder_ + "/door";
+  folder_ = parent + "/lockstep-" + kRandomPart;
+  address_of(folder_ + kDoor);  // throws when it is too long, before there is a folder
   listener_ = local_socket();
+  if (!::mkdtemp(folder_.data())) throw SystemError("cannot make a folder in " + parent, errno);
+  path_ = folder_ + kDoor;
   const sockaddr_un address = address_of(path_);
   if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(listener_.get(), kBacklog) != 0) {
     const int error = errno;
-    ::rmdir(folder_.c_str());
+    remove();
     throw SystemError("cannot listen at " + path_, error);
   }
 }
 
-PrivateDoor::~PrivateDoor() {
+PrivateDoor::~PrivateDoor() { remove(); }
+
+void PrivateDoor::remove() noexcept {
   ::unlink(path_.c_str());
   ::rmdir(folder_.c_str());
 }

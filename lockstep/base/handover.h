@@ -24,6 +24,8 @@ class PrivateDoor {
   Fd accept(Deadline deadline);
 
  private:
+  void remove() noexcept;
+
   std::string folder_;
   std::string path_;
   Fd listener_;

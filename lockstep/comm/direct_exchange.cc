@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "lockstep/base/check.h"
+#include "lockstep/comm/arena/quarantine.h"
 
 namespace lockstep::comm {
 namespace {
@@ -17,12 +18,6 @@ std::vector<std::int64_t> strides_for(const at::Tensor& like) {
   return {strides.begin(), strides.end()};
 }
 
-/// Memory that neighbours may still write into: it must never serve anything else.
-void keep_for_ever(at::Tensor tensor) {
-  static auto* kept = new std::vector<at::Tensor>;
-  kept->push_back(std::move(tensor));
-}
-
 }  // namespace
 
 DirectExchange::DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
@@ -33,7 +28,7 @@ DirectExchange::DirectExchange(std::string name, std::vector<Part> parts, std::u
 }
 
 DirectExchange::~DirectExchange() {
-  if (!open_) return;
+  if (!open_) return;  // else others may still write to what was shown
   for (State& state : states_) keep_for_ever(std::move(state.mean));
 }
 

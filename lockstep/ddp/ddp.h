@@ -47,8 +47,8 @@ struct DdpOptions {
 /// a DesyncError on the others, and no gradient of another step is mixed in as far as loaders made by make_loader(),
 /// Group::step(), gradients left over and backward() calls that reached nothing can tell.
 ///
-/// Gradients live in memory of this object: do not keep one over a later backward(), copy it. With create_graph the averaged
-/// gradients carry no graph. One thread calls backward().
+/// Gradients may live in memory of this object: do not keep one over a later backward(), copy it. After an error from backward() their
+/// contents are unspecified. With create_graph the averaged gradients carry no graph. One thread calls backward().
 class DistributedDataParallel {
  public:
   DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options = {});

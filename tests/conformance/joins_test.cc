@@ -165,6 +165,20 @@ TEST(Joins, RanksWithoutRankZeroSayWhereTheyLooked) {
   EXPECT_THAT(exit.out, HasSubstr("error COORDINATOR_LOST: cannot connect to 127.0.0.1:" + port.text()));
 }
 
+TEST(Joins, ADeathIsNoticedWithoutALauncher) {
+  const FreePort port;
+  std::vector<SpawnOptions> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    SpawnOptions options;
+    options.argv = {LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.TheLastRankIsKilled"};
+    options.env = by_hand(port, rank, 2);
+    ranks.push_back(options);
+  }
+  const auto exits = run_all(ranks);
+  EXPECT_THAT(exits[0].out, HasSubstr("the process of rank 1 has ended"));
+  EXPECT_LT(exits[0].after, 20s);
+}
+
 TEST(Joins, AnotherProgramIsNoticed) {
   const FreePort port;
   SpawnOptions other;

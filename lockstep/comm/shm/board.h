@@ -15,19 +15,13 @@ namespace lockstep::comm {
 
 constexpr std::size_t kSlotBytes = 4096;  // what fits goes through the board, with one meeting instead of two
 
-/// Where a rank's tensors of one operation lie in its arena; 0 is none (the arena's first page is never a tensor's).
-struct Placement {
-  std::uint64_t input = 0;
-  std::uint64_t output = 0;
-};
-
 /// In shared memory, written by its owner alone but for `claims`. What belongs to operation n is in element n % 2: whoever begins
 /// operation n has seen all others begin n - 1, so that nobody reads what belongs to n - 2 any more.
 struct Board {
   Signal arrived;   // the operation whose data is shown
   Signal done;      // the operation of which this rank has read and written everything
   Signal sleeping;  // how many of the owner's threads sleep on somebody's signal
-  alignas(64) Placement placement[2];
+  alignas(64) std::uint64_t offset[2];  // of the owner's tensor in its arena
   alignas(64) std::atomic<std::uint64_t> claims[2];  // the next piece of work, of the first member's board; any rank
   alignas(64) char slot[2][kSlotBytes];
 };
@@ -61,12 +55,15 @@ class Boards {
   /// The mailbox of `member` for its messages with `peer`; they follow its board.
   Mailbox& mailbox(int member, int peer) const { return reinterpret_cast<Mailbox*>(&of(member) + 1)[peer]; }
   char* arena_of(int member) const { return arenas_[static_cast<std::size_t>(member)]; }
-  bool alive(int member) const { return neighbours_->alive(members_[static_cast<std::size_t>(member)]); }
+
+  /// Neighbours::swap() among the members.
+  std::vector<void*> swap(job::Store& store, const void* own, std::size_t bytes, base::Deadline deadline) const;
 
   /// Advances `signal`, which is of the own board, and wakes those who sleep.
   void advance(Signal& signal, std::uint32_t count) const;
-  /// Waits a moment for another's signal: spins and yields, then sleeps till `deadline`. Whether it was reached.
-  bool wait(const Signal& signal, std::uint32_t count, base::Deadline deadline) const;
+  /// Waits for a signal that `member` advances: spins and yields, then sleeps. False at the deadline; one that is over only looks. Throws
+  /// when the process of `member` has ended before it came so far.
+  bool wait(int member, const Signal& signal, std::uint32_t count, base::Deadline deadline) const;
 
  private:
   Boards(std::shared_ptr<const Neighbours> neighbours, std::vector<int> members, int rank);

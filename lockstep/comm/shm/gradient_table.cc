@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <new>
 
-#include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/comm/arena/arena.h"
 #include "lockstep/comm/shm/reduce.h"
 
@@ -42,22 +40,14 @@ GradientTable::GradientTable(const std::vector<at::Tensor>& parts, const Boards&
     const std::size_t piece = kPieceBytes / part.element_size();
     parts_.push_back({part.scalar_type(), count, piece, static_cast<std::uint32_t>((count + piece - 1) / piece)});
   }
-  Arena& arena = Arena::process();
   // Never freed: a neighbour may look at it after this rank has gone on.
-  auto* memory = static_cast<char*>(arena.allocate(parts.size() * (sizeof(Showing) + sizeof(std::uint64_t))));
+  const std::size_t bytes = parts.size() * (sizeof(Showing) + sizeof(std::uint64_t));
+  auto* memory = static_cast<char*>(Arena::process().allocate(bytes));
   for (std::size_t i = 0; i < parts.size(); ++i) {
     new (memory + i * sizeof(Showing)) Showing();
     new (memory + parts.size() * sizeof(Showing) + i * sizeof(std::uint64_t)) std::atomic<std::uint64_t>(0);
   }
-  store.set(std::to_string(boards.rank()), std::to_string(arena.offset_of(memory)), deadline);
-  for (int member = 0; member < boards.size(); ++member) {
-    const auto text = store.get(std::to_string(member), deadline);
-    const auto offset = text ? base::parse_int(*text) : std::nullopt;
-    if (!offset)
-      throw base::CommError(base::Cause::kJoinTimeout, "connect", boards.rank(), member,
-                            "member " + std::to_string(member) + " did not come to a new exchange of gradients in time");
-    tables_.push_back(reinterpret_cast<Showing*>(boards.arena_of(member) + *offset));
-  }
+  for (void* table : boards.swap(store, memory, bytes, deadline)) tables_.push_back(static_cast<Showing*>(table));
   claims_ = reinterpret_cast<std::atomic<std::uint64_t>*>(tables_[0] + parts.size());
 }
 

@@ -1,16 +1,8 @@
 #include "lockstep/comm/shm/meeting.h"
 
-#include <stdexcept>
-#include <string>
-
 namespace lockstep::comm {
-namespace {
 
 using base::Deadline;
-
-constexpr auto kSlice = std::chrono::milliseconds(20);  // of sleep, before a look whether the others live
-
-}  // namespace
 
 bool Meeting::advance(Deadline deadline) {
   if (phase_ == Phase::kShow) {
@@ -34,17 +26,8 @@ bool Meeting::advance(Deadline deadline) {
 }
 
 bool Meeting::all_reached(Signal Board::* signal, Deadline deadline) {
-  for (; next_ < boards_.size(); ++next_) {
-    if (next_ == boards_.rank()) continue;
-    const Signal& theirs = boards_.of(next_).*signal;
-    while (!reached(theirs, number_)) {
-      if (deadline.expired()) return false;
-      if (boards_.wait(theirs, number_, earlier(deadline, Deadline::in(kSlice)))) break;
-      // It may have ended after it did its part: then this is the last look that is needed.
-      if (!boards_.alive(next_) && !reached(theirs, number_))
-        throw std::runtime_error("the process of its member " + std::to_string(next_) + " has ended");
-    }
-  }
+  for (; next_ < boards_.size(); ++next_)
+    if (next_ != boards_.rank() && !boards_.wait(next_, boards_.of(next_).*signal, number_, deadline)) return false;
   return true;
 }
 

@@ -30,6 +30,9 @@ class Meeting {
   /// Nobody reads what another rank could change after work(): then there is no need to wait for each other again.
   virtual bool ends_with_work() const = 0;
 
+  /// Others may be at this rank's data: it has been shown, and not all have done their work.
+  bool exposed() const { return phase_ == Phase::kMeet || phase_ == Phase::kPart; }
+
   const Boards& boards_;
   const std::uint32_t number_;
 

@@ -21,9 +21,8 @@ using base::Deadline;
 
 std::string door_key(int rank) { return "shm/door/" + std::to_string(rank); }
 
-/// The memory's size and the rank that it belongs to, in one number: sizes are whole pages.
-std::uint64_t label_of(std::size_t size, int rank) { return static_cast<std::uint64_t>(size) | static_cast<std::uint64_t>(rank); }
-constexpr std::uint64_t kRankMask = 4095;
+/// The memory's size and its owner's place on the host, in one number: sizes are whole pages.
+constexpr std::uint64_t kPlaceMask = 4095;
 
 std::string path_of(job::Store& store, int rank, int here, Deadline deadline) {
   const auto path = store.get(door_key(rank), deadline);
@@ -58,12 +57,31 @@ std::shared_ptr<Neighbours> Neighbours::meet(job::Store& store, const std::vecto
 
 void Neighbours::exchange(int peer, base::Fd door, Deadline deadline) {
   const base::SharedMemory& mine = Arena::process().memory();
-  base::send_parcel(door.get(), label_of(mine.size(), rank_), mine.fd().get());
+  const auto place = std::find(ranks_.begin(), ranks_.end(), rank_) - ranks_.begin();
+  LOCKSTEP_CHECK(place <= static_cast<std::ptrdiff_t>(kPlaceMask));
+  base::send_parcel(door.get(), mine.size() | static_cast<std::uint64_t>(place), mine.fd().get());
   base::Parcel theirs = base::receive_parcel(door.get(), deadline);
-  const int number = static_cast<int>(theirs.label & kRankMask);
-  if ((peer >= 0 && number != peer) || others_.contains(number) || std::find(ranks_.begin(), ranks_.end(), number) == ranks_.end())
-    throw base::SystemError("a process that calls itself rank " + std::to_string(number) + " came instead of another", EPROTO);
-  others_[number] = {std::move(door), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kRankMask)};
+  const std::size_t their_place = theirs.label & kPlaceMask;
+  const int number = their_place < ranks_.size() ? ranks_[their_place] : -1;
+  if (number < 0 || number == rank_ || (peer >= 0 && number != peer) || others_.contains(number))
+    throw base::SystemError("a process that calls itself number " + std::to_string(their_place) + " came instead of another", EPROTO);
+  others_[number] = {std::move(door), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kPlaceMask)};
+}
+
+std::vector<void*> Neighbours::swap(job::Store& store, const std::vector<int>& members, const void* own, std::size_t bytes,
+                                    Deadline deadline) const {
+  Arena& arena = Arena::process();
+  store.set(std::to_string(rank_), std::to_string(arena.offset_of(own)), deadline);
+  std::vector<void*> blocks;
+  for (const int member : members) {
+    const auto text = store.get(std::to_string(member), deadline);
+    if (!text)
+      throw base::CommError(base::Cause::kJoinTimeout, "connect", rank_, member,
+                            "rank " + std::to_string(member) + " did not come to a new group in time");
+    const auto end = static_cast<std::int64_t>((member == rank_ ? arena.memory() : others_.at(member).arena).size() - bytes);
+    blocks.push_back(arena_of(member) + base::parse_int_in("the place of shared memory", *text, 0, end));
+  }
+  return blocks;
 }
 
 char* Neighbours::arena_of(int rank) const {

@@ -22,6 +22,10 @@ class Neighbours {
   int rank() const { return rank_; }
   /// Where the arena of `rank` begins in this process's addresses; this rank's own is Arena::process().
   char* arena_of(int rank) const;
+  /// Each of `members` gives a block of its own arena, of `bytes`; returned in their order, as this process sees them. `store` is for
+  /// this call alone. Throws CommError when one does not come.
+  std::vector<void*> swap(job::Store& store, const std::vector<int>& members, const void* own, std::size_t bytes,
+                          base::Deadline deadline) const;
   /// False once the process of `rank` has ended. A system call.
   bool alive(int rank) const;
   /// More ranks than cores that they may run on: then a wait must not spin.
@@ -29,7 +33,7 @@ class Neighbours {
 
  private:
   struct Neighbour {
-    base::Fd door;  // its end closes with the process
+    base::Fd door;  // the other end closes with the process, and with children that it forked without exec
     base::SharedMemory arena;
   };
   Neighbours(std::vector<int> ranks, int rank);

@@ -6,15 +6,13 @@
 #include <cstring>
 
 #include "lockstep/comm/arena/arena.h"
+#include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kChunkBytes = 512 << 10;  // claimed at once; 64 KiB to 4 MiB differ by 7 %
-
-bool is_reduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduce; }
-
 
 }  // namespace
 
@@ -27,41 +25,34 @@ Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t n
         return !part.defined() || part.nbytes() * factor <= kSlotBytes;
       }()) {}
 
-Operation::~Operation() { Arena::process().free(staged_); }
-
-/// Whether another rank reads what `member` shows.
-bool Operation::reads(int member) const {
-  const bool from_root = op_.kind == Kind::kBroadcast || op_.kind == Kind::kScatter;
-  return op_.input.defined() && (!from_root || member == op_.root);
+Operation::~Operation() {
+  if (!exposed() || small_)
+    Arena::process().free(staged_);
+  else if (!staged_ && op_.input.defined())
+    keep_for_ever(op_.input);  // it was given up while others may still write there
 }
 
 void Operation::show() {
   Board& own = boards_.own();
   const std::size_t parity = number_ % 2;
   if (boards_.rank() == 0) own.claims[parity].store(0, std::memory_order_relaxed);
-  if (reads(boards_.rank())) {
-    const void* data = op_.input.const_data_ptr();
-    if (small_) {
-      copy(own.slot[parity], data, op_.input.nbytes());
-    } else {
-      Arena& arena = Arena::process();
-      if (!arena.contains(data)) {
-        staged_ = arena.allocate(op_.input.nbytes());
-        std::memcpy(staged_, data, op_.input.nbytes());
-        data = staged_;
-      }
-      own.placement[parity].input = own.placement[parity].output = arena.offset_of(data);
-    }
+  const bool from_root = op_.kind == Kind::kBroadcast || op_.kind == Kind::kScatter;
+  if (!op_.input.defined() || (from_root && op_.root != boards_.rank())) return;
+  const void* data = op_.input.const_data_ptr();
+  if (small_) return copy(own.slot[parity], data, op_.input.nbytes());
+  Arena& arena = Arena::process();
+  if (!arena.contains(data)) {
+    staged_ = arena.allocate(op_.input.nbytes());
+    std::memcpy(staged_, data, op_.input.nbytes());
+    data = staged_;
   }
+  own.offset[parity] = arena.offset_of(data);
 }
 
-const char* Operation::input_of(int member) const {
-  const Board& board = boards_.of(member);
-  return small_ ? board.slot[number_ % 2] : boards_.arena_of(member) + board.placement[number_ % 2].input;
-}
-
-char* Operation::output_of(int member) const {
-  return boards_.arena_of(member) + boards_.of(member).placement[number_ % 2].output;
+/// What `member` has shown; a large one may be written to.
+char* Operation::data_of(int member) const {
+  Board& board = boards_.of(member);
+  return small_ ? board.slot[number_ % 2] : boards_.arena_of(member) + board.offset[number_ % 2];
 }
 
 void Operation::copy(void* to, const void* from, std::size_t bytes) const {
@@ -84,19 +75,19 @@ void Operation::work() {
       return reduce_into(count * static_cast<std::size_t>(rank), count, false);
     }
     case Kind::kBroadcast:
-      if (!at_root) copy(output, input_of(op_.root), op_.input.nbytes());
+      if (!at_root) copy(output, data_of(op_.root), op_.input.nbytes());
       return;
     case Kind::kScatter:
-      return copy(output, input_of(op_.root) + op_.output.nbytes() * static_cast<std::size_t>(rank), op_.output.nbytes());
+      return copy(output, data_of(op_.root) + op_.output.nbytes() * static_cast<std::size_t>(rank), op_.output.nbytes());
     case Kind::kGather:
       if (!at_root) return;
       [[fallthrough]];
     case Kind::kAllGather:
-      for (std::size_t m = 0; m < all; ++m) copy(output + m * op_.input.nbytes(), input_of(static_cast<int>(m)), op_.input.nbytes());
+      for (std::size_t m = 0; m < all; ++m) copy(output + m * op_.input.nbytes(), data_of(static_cast<int>(m)), op_.input.nbytes());
       return;
     case Kind::kAllToAll: {
       const std::size_t part = op_.input.nbytes() / all;
-      for (std::size_t m = 0; m < all; ++m) copy(output + m * part, input_of(static_cast<int>(m)) + static_cast<std::size_t>(rank) * part, part);
+      for (std::size_t m = 0; m < all; ++m) copy(output + m * part, data_of(static_cast<int>(m)) + static_cast<std::size_t>(rank) * part, part);
       return;
     }
     case Kind::kBarrier:
@@ -123,8 +114,9 @@ void Operation::reduce_into(std::size_t first, std::size_t count, bool everywher
   c10::SmallVector<const void*, 16> inputs;
   c10::SmallVector<void*, 16> outputs;
   for (int member = 0; member < boards_.size(); ++member) {
-    inputs.push_back(input_of(member) + offset);
-    if (everywhere && (op_.kind == Kind::kAllReduce || member == op_.root)) outputs.push_back(output_of(member) + offset);
+    char* data = data_of(member) + offset;
+    inputs.push_back(data);
+    if (everywhere && (op_.kind == Kind::kAllReduce || member == op_.root)) outputs.push_back(data);
   }
   if (!everywhere) outputs.push_back(op_.output.mutable_data_ptr());
   reduce({.dtype = op_.input.scalar_type(), .op = op_.op, .inputs = inputs.data(), .num_inputs = inputs.size(),
@@ -134,7 +126,7 @@ void Operation::reduce_into(std::size_t first, std::size_t count, bool everywher
 
 void Operation::finish() {
   if (!staged_) return;
-  if (is_reduction(op_.kind) && (op_.kind == Kind::kAllReduce || op_.root == boards_.rank()))
+  if (op_.kind == Kind::kAllReduce || (op_.kind == Kind::kReduce && op_.root == boards_.rank()))
     std::memcpy(op_.output.mutable_data_ptr(), staged_, op_.output.nbytes());
   Arena::process().free(std::exchange(staged_, nullptr));
 }

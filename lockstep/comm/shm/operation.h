@@ -23,9 +23,7 @@ class Operation final : public Meeting {
   void reduce_claimed();
   void reduce_into(std::size_t first, std::size_t count, bool everywhere);
   void copy(void* to, const void* from, std::size_t bytes) const;
-  const char* input_of(int member) const;
-  char* output_of(int member) const;
-  bool reads(int member) const;
+  char* data_of(int member) const;
 
   const Collective op_;
   const bool small_;

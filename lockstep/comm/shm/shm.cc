@@ -24,7 +24,7 @@ const Capabilities kCapabilities{
     .devices = {at::kCPU},
 };
 
-constexpr auto kSlice = std::chrono::milliseconds(20);  // of sleep, before a look at abort() and at the other's process
+constexpr auto kSlice = std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live
 
 /// Work that is done in order, by whoever waits for any of it.
 class Queue {
@@ -146,21 +146,11 @@ class ShmTransport final : public Transport {
     Queue receives;
   };
 
-  /// False at the deadline; throws when the process of `peer` has ended before.
-  bool wait_for(int peer, const Signal& signal, std::uint32_t count, Deadline deadline) {
-    if (reached(signal, count)) return true;
-    if (deadline.expired()) return false;
-    if (boards_->wait(signal, count, deadline)) return true;
-    if (!boards_->alive(peer) && !reached(signal, count))
-      throw std::runtime_error("the process of its member " + std::to_string(peer) + " has ended");
-    return false;
-  }
-
   PendingPtr send(const Collective& op) {
     Pair& pair = *pairs_[static_cast<std::size_t>(op.root)];
     return pair.sends.add([this, &pair, tensor = op.input, peer = op.root, posted = false](Deadline deadline) mutable {
       if (!std::exchange(posted, true)) pair.outbox.post(tensor);
-      if (!wait_for(peer, pair.outbox.taken(), pair.outbox.number(), deadline)) return false;
+      if (!boards_->wait(peer, pair.outbox.taken(), pair.outbox.number(), deadline)) return false;
       pair.outbox.release();
       return true;
     });
@@ -169,7 +159,7 @@ class ShmTransport final : public Transport {
   PendingPtr receive(const Collective& op) {
     Pair& pair = *pairs_[static_cast<std::size_t>(op.root)];
     return pair.receives.add([this, &pair, tensor = op.output, peer = op.root](Deadline deadline) {
-      if (!wait_for(peer, pair.inbox.sent(), pair.inbox.next(), deadline)) return false;
+      if (!boards_->wait(peer, pair.inbox.sent(), pair.inbox.next(), deadline)) return false;
       if (!pair.inbox.take(tensor))
         throw std::runtime_error("a message of another size than " + std::to_string(tensor.nbytes()) + " bytes came");
       return true;
