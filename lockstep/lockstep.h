@@ -10,6 +10,8 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/launch.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
 
 namespace lockstep {
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
 #include "lockstep/comm/arena/quarantine.h"
 
 namespace lockstep::comm {
@@ -38,7 +39,8 @@ void DirectExchange::begin(const StepIdentity& step, std::vector<Collective> alo
   shown_.clear();
   order_.clear();
   stats_.started_early = 0;
-  reducer_->open();
+  reducer_->open(step.use == Use::kMeans);
+  averaged_ = step.averaged;
   open_ = true;
 }
 
@@ -83,6 +85,35 @@ Attendance DirectExchange::finish(Sink& sink) {
   open_ = false;
   states_.assign(parts_.size(), {});
   return attendance_;
+}
+
+Attendance DirectExchange::finish_pieces(PieceSink& sink) {
+  deadline_ = base::Deadline::in(timeout_);
+  check_header();
+  if (attendance_.active > 0) {
+    start_along();
+    if (use_ == Use::kMeans)  // this rank keeps company, and has no say
+      reduce_all();
+    else
+      give_all(sink);
+    wait_along();
+    ++stats_.exchanges;
+  }
+  open_ = false;
+  states_.assign(parts_.size(), {});
+  return attendance_;
+}
+
+void DirectExchange::give_all(PieceSink& sink) {
+  ++stats_.operations;
+  wait(*reducer_->finish_with(company_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (reducer_->sparse(i))
+      throw base::UsageError("the gradient of " + parts_[i].name + " is sparse; a fused optimizer takes dense ones",
+                             "make the embedding with sparse(false), or use an optimizer of torch::optim");
+  if (company_ && use_ != Use::kUpdate) return;
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (reducer_->dense(i)) sink.taken(i);
 }
 
 void DirectExchange::reduce_all() {

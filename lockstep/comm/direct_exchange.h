@@ -15,7 +15,7 @@ namespace lockstep::comm {
 /// ready() shows the others where a gradient lies, and reduces this rank's share of what all have shown; finish() the rest. Which parts
 /// a rank has travels with what it shows, so that unused ones cost nothing. No gradient is copied but one that the others cannot reach or
 /// whose strides are not the parameter's: it is written into memory of the exchange, and is counted in passes_in.
-class DirectExchange final : public HeadedExchange {
+class DirectExchange final : public HeadedExchange, public PieceExchange {
  public:
   DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
                  std::unique_ptr<InPlaceReducer> reducer);
@@ -27,6 +27,10 @@ class DirectExchange final : public HeadedExchange {
   Attendance finish(Sink& sink) override;
   ExchangeStats stats() const override;
 
+  PieceExchange* pieces() override { return this; }
+  Attendance finish_pieces(PieceSink& sink) override;
+  CommonMemory make_common(std::size_t bytes) override { return reducer_->make_common(bytes); }
+
  private:
   struct State {
     bool ready = false;
@@ -35,6 +39,7 @@ class DirectExchange final : public HeadedExchange {
   };
   bool lies_well(std::size_t index, const at::Tensor& gradient) const;
   void reduce_all();
+  void give_all(PieceSink& sink);
   void read_missing();
   void deliver(Sink& sink);
 
@@ -43,6 +48,7 @@ class DirectExchange final : public HeadedExchange {
   std::vector<State> states_;
   std::unordered_set<const void*> shown_;           // in this exchange: two parameters may have one gradient
   bool open_ = false;
+  bool averaged_ = false;                           // what is shown in this exchange, already
   std::vector<std::size_t> order_;                  // of the last exchange
 };
 

@@ -32,6 +32,12 @@ const Field kFields[] = {
      false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
      [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); }, false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.use}; },
+     [](std::int64_t v) { return std::string(v == 0 ? "averages gradients" : v == 1 ? "takes the norm of gradients" : "updates parameters"); }, false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.averaged}; },
+     [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has gradients of its own"); }, false},
+    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.options); },
+     [](std::int64_t v) { return "has an optimizer whose options or steps have the fingerprint " + std::to_string(v); }, false},
 };
 
 }  // namespace
@@ -47,6 +53,9 @@ ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIden
   header.accumulating = step.accumulating;
   header.joined = step.joined;
   header.divide_by_active = step.divide_by_active;
+  header.use = static_cast<std::uint8_t>(step.use);
+  header.averaged = step.averaged;
+  header.options = step.options;
   return header;
 }
 

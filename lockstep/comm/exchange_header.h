@@ -17,12 +17,15 @@ struct ExchangeHeader {
   std::int64_t steps;
   std::int64_t batches;
   std::int64_t lost_backwards;
+  std::uint64_t options;
   std::uint8_t accumulating;
   std::uint8_t joined;
   std::uint8_t divide_by_active;
-  std::uint8_t padding[5];
+  std::uint8_t use;
+  std::uint8_t averaged;
+  std::uint8_t padding[3];
 };
-static_assert(sizeof(ExchangeHeader) == 48);
+static_assert(sizeof(ExchangeHeader) == 56);
 
 ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step);
 

@@ -217,6 +217,7 @@ const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
 void Group::step() { impl_->world->steps.fetch_add(1, std::memory_order_relaxed); }
 std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
+void Group::catch_up(std::int64_t steps) { impl_->world->steps.store(steps, std::memory_order_relaxed); }
 void Group::count_batch() { impl_->world->batches.fetch_add(1, std::memory_order_relaxed); }
 
 StepIdentity Group::step_identity() const {

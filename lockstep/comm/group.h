@@ -114,6 +114,8 @@ class Group {
   /// model's backward. Waits for nobody.
   void step();
   std::int64_t steps() const;
+  /// For ddp: this rank has kept others company, who have ended so many steps.
+  void catch_up(std::int64_t steps);
 
   /// For loaders that hand all ranks equally many batches: one was drawn. Ranks whose counts differ when gradients are
   /// exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.

@@ -70,8 +70,10 @@ void HeadedExchange::check_header() {
     if (headers[r].joined) continue;
     ++attendance_.active;
     attendance_.first = static_cast<int>(r);
+    use_ = static_cast<Use>(headers[r].use);
   }
-  rescale_ = by_active && attendance_.active > 0 ? static_cast<double>(channel_->size()) / attendance_.active : 1;
+  divisor_ = by_active && attendance_.active > 0 ? attendance_.active : channel_->size();
+  rescale_ = static_cast<double>(channel_->size()) / divisor_;
 }
 
 void HeadedExchange::start_along() {

@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-/// The header, 48 bytes a rank, leaves with the exchange's beginning and is compared at its end, before anything is delivered.
+/// The header, 56 bytes a rank, leaves with the exchange's beginning and is compared at its end, before anything is delivered.
 class HeadedExchange : public Exchange {
  public:
   bool all_have_begun() const override { return header_pending_->done(); }
@@ -24,7 +24,7 @@ class HeadedExchange : public Exchange {
 
   /// Numbers the exchange and sends the header. `plan` must be equal on all ranks.
   void open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along);
-  /// Waits for all headers; fills attendance_ and rescale_. Throws DesyncError.
+  /// Waits for all headers; fills attendance_ and what follows it. Throws DesyncError.
   void check_header();
   void start_along();
   void wait_along();
@@ -45,6 +45,8 @@ class HeadedExchange : public Exchange {
   Attendance attendance_;
   bool company_ = false;  // this rank has joined
   double rescale_ = 1;    // what divide_by_active adds to the division by the world size
+  int divisor_ = 1;       // both together: means are over this many ranks
+  Use use_ = Use::kMeans;  // of the ranks that have not joined
   ExchangeStats stats_;
 
  private:

@@ -11,7 +11,7 @@
 namespace lockstep::comm {
 
 /// On the wire, in this order, on all ranks:
-///   header   48 bytes a rank, begun with the exchange;
+///   header   56 bytes a rank, begun with the exchange;
 ///   order    in the first exchange only: in which order gradients were born, from which the buckets are laid out;
 ///   buckets  each as soon as all its parts are there and those before it have begun, without waiting for the header: ranks lay
 ///            out alike in the same exchange whatever step they are in, so that buckets fit, and what a rank of another step

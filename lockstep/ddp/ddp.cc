@@ -59,7 +59,7 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 }  // namespace
 
 DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
-    : group(std::move(the_group)), options_(std::move(options)),
+    : group_(std::move(the_group)), options_(std::move(options)),
       buffers_(without(named_buffers(module), options_.ignore), options_.buffers) {
   check_options(options_, named_parameters(module), named_buffers(module));
   const NamedTensors parameters = without(named_parameters(module), options_.ignore);
@@ -70,10 +70,10 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
-  compare_models(parameters, buffers, text, group);
+  compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
-  broadcast_tensors(all_tensors_, group);
+  broadcast_tensors(all_tensors_, group_);
 
   std::vector<comm::Part> parts;
   for (const auto& [name, tensor] : parameters) {
@@ -83,16 +83,20 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     replicas_.emplace_back(name, tensor.detach());
   }
   const std::string name = parts.front().name + "..";
-  exchange_ = group.make_exchange(name, std::move(parts), options_.bucket_bytes, options_.hook);
+  exchange_ = group_.make_exchange(name, std::move(parts), options_.bucket_bytes, options_.hook);
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
-  all_hashes_ = at::zeros({count * group.size()}, at::kLong);
+  all_hashes_ = at::zeros({count * group_.size()}, at::kLong);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].tensor.requires_grad()) watch(i);
   listen(this);
 }
 
-DistributedDataParallel::Impl::~Impl() {
+DistributedDataParallel::Impl::~Impl() { close(); }
+
+void DistributedDataParallel::Impl::close() {
+  if (closed_) return;
+  closed_ = true;
   unlisten(this);
   for (Watched& parameter : parameters_)
     if (parameter.raw) parameter.raw->del_post_hook(parameter.hook);
@@ -136,12 +140,13 @@ void DistributedDataParallel::Impl::accumulated(std::size_t index) {
   Watched& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
   reached_ = true;
-  if (no_sync_ > 0) {
+  if (no_sync_ > 0 || optimizer_attached()) {
     parameter.dirty = true;
+    averaged_ = false;
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!open_) begin_exchange();
+  if (!open_) begin_exchange(group_.step_identity());
   if (exchange_->is_ready(index))
     throw UsageError("the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
                      "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
@@ -158,7 +163,10 @@ void DistributedDataParallel::Impl::hand_over(std::size_t index, bool fresh) {
 }
 
 void DistributedDataParallel::Impl::backward_ended() {
-  if (open_) {
+  backwards_ += reached_;
+  if (optimizer_attached()) {
+    for (std::size_t i = 0; reached_ && i < parameters_.size(); ++i) witness_.note(i, parameters_[i].tensor.grad());
+  } else if (open_) {
     finish_exchange();
   } else if (!reached_ && quiet == 0) {
     ++lost_backwards_;
@@ -173,9 +181,9 @@ void DistributedDataParallel::Impl::backward_failed(const std::string& why) noex
 
 std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   std::vector<comm::Collective> along;
-  if (group.size() == 1) return along;
+  if (group_.size() == 1) return along;
   along = buffers_.pack();
-  comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges;
+  comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges && !optimizer_attached();  // those have one copy of the parameters
   if (comparing_) {
     const auto hashes = hash_tensors(replicas_);
     std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
@@ -184,10 +192,9 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   return along;
 }
 
-void DistributedDataParallel::Impl::begin_exchange() {
-  comm::StepIdentity step = group.step_identity();
+void DistributedDataParallel::Impl::begin_exchange(comm::StepIdentity step) {
   step.lost_backwards = lost_backwards_;
-  step.accumulating = accumulating_;
+  step.accumulating = accumulating_ && !optimizer_attached();
   exchange_->begin(step, pack_along());
   open_ = true;
 }
@@ -201,14 +208,17 @@ void DistributedDataParallel::Impl::finish_exchange() {
     if (!exchange_->is_ready(i) && parameter.tensor.grad().defined())
       hand_over(i, parameter.dirty);
   }
-  const comm::Attendance attendance = exchange_->finish(*this);
-  if (group.size() > 1) {
-    check_replicas();
-    buffers_.unpack(group.size());
-  }
-  anyone_joined_ |= attendance.active < group.size();
-  last_active_ = attendance.first;
+  close_exchange(exchange_->finish(*this));
   for (Watched& parameter : parameters_) parameter.dirty = false;
+}
+
+void DistributedDataParallel::Impl::close_exchange(const comm::Attendance& attendance) {
+  if (group_.size() > 1) {
+    check_replicas();
+    buffers_.unpack(group_.size());
+  }
+  anyone_joined_ |= attendance.active < group_.size();
+  last_active_ = attendance.first;
   lost_backwards_ = 0;
   accumulating_ = false;
   ++exchanges_;
@@ -220,7 +230,7 @@ void DistributedDataParallel::Impl::check_replicas() {
   int odd = -1;
   const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, odd);
   if (!text.empty())
-    group.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", group.rank(), odd, text,
+    group_.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", group_.rank(), odd, text,
                 "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
                 "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
 }
@@ -256,9 +266,9 @@ bool DistributedDataParallel::Impl::end_company() {
     void take(std::size_t, const at::Tensor&) override {}
   } nowhere;
   const at::NoGradGuard no_grad;
-  const comm::Attendance attendance = exchange_->finish(nowhere);
+  const comm::Attendance attendance = optimizer_attached() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
   if (attendance.active == 0) return false;
-  buffers_.unpack(group.size());
+  buffers_.unpack(group_.size());
   anyone_joined_ = true;
   last_active_ = attendance.first;
   ++exchanges_;
@@ -266,18 +276,25 @@ bool DistributedDataParallel::Impl::end_company() {
 }
 
 void DistributedDataParallel::Impl::end_join() {
-  if (anyone_joined_) broadcast_tensors(all_tensors_, group, last_active_);
-  anyone_joined_ = false;
+  if (!std::exchange(anyone_joined_, false)) return;
+  broadcast_tensors(all_tensors_, group_, last_active_);
+  const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
+  group_.broadcast(steps, last_active_, {.name = "steps"});
+  group_.catch_up(steps.item<std::int64_t>());
 }
 
 void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { exchange_->abandon(why); }
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options)
-    : impl_(std::make_unique<Impl>(module, std::move(group), std::move(options))) {}
-DistributedDataParallel::~DistributedDataParallel() = default;
+    : impl_(std::make_shared<Impl>(module, std::move(group), std::move(options))) {}
+DistributedDataParallel::~DistributedDataParallel() {
+  if (impl_) impl_->close();
+}
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
-comm::Group& DistributedDataParallel::group() { return impl_->group; }
+comm::Group& DistributedDataParallel::group() { return impl_->group(); }
 comm::ExchangeStats DistributedDataParallel::stats() const { return impl_->stats(); }
+
+DistributedDataParallel::operator std::shared_ptr<GradientSource>() const { return impl_; }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.impl_->enter_no_sync(); }
 DistributedDataParallel::NoSync::~NoSync() { ddp_.impl_->leave_no_sync(); }

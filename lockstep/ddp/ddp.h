@@ -18,6 +18,8 @@ class Module;
 
 namespace lockstep::ddp {
 
+class GradientSource;
+
 /// What happens to a model's buffers (BatchNorm's running statistics) in every exchange.
 enum class Buffers {
   kFirstRank,  ///< all get rank 0's (the first that has not joined)
@@ -77,10 +79,13 @@ class DistributedDataParallel {
   comm::Group& group();
   comm::ExchangeStats stats() const;
 
+  /// For lockstep::optim: its optimizers are made from a DistributedDataParallel.
+  operator std::shared_ptr<GradientSource>() const;  // NOLINT(google-explicit-constructor)
+
  private:
   friend void join(const std::vector<DistributedDataParallel*>&, const std::function<void()>&, const struct JoinOptions&);
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // an optimizer may hold it too
 };
 
 struct JoinOptions {

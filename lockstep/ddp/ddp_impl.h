@@ -11,14 +11,18 @@
 #include "lockstep/ddp/backward_watch.h"
 #include "lockstep/ddp/buffer_sync.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/gradient_source.h"
+#include "lockstep/ddp/gradient_witness.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {
 
-class DistributedDataParallel::Impl final : public BackwardListener, private comm::Sink {
+class DistributedDataParallel::Impl final : public BackwardListener, public GradientSource, private comm::Sink {
  public:
   Impl(torch::nn::Module& module, comm::Group group, DdpOptions options);
   ~Impl() override;
+  /// Lets go of the module.
+  void close();
 
   void backward_begun() override;
   void backward_nested() override;
@@ -39,7 +43,16 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   void end_join();
   void abandon(const std::string& why) noexcept;
 
-  comm::Group group;
+  // GradientSource
+  std::vector<Parameter> parameters() const override;
+  comm::Group& group() override { return group_; }
+  bool attach(comm::PieceSink& updated) override;
+  std::uint64_t backwards() const override { return backwards_; }
+  void detach() noexcept override;
+  comm::CommonMemory make_common(std::size_t bytes) override;
+  void average() override;
+  void give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) override;
+
   comm::ExchangeStats stats() const { return exchange_->stats(); }
 
  private:
@@ -54,19 +67,29 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   };
 
   void watch(std::size_t index);
-  void begin_exchange();
+  void begin_exchange(comm::StepIdentity step);
   void finish_exchange();
+  void close_exchange(const comm::Attendance& attendance);
+  void require_open() const;
+  void require_unchanged() const;
+  bool optimizer_attached() const { return updated_ != nullptr; }
   void hand_over(std::size_t index, bool fresh);
   void take(std::size_t index, const at::Tensor& mean) override;
   std::vector<comm::Collective> pack_along();
   void check_replicas();
 
+  comm::Group group_;
   const DdpOptions options_;
   std::vector<Watched> parameters_;
   NamedTensors all_tensors_;  // parameters and buffers, for the last word of join()
   BufferSync buffers_;
   std::unique_ptr<comm::Exchange> exchange_;
 
+  bool closed_ = false;          // the module may be gone
+  comm::PieceSink* updated_ = nullptr;  // of the optimizer; null: backward() averages
+  bool averaged_ = false;        // with an optimizer: gradients are means
+  std::uint64_t backwards_ = 0;  // that reached a parameter
+  GradientWitness witness_;
   bool open_ = false;            // this backward has begun an exchange
   bool deferred_ = false;        // nothing is given to the exchange before the end of this backward
   bool reentrant_ = false;       // the model has been seen to run backward inside backward

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/comm/seam/collective.h"
+#include "lockstep/comm/seam/in_place.h"
 
 namespace lockstep::comm {
 
@@ -26,6 +27,13 @@ struct Part {
   at::Tensor like;  ///< a tensor of the gradient's shape, strides, dtype and device (the parameter itself)
 };
 
+/// What an exchange is for.
+enum class Use : std::uint8_t {
+  kMeans,   ///< gradients become their means
+  kNorm,    ///< their pieces are looked at
+  kUpdate,  ///< parameters are updated from their pieces
+};
+
 /// Which step this is, as far as each rank can tell by itself. It travels in the exchange's header; ranks that differ in it
 /// are not in the same step, and the exchange fails with a DesyncError that prints both values.
 struct StepIdentity {
@@ -35,6 +43,9 @@ struct StepIdentity {
   bool accumulating = false;        ///< gradients were there before this backward, and no no_sync() explains them
   bool joined = false;              ///< this rank has no more batches and only keeps the others company
   bool divide_by_active = false;    ///< with joined: means are over the ranks that have not joined
+  Use use = Use::kMeans;
+  bool averaged = false;            ///< not with kMeans: they are means already, the same on all ranks, and pieces have the first rank's
+  std::uint64_t options = 0;        ///< a fingerprint of what is done with pieces
 };
 
 /// Who took part in an exchange.
@@ -55,6 +66,18 @@ struct ExchangeStats {
   std::int64_t plans = 0;          ///< times that the buckets were laid out
   std::vector<std::int64_t> bucket_bytes;  ///< of the plan in force
   std::vector<std::string> order;          ///< names of the parts in buckets (in place: of this rank's last exchange) as they travel
+};
+
+/// What an exchange can do besides where gradients are reduced in place: give them to a sink in the pass that would reduce them. They
+/// stay what they are on each rank.
+class PieceExchange {
+ public:
+  virtual ~PieceExchange() = default;
+  /// Instead of Exchange::finish(), when begin() was told another use than kMeans. A rank that keeps company gets no pieces, and taken() only
+  /// of an update. Throws as finish() does, and UsageError, on all ranks, when some rank has a sparse gradient: no sink got anything then.
+  virtual Attendance finish_pieces(PieceSink& sink) = 0;
+  /// Memory that all ranks of the exchange see. All call it, between exchanges. Throws CommError.
+  virtual CommonMemory make_common(std::size_t bytes) = 0;
 };
 
 /// Reduces a list of gradients to their means. All ranks make the same exchanges in the same order; within one, each calls
@@ -89,6 +112,9 @@ class Exchange {
   virtual void abandon(const std::string& why) noexcept = 0;
 
   virtual ExchangeStats stats() const = 0;
+
+  /// Null where gradients are not reduced in place.
+  virtual PieceExchange* pieces() { return nullptr; }
 };
 
 }  // namespace lockstep::comm

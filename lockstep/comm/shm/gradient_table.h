@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,27 +21,33 @@ struct Showing {
 };
 
 /// Piece by piece, `kPieceBytes` each, parts are claimed by whoever comes: during backward at most this rank's share of a part, or the rank
-/// that is later would do all the work; at the end whatever is left. Which rank adds does not change the sum.
+/// that is later would do all the work; at the end whatever is left. Which rank adds does not change the sum. Where pieces go to sinks, small
+/// parts are claimed several at a time.
 class GradientTable final : public InPlaceReducer {
  public:
   static constexpr std::size_t kPieceBytes = 512 << 10;
+  static_assert(kPieceBytes / sizeof(double) % Piece::kAlignment == 0);
   using Meet = std::function<PendingPtr(const std::function<std::shared_ptr<Meeting>(std::uint32_t number)>&)>;
 
   /// `meet` puts a meeting among the transport's operations. Waits for the others' tables. Throws CommError.
-  GradientTable(const std::vector<at::Tensor>& parts, const Boards& boards, job::Store& store, base::Deadline deadline, Meet meet);
+  GradientTable(const std::vector<at::Tensor>& parts, const Boards& boards, std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout,
+                Meet meet);
 
   bool reaches(const void* address) const override;
   at::Tensor make_reachable(const at::Tensor& part, at::IntArrayRef strides) override;
-  void open() override;
+  void open(bool early) override;
   void show(std::size_t index, void* data, bool fresh) override;
   PendingPtr finish() override;
+  PendingPtr finish_with(PieceSink* sink, int divisor, bool first_only) override;
   bool dense(std::size_t index) const override { return states_[index].dense; }
   bool sparse(std::size_t index) const override { return states_[index].sparse; }
   const void* mean(std::size_t index) const override;
   bool anybody_reads() const override { return anybody_reads_; }
+  CommonMemory make_common(std::size_t bytes) override;
 
  private:
   class End;
+  class Giving;
   struct Part {
     at::ScalarType dtype;
     std::size_t num_elements;
@@ -53,20 +60,37 @@ class GradientTable final : public InPlaceReducer {
     bool dense = false;
     bool sparse = false;
   };
+  /// What is claimed at once when pieces go to sinks: parts [first, last) whole, or elements of one.
+  struct Lot {
+    std::size_t first;
+    std::size_t last;
+    std::size_t begin;
+    std::size_t end;
+  };
+  void make_lots();
+  void look();
+  void give_lots(PieceSink& sink, int divisor, bool first_only);
+  void give(PieceSink& sink, const Piece& piece, bool first_only);
+  bool has_shown(int member, std::size_t index) const;
   const Showing& showing(int member, std::size_t index) const { return tables_[static_cast<std::size_t>(member)][index]; }
   bool shown_by_all(std::size_t index) const;
   std::uint32_t share_of(std::size_t index) const;
-  bool claim(std::size_t index, std::uint32_t& piece);
+  bool claim(std::size_t word, std::uint32_t limit, std::uint32_t& number);
   void reduce_pieces(std::size_t index, std::uint32_t at_most);
   void help();
   void reduce_rest();
 
   std::vector<Part> parts_;
+  std::vector<Lot> lots_;
   const Boards& boards_;
+  const std::shared_ptr<job::Store> store_;
+  const std::chrono::milliseconds timeout_;
   const Meet meet_;
   std::vector<Showing*> tables_;                     // of each member
-  std::atomic<std::uint64_t>* claims_ = nullptr;     // by part, in the first member's table: round and next piece
+  std::atomic<std::uint64_t>* claims_ = nullptr;     // by part, then one for lots, in the first member's table: round and next piece
   std::uint32_t round_ = 0;
+  bool early_ = true;
+  int num_common_ = 0;
   std::vector<State> states_;
   std::vector<std::size_t> waiting_;                 // parts shown by this rank of which its share is not done
   bool anybody_reads_ = false;

@@ -1,6 +1,8 @@
 // The loops of reduce(), compiled once for each instruction set: the includer gives LOCKSTEP_ISA, a namespace.
-// No include here: what the standard library's headers define inline must not be compiled for vectors that a machine may lack.
+// No include of other headers here: see elements.h.
 #pragma once
+
+#include "lockstep/comm/seam/elements.h"
 
 namespace lockstep::comm::LOCKSTEP_ISA {
 namespace {
@@ -22,34 +24,6 @@ struct Min {
 struct Max {
   template <typename T>
   static T apply(T a, T b) { return a < b ? b : a; }
-};
-
-/// Elements that are added as they are.
-template <typename T>
-struct Plain {
-  using Stored = T;
-  using Value = T;
-  static Value load(Stored x) { return x; }
-  static Stored store(Value x) { return x; }
-};
-
-struct Bfloat16 {
-  using Stored = std::uint16_t;
-  using Value = float;
-  static Value load(Stored x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16); }
-  static Stored store(Value x) {
-    // To the nearest, ties to even; a NaN stays one.
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    const std::uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
-    return static_cast<Stored>((bits & 0x7fffffffU) > 0x7f800000U ? 0x7fc0U : rounded);
-  }
-};
-
-struct Half {
-  using Stored = _Float16;
-  using Value = float;
-  static Value load(Stored x) { return static_cast<float>(x); }
-  static Stored store(Value x) { return static_cast<Stored>(x); }
 };
 
 template <typename Element, typename Op>

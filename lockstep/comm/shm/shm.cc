@@ -116,8 +116,8 @@ class ShmTransport final : public Transport {
   }
 
   std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
-    job::PrefixStore store("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_unique<GradientTable>(parts, *boards_, store, Deadline::in(timeout_), [this](const auto& make) { return meet(make); });
+    auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
+    return std::make_unique<GradientTable>(parts, *boards_, std::move(store), timeout_, [this](const auto& make) { return meet(make); });
   }
 
   void abort(std::exception_ptr cause) noexcept override {

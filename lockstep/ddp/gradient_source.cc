@@ -1,0 +1,81 @@
+// What an optimizer asks of a DistributedDataParallel.
+#include "lockstep/ddp/gradient_source.h"
+
+#include "lockstep/base/error.h"
+#include "lockstep/ddp/ddp_impl.h"
+
+namespace lockstep::ddp {
+
+using base::UsageError;
+
+std::vector<GradientSource::Parameter> DistributedDataParallel::Impl::parameters() const {
+  std::vector<Parameter> all;
+  for (const Watched& parameter : parameters_) all.push_back({parameter.name, parameter.tensor});
+  return all;
+}
+
+void DistributedDataParallel::Impl::require_open() const {
+  if (closed_)
+    throw UsageError("the DistributedDataParallel that this optimizer was made from is gone", "it must live as long as the optimizer is used");
+}
+
+bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
+  require_open();
+  if (optimizer_attached())
+    throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
+                     "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
+  if (!exchange_->pieces()) return false;
+  updated_ = &updated;
+  return true;
+}
+
+void DistributedDataParallel::Impl::detach() noexcept {
+  updated_ = nullptr;
+  averaged_ = false;
+  witness_.forget();
+}
+
+comm::CommonMemory DistributedDataParallel::Impl::make_common(std::size_t bytes) {
+  require_open();
+  return exchange_->pieces()->make_common(bytes);
+}
+
+void DistributedDataParallel::Impl::require_unchanged() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (!witness_.unchanged(i, parameters_[i].tensor.grad()))
+      throw UsageError("the gradient of " + parameters_[i].name + " was changed between backward() and step(), while it was this rank's own",
+                       "call the optimizer's average_gradients() before changing gradients, or clip_grad_norm() instead of torch's");
+}
+
+void DistributedDataParallel::Impl::average() {
+  require_open();
+  if (!optimizer_attached() || averaged_) return;
+  require_unchanged();
+  const at::NoGradGuard no_grad;
+  begin_exchange(group_.step_identity());
+  finish_exchange();
+  witness_.forget();
+  averaged_ = true;
+}
+
+void DistributedDataParallel::Impl::give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) {
+  require_open();
+  if (!averaged_) require_unchanged();
+  const at::NoGradGuard no_grad;
+  comm::StepIdentity step = group_.step_identity();
+  step.use = use;
+  step.averaged = averaged_;
+  step.options = options;
+  begin_exchange(step);
+  open_ = false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i].tensor.grad().defined()) continue;
+    const at::Tensor before = parameters_[i].tensor.grad();
+    hand_over(i, true);
+    if (!before.is_same(parameters_[i].tensor.grad())) witness_.note(i, parameters_[i].tensor.grad());  // it has moved
+  }
+  close_exchange(exchange_->pieces()->finish_pieces(sink));
+  if (use == comm::Use::kUpdate) witness_.forget();
+}
+
+}  // namespace lockstep::ddp

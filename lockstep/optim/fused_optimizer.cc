@@ -1,0 +1,36 @@
+#include "lockstep/optim/fused_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "lockstep/optim/fused_update.h"
+
+namespace lockstep::optim {
+
+FusedOptimizer::FusedOptimizer() = default;
+FusedOptimizer::~FusedOptimizer() = default;
+
+void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule) {
+  rule_ = std::move(rule);
+  update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_);
+}
+
+at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  update_->step();
+  return loss;
+}
+
+void FusedOptimizer::average_gradients() { update_->average_gradients(); }
+double FusedOptimizer::clip_grad_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
+void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
+bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
+void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
+
+std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict() const { return update_->state_dict(); }
+void FusedOptimizer::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) { update_->load_state_dict(state); }
+
+}  // namespace lockstep::optim

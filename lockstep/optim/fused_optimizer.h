@@ -1,0 +1,72 @@
+// What all optimizers of lockstep::optim can do besides torch's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::ddp {
+class GradientSource;
+}
+
+namespace lockstep::optim {
+
+class FusedUpdate;
+class Rule;
+
+/// An optimizer made from a DistributedDataParallel that updates parameters in the pass that reads all ranks' gradients. All ranks make it
+/// alike, and call step() and what is here alike; each waits for the others.
+///
+/// Where the ranks share a host (the transport is shm), parameters and state are there once for all of them, from construction to
+/// destruction; each rank updates what it has time for. That changes what a program may do between backward() and step(), and between steps:
+///  - after backward(), gradients are this rank's own, their mean is never stored. Whoever wants it calls average_gradients() first. A gradient
+///    that was changed without it is a UsageError of step(), as far as it can be seen. Several backward() calls add up; no_sync() is
+///    not needed, and changes nothing.
+///  - parameters may be read at any time but during step(). A write by the user reaches all ranks: it is a UsageError of the next step(), unless it
+///    was made in change_parameters(). Loading weights, too. A write through .data() is not noticed.
+///  - a child made by fork() must not touch them.
+///  - sparse gradients, and parameters that are part of a larger tensor, are a UsageError.
+/// Elsewhere each rank updates its own parameters, in one pass over gradients that backward() has averaged.
+///
+/// Results are torch::optim's on the averaged gradients within rounding, and the same bits on every rank and in every run. Gradients, options
+/// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks whose options differ get a
+/// DesyncError in step(). An update is told to autograd: backward() through a graph that was made before it fails, as in Python. step() ends the step of the
+/// group (Group::step()).
+class FusedOptimizer {
+ public:
+  FusedOptimizer(const FusedOptimizer&) = delete;
+  FusedOptimizer& operator=(const FusedOptimizer&) = delete;
+
+  /// Makes each gradient the mean over the ranks, where backward() has not. It may be read and changed then, on all ranks alike.
+  void average_gradients();
+  /// The 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it; the next step() scales them by
+  /// min(1, max_norm / (norm + 1e-6)), unless another backward() comes first. What .grad() shows does not change.
+  double clip_grad_norm(double max_norm);
+  /// Calls `change` once for each copy of the parameters, which it may write; on some ranks it is not called at all. It must not
+  /// call anything that waits for other ranks.
+  void change_parameters(const std::function<void()>& change);
+  /// True when the ranks of this host have one copy of the parameters.
+  bool shares_parameters() const;
+
+  /// "fc.weight.exp_avg", "fc.weight.step" …: copies, of parameters that have been updated. Waits for nobody.
+  std::vector<std::pair<std::string, at::Tensor>> state_dict() const;
+  /// The reverse, on all ranks with the same values. Throws UsageError for names that are missing or belong to no parameter: nothing has changed then.
+  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
+
+ protected:
+  FusedOptimizer();
+  ~FusedOptimizer();
+  void start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule);
+  at::Tensor step_fused(const std::function<at::Tensor()>& closure);
+  void adopt_loaded();
+
+ private:
+  std::unique_ptr<Rule> rule_;
+  std::unique_ptr<FusedUpdate> update_;
+};
+
+}  // namespace lockstep::optim

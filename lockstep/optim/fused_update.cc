@@ -1,0 +1,187 @@
+#include "lockstep/optim/fused_update.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/fingerprint.h"
+
+namespace lockstep::optim {
+namespace {
+
+using base::UsageError;
+
+constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
+
+}  // namespace
+
+FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule)
+    : source_(std::move(source)), rule_(rule), attached_(*source_, *this), home_(source_, rule.state_names().size(), attached_.yes) {}
+
+FusedUpdate::~FusedUpdate() = default;
+
+void FusedUpdate::step() {
+  home_.require_untouched();
+  if (source_->backwards() != clipped_) scale_ = 1;
+  pass(comm::Use::kUpdate, fingerprint({scale_, std::bit_cast<double>(rule_.prepare())}));
+  scale_ = 1;
+  source_->group().step();
+}
+
+double FusedUpdate::clip_grad_norm(double max_norm) {
+  if (!(max_norm > 0)) throw UsageError("clip_grad_norm: max_norm is " + std::to_string(max_norm) + "; allowed is more than 0");
+  home_.require_untouched();
+  scale_ = 1;
+  summed_.assign(home_.parameters().size(), false);
+  pass(comm::Use::kNorm, 0);
+  double sum = 0;
+  for (std::size_t part = 0; part < summed_.size(); ++part)
+    for (std::size_t i = 0; summed_[part] && i < home_.num_sums(part); ++i) sum += home_.sums(part)[i];
+  const double norm = std::sqrt(sum);
+  const double coefficient = max_norm / (norm + kClipEpsilon);
+  scale_ = coefficient > 1 ? 1 : coefficient;
+  clipped_ = source_->backwards();
+  return norm;
+}
+
+void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
+  use_ = use;
+  const at::NoGradGuard no_grad;
+  if (attached_.yes)
+    source_->give(use, options, *this);
+  else
+    pass_alone();
+  use_ = comm::Use::kUpdate;  // for those whom this rank keeps company
+}
+
+/// Over this rank's own gradients.
+void FusedUpdate::pass_alone() {
+  const auto& parameters = home_.parameters();
+  for (std::size_t part = 0; part < parameters.size(); ++part) {
+    const at::Tensor& tensor = parameters[part].tensor;
+    at::Tensor gradient = tensor.grad();
+    if (!gradient.defined()) continue;
+    if (gradient.layout() != at::kStrided)
+      throw UsageError("the gradient of " + parameters[part].name + " is sparse; a fused optimizer takes dense ones",
+                       "make the embedding with sparse(false), or use an optimizer of torch::optim");
+    if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
+      gradient = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
+    const void* data = gradient.const_data_ptr();
+    const auto count = static_cast<std::size_t>(tensor.numel());
+    if (count > 0) take({.part = part, .count = count, .gradients = &data, .num_gradients = 1});
+    taken(part);
+  }
+}
+
+Run FusedUpdate::run_of(const comm::Piece& piece) const {
+  const at::Tensor& tensor = home_.parameters()[piece.part].tensor;
+  return {.dtype = tensor.scalar_type(),
+          .gradients = piece.gradients,
+          .num_gradients = piece.num_gradients,
+          .divisor = static_cast<double>(piece.divisor),
+          .scale = scale_,
+          .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + piece.first * tensor.element_size(),
+          .states = nullptr,
+          .count = piece.count};
+}
+
+void FusedUpdate::take(const comm::Piece& piece) {
+  Run run = run_of(piece);
+  if (use_ == comm::Use::kUpdate) {
+    c10::SmallVector<void*, 4> states;
+    for (const at::Tensor& state : home_.states(piece.part))
+      states.push_back(static_cast<char*>(state.mutable_data_ptr()) + piece.first * state.element_size());
+    run.states = states.data();
+    return rule_.update(piece.part, run);
+  }
+  c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
+  const std::size_t element = c10::elementSize(run.dtype);
+  run.gradients = gradients.data();
+  for (std::size_t done = 0; done < piece.count; done += run.count) {
+    run.count = std::min(ParameterHome::kSumElements, piece.count - done);
+    home_.sums(piece.part)[(piece.first + done) / ParameterHome::kSumElements] = sum_of_squares(run);
+    for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + run.count * element;
+  }
+}
+
+void FusedUpdate::taken(std::size_t part) {
+  if (use_ == comm::Use::kNorm) {
+    summed_[part] = true;
+    return;
+  }
+  rule_.updated(part, home_.states(part));
+  home_.note_update(part);
+}
+
+void FusedUpdate::change_parameters(const std::function<void()>& change) {
+  comm::Group& group = source_->group();
+  group.barrier({.name = "change_parameters"});  // nobody reads them any more
+  if (!home_.shared() || home_.first()) change();
+  group.barrier({.name = "change_parameters"});
+  home_.note_changes();
+}
+
+void FusedUpdate::adopt_loaded() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
+    const std::vector<at::Tensor> loaded = rule_.states(part);
+    const auto& home = home_.states(part);
+    for (std::size_t i = 0; i < home.size(); ++i) {
+      if (!loaded[i].defined() || loaded[i].is_same(home[i])) continue;
+      if (loaded[i].sizes() != home[i].sizes())
+        throw UsageError("lockstep::optim: the loaded " + rule_.state_names()[i] + " of " + home_.parameters()[part].name + " has another shape");
+      home[i].copy_(loaded[i]);
+    }
+    if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), home);
+  }
+}
+
+std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() const {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
+    if (rule_.steps(part) == 0) continue;
+    const std::string& name = home_.parameters()[part].name;
+    all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(part), at::kLong));
+    for (std::size_t i = 0; i < home_.states(part).size(); ++i)
+      all.emplace_back(name + "." + rule_.state_names()[i], home_.states(part)[i].clone());
+  }
+  return all;
+}
+
+void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
+  std::map<std::string, at::Tensor> left(state.begin(), state.end());
+  const auto require = [&](const std::string& name, at::IntArrayRef sizes) {
+    const auto found = left.find(name);
+    if (found == left.end()) throw UsageError("load_state_dict: \"" + name + "\" is missing");
+    if (found->second.sizes() != sizes)
+      throw UsageError("load_state_dict: \"" + name + "\" has " + std::to_string(found->second.numel()) + " elements in another shape than its parameter");
+    return left.extract(found).mapped();
+  };
+  struct Loaded {
+    std::int64_t steps = 0;
+    std::vector<at::Tensor> states;
+  };
+  std::vector<Loaded> loaded;  // checked whole before anything changes
+  for (const auto& [name, tensor] : home_.parameters()) {
+    Loaded& one = loaded.emplace_back();
+    if (!left.contains(name + ".step")) continue;
+    one.steps = require(name + ".step", {}).item<std::int64_t>();
+    for (const std::string& kind : rule_.state_names()) one.states.push_back(require(name + "." + kind, tensor.sizes()));
+  }
+  if (!left.empty())
+    throw UsageError("load_state_dict: \"" + left.begin()->first + "\" belongs to no parameter; " + std::to_string(left.size()) + " names are unexpected");
+  const at::NoGradGuard no_grad;
+  source_->group().barrier({.name = "load_state_dict"});
+  for (std::size_t part = 0; part < loaded.size(); ++part) {
+    for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i) home_.states(part)[i].copy_(loaded[part].states[i]);
+    rule_.set_states(part, loaded[part].steps, home_.states(part));
+  }
+  source_->group().barrier({.name = "load_state_dict"});
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,61 @@
+// One pass over all ranks' gradients that updates parameters and state.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/ddp/gradient_source.h"
+#include "lockstep/optim/parameter_home.h"
+#include "lockstep/optim/rule.h"
+
+namespace lockstep::optim {
+
+/// What FusedOptimizer (fused_optimizer.h) does. Where ranks reach each other's memory, each takes pieces of the work as it has time, and
+/// parameters and state are there once; elsewhere each rank updates its own from gradients that backward() has averaged.
+class FusedUpdate final : private comm::PieceSink {
+ public:
+  /// `rule` outlives this.
+  FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule);
+  ~FusedUpdate() override;
+
+  bool shares_parameters() const { return home_.shared(); }
+  void step();
+  void average_gradients() { source_->average(); }
+  double clip_grad_norm(double max_norm);
+  void change_parameters(const std::function<void()>& change);
+
+  /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
+  void adopt_loaded();
+  std::vector<std::pair<std::string, at::Tensor>> state_dict() const;
+  void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
+
+ private:
+  struct Attached {
+    Attached(ddp::GradientSource& from, comm::PieceSink& sink) : source(from), yes(from.attach(sink)) {}
+    ~Attached() {
+      if (yes) source.detach();
+    }
+    ddp::GradientSource& source;
+    const bool yes;
+  };
+
+  void take(const comm::Piece& piece) override;
+  void taken(std::size_t part) override;
+  void pass(comm::Use use, std::uint64_t options);
+  void pass_alone();
+  Run run_of(const comm::Piece& piece) const;
+
+  const std::shared_ptr<ddp::GradientSource> source_;
+  Rule& rule_;
+  const Attached attached_;
+  ParameterHome home_;
+  comm::Use use_ = comm::Use::kUpdate;  // of the pass that goes on
+  std::vector<bool> summed_;            // parts whose squares the last pass has summed
+  double scale_ = 1;                    // for gradients of backward() number clipped_
+  std::uint64_t clipped_ = 0;
+};
+
+}  // namespace lockstep::optim

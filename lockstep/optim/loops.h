@@ -1,0 +1,47 @@
+// What optimizers do to a run of elements, in one pass over gradients, parameter and state.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+
+namespace lockstep::optim {
+
+/// `count` elements of a parameter, of its state, and of the gradients of the ranks that have one, each contiguous. The dtypes are float,
+/// double, bfloat16 and half; gradients have the parameter's. State is of double for double, else of float.
+struct Run {
+  at::ScalarType dtype;
+  const void* const* gradients;
+  std::size_t num_gradients;
+  double divisor = 1;  // the gradient is their sum, added in this order, divided by it
+  double scale = 1;    // and then multiplied by this
+  void* parameter;
+  void* const* states;
+  std::size_t count;
+};
+
+/// torch::optim::SGD's. One state, the momentum, if `momentum` is not 0.
+struct SgdRule {
+  double lr, momentum, dampening, weight_decay;
+  bool nesterov;
+  bool first;  // the momentum becomes the gradient
+};
+/// torch::optim::Adam's, after Kingma and Ba, arXiv:1412.6980; `decoupled`: AdamW's, after Loshchilov and Hutter, arXiv:1711.05101. States
+/// are the two moments and, with amsgrad (Reddi, Kale and Kumar, arXiv:1904.09237), the greatest second one.
+struct AdamRule {
+  double lr, beta1, beta2, eps, weight_decay;
+  double bias1, bias2;  // 1 - beta^step
+  bool decoupled;
+  bool amsgrad;
+};
+
+// They use the widest vectors that this machine has; the bits are the same with all.
+void update(const Run& run, const SgdRule& rule);
+void update(const Run& run, const AdamRule& rule);
+/// Of the gradient, added in an order that depends on `count` alone.
+double sum_of_squares(const Run& run);
+
+/// The dtype of the state of a parameter of `dtype`.
+at::ScalarType state_dtype(at::ScalarType dtype);
+
+}  // namespace lockstep::optim

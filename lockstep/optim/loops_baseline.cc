@@ -1,0 +1,9 @@
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/optim/loops.h"
+
+#pragma GCC optimize("O3", "fp-contract=off", "no-math-errno")
+#define LOCKSTEP_ISA baseline
+#include "lockstep/optim/loops_body.h"

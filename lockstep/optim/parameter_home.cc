@@ -1,0 +1,181 @@
+#include "lockstep/optim/parameter_home.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/loops.h"
+
+namespace lockstep::optim {
+namespace {
+
+using base::UsageError;
+using Parameter = ddp::GradientSource::Parameter;
+
+constexpr std::size_t kLine = 64;  // everything begins on a cache line of its own
+
+std::size_t aligned(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+c10::StorageImpl* impl_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+/// A pointer into memory that lives as long as it.
+at::DataPtr pointer_into(const std::shared_ptr<void>& memory, std::size_t offset) {
+  auto* keeper = new std::shared_ptr<void>(memory);
+  const auto release = [](void* context) { delete static_cast<std::shared_ptr<void>*>(context); };
+  return {static_cast<char*>(memory.get()) + offset, keeper, release, at::kCPU};
+}
+
+at::TensorOptions state_options(const at::Tensor& parameter) {
+  return at::TensorOptions().dtype(state_dtype(parameter.scalar_type()));
+}
+
+std::size_t state_bytes(const at::Tensor& parameter) {
+  return aligned(static_cast<std::size_t>(parameter.numel()) * c10::elementSize(state_dtype(parameter.scalar_type())));
+}
+
+}  // namespace
+
+ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared)
+    : source_(std::move(source)), parameters_(source_->parameters()) {
+  for (const Parameter& parameter : parameters_) check(parameter);
+  first_sum_.push_back(0);
+  for (const Parameter& parameter : parameters_)
+    first_sum_.push_back(first_sum_.back() + (static_cast<std::size_t>(parameter.tensor.numel()) + kSumElements - 1) / kSumElements);
+  if (shared) {
+    check_storages();
+    std::size_t bytes = place_storages() + aligned(first_sum_.back() * sizeof(double));
+    for (const Parameter& parameter : parameters_) bytes += num_states * state_bytes(parameter.tensor);
+    move_in(bytes);
+  }
+  find_siblings();
+  make_states(num_states);
+  make_sums();
+  note_changes();
+}
+
+ParameterHome::~ParameterHome() {
+  if (!shared()) return;
+  try {
+    for (Storage& one : storages_) {
+      at::DataPtr own = c10::GetCPUAllocator()->allocate(one.storage.nbytes());
+      std::memcpy(own.get(), one.storage.data(), one.storage.nbytes());
+      one.storage.set_data_ptr_noswap(std::move(own));
+    }
+  } catch (const std::exception&) {
+    // No memory for them: they stay where they are, which is right as long as nobody writes.
+  }
+}
+
+void ParameterHome::check(const Parameter& parameter) const {
+  const at::Tensor& tensor = parameter.tensor;
+  const std::string start = "lockstep::optim: parameter " + parameter.name + " ";
+  if (!tensor.device().is_cpu()) throw UsageError(start + "is on " + tensor.device().str() + "; allowed is cpu");
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf: break;
+    default:
+      throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) + "; allowed are float, double, bfloat16 and half");
+  }
+  if (!tensor.is_non_overlapping_and_dense()) throw UsageError(start + "has holes in its memory, or elements in the same place", "use its contiguous()");
+}
+
+/// Ranks may differ in what else lies in a storage, and only parameters are meant to be shared.
+void ParameterHome::check_storages() const {
+  std::map<c10::StorageImpl*, std::size_t> used;
+  for (const Parameter& parameter : parameters_) used[impl_of(parameter.tensor)] += parameter.tensor.nbytes();
+  for (const Parameter& parameter : parameters_)
+    if (used[impl_of(parameter.tensor)] < parameter.tensor.storage().nbytes())
+      throw UsageError("lockstep::optim: parameter " + parameter.name + " is a part of a tensor of " +
+                           std::to_string(parameter.tensor.storage().nbytes()) + " bytes whose rest is no parameter; only parameters can be shared by the ranks of a host",
+                       "give it memory of its own: clone() it before it is registered");
+}
+
+void ParameterHome::find_siblings() {
+  std::map<c10::StorageImpl*, std::vector<std::size_t>> of_storage;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) of_storage[impl_of(parameters_[i].tensor)].push_back(i);
+  for (const Parameter& parameter : parameters_) siblings_.push_back(of_storage[impl_of(parameter.tensor)]);
+}
+
+std::size_t ParameterHome::place_storages() {
+  std::size_t end = 0;
+  for (const Parameter& parameter : parameters_) {
+    const auto same = [&](const Storage& one) { return one.storage.unsafeGetStorageImpl() == impl_of(parameter.tensor); };
+    if (std::any_of(storages_.begin(), storages_.end(), same)) continue;
+    storages_.push_back({parameter.tensor.storage(), end});
+    end += aligned(parameter.tensor.storage().nbytes());
+  }
+  return used_ = end;
+}
+
+void ParameterHome::move_in(std::size_t bytes) {
+  memory_ = source_->make_common(bytes);
+  if (memory_.first)
+    for (const Storage& one : storages_)
+      std::memcpy(static_cast<char*>(memory_.data.get()) + one.offset, one.storage.data(), one.storage.nbytes());
+  source_->group().barrier({.name = "parameters of an optimizer"});
+  for (Storage& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(memory_.data, one.offset));
+}
+
+void ParameterHome::make_states(std::size_t num_states) {
+  for (const Parameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    std::vector<at::Tensor> states;
+    for (std::size_t i = 0; i < num_states; ++i) {
+      if (!shared()) {
+        states.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), state_options(tensor)).zero_());
+        continue;
+      }
+      void* data = static_cast<char*>(memory_.data.get()) + used_;
+      used_ += state_bytes(tensor);
+      states.push_back(at::from_blob(data, tensor.sizes(), tensor.strides(), [memory = memory_.data](void*) {}, state_options(tensor)));
+    }
+    states_.push_back(std::move(states));
+  }
+}
+
+void ParameterHome::make_sums() {
+  if (shared()) {
+    sums_ = reinterpret_cast<double*>(static_cast<char*>(memory_.data.get()) + used_);
+  } else {
+    own_sums_.resize(first_sum_.back());
+    sums_ = own_sums_.data();
+  }
+}
+
+void ParameterHome::require_untouched() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    const std::string& name = parameters_[i].name;
+    const Seen& seen = seen_[i];
+    if (tensor.scalar_type() != seen.dtype || tensor.strides() != at::IntArrayRef(seen.strides) || (shared() && tensor.const_data_ptr() != seen.data))
+      throw UsageError("lockstep::optim: parameter " + name + " has got another dtype, shape or place since its optimizer was made",
+                       "make the optimizer after the last to() of the module");
+    if (shared() && tensor._version() != seen.version)
+      throw UsageError("lockstep::optim: parameter " + name + " was changed outside step(); the ranks of this host have one copy of it, so that "
+                       "each rank's change was made to all",
+                       "make the change in change_parameters() of the optimizer, or before the optimizer is made");
+  }
+}
+
+void ParameterHome::note_update(std::size_t part) {
+  torch::autograd::impl::bump_version(parameters_[part].tensor);
+  for (const std::size_t other : siblings_[part]) seen_[other].version = parameters_[other].tensor._version();
+}
+
+void ParameterHome::note_changes() {
+  seen_.clear();
+  for (const Parameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    seen_.push_back({tensor.const_data_ptr(), tensor.scalar_type(), tensor.strides().vec(), tensor._version()});
+  }
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,37 @@
+// What one optimizer does, as its fused pass asks it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/optim/loops.h"
+
+namespace lockstep::optim {
+
+/// `part` is a parameter's place in GradientSource::parameters().
+class Rule {
+ public:
+  virtual ~Rule() = default;
+
+  /// Names of the tensors of state, as in a state_dict of Python; their shape is the parameter's.
+  virtual const std::vector<std::string>& state_names() const = 0;
+
+  /// An update begins: options are read. Returns a fingerprint of everything that must be equal on all ranks. Throws UsageError.
+  virtual std::uint64_t prepare() = 0;
+  /// `run.states` are in the order of state_names().
+  virtual void update(std::size_t part, const Run& run) const = 0;
+  /// All of this part has been updated; its state is in `states`.
+  virtual void updated(std::size_t part, const std::vector<at::Tensor>& states) = 0;
+
+  // What torch::optim::Optimizer keeps:
+  /// How many updates a part has had; 1 for any number where that is not counted.
+  virtual std::int64_t steps(std::size_t part) const = 0;
+  /// Undefined where there is none.
+  virtual std::vector<at::Tensor> states(std::size_t part) const = 0;
+  virtual void set_states(std::size_t part, std::int64_t steps, const std::vector<at::Tensor>& states) = 0;
+};
+
+}  // namespace lockstep::optim

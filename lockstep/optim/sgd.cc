@@ -1,0 +1,76 @@
+#include "lockstep/optim/sgd.h"
+
+#include <algorithm>
+
+#include "lockstep/optim/torch_rule.h"
+
+namespace lockstep::optim {
+namespace {
+
+torch::optim::SGDOptions of_torch(const SGDOptions& options) {
+  require(options.lr >= 0, "SGD", "lr", options.lr, "0 or more");
+  require(options.momentum >= 0, "SGD", "momentum", options.momentum, "0 or more");
+  require(options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "0 or more");
+  require(!options.nesterov || options.momentum > 0, "SGD", "momentum", options.momentum, "more than 0 with nesterov");
+  require(!options.nesterov || options.dampening == 0, "SGD", "dampening", options.dampening, "0 with nesterov");
+  return torch::optim::SGDOptions(options.lr)
+      .momentum(options.momentum)
+      .dampening(options.dampening)
+      .weight_decay(options.weight_decay)
+      .nesterov(options.nesterov);
+}
+
+std::vector<Wanted> wanted(const std::vector<SGD::Group>& groups) {
+  std::vector<Wanted> all;
+  for (const SGD::Group& group : groups)
+    all.emplace_back(group.parameters, std::make_unique<torch::optim::SGDOptions>(of_torch(group.options)));
+  return all;
+}
+
+class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::optim::SGDParamState, SgdRule> {
+ public:
+  using TorchRule::TorchRule;
+
+ private:
+  SgdRule read(const torch::optim::SGDOptions& options, std::int64_t steps, std::vector<double>& numbers) const override {
+    if (options.momentum() != 0 && state_names().empty())
+      throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) + "; allowed is 0 for an optimizer that was made without");
+    numbers.insert(numbers.end(), {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
+                                   static_cast<double>(options.nesterov()), static_cast<double>(steps)});
+    return {.lr = options.lr(),
+            .momentum = options.momentum(),
+            .dampening = options.dampening(),
+            .weight_decay = options.weight_decay(),
+            .nesterov = options.nesterov(),
+            .first = steps == 0};
+  }
+  std::int64_t count(const torch::optim::SGDParamState& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
+  std::vector<at::Tensor> list(const torch::optim::SGDParamState& state) const override {
+    return state_names().empty() ? std::vector<at::Tensor>() : std::vector<at::Tensor>{state.momentum_buffer()};
+  }
+  void store(torch::optim::SGDParamState& state, std::int64_t, const std::vector<at::Tensor>& states) const override {
+    if (!states.empty()) state.momentum_buffer(states[0]);
+  }
+};
+
+std::vector<std::string> state_names(const SGDOptions& options, const std::vector<SGD::Group>& groups) {
+  const bool momentum = options.momentum > 0 || std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.options.momentum > 0; });
+  return momentum ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>();
+}
+
+}  // namespace
+
+SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups)
+    : torch::optim::SGD(make_groups(*gradients, wanted(groups)), of_torch(options)) {
+  auto rule = std::make_unique<MomentumRule>(*this, *gradients, state_names(options, groups));
+  start(std::move(gradients), std::move(rule));
+}
+
+torch::Tensor SGD::step(LossClosure closure) { return step_fused(closure); }
+
+void SGD::load(torch::serialize::InputArchive& archive) {
+  torch::optim::SGD::load(archive);
+  adopt_loaded();
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,101 @@
+// A rule whose options and state are those of an optimizer of torch.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/ddp/gradient_source.h"
+#include "lockstep/optim/fingerprint.h"
+#include "lockstep/optim/rule.h"
+
+namespace lockstep::optim {
+
+/// Parameters and what is wanted for them instead of the optimizer's options.
+using Wanted = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::OptimizerOptions>>;
+
+/// torch's groups of all parameters of `source`: first those that no group names, which get the defaults. Throws UsageError for one that is not
+/// of the source, or is in two groups.
+std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source, std::vector<Wanted> wanted);
+
+/// Throws UsageError: "`optimizer`: `option` is `value`; allowed is `allowed`", unless `good`.
+void require(bool good, const std::string& optimizer, const std::string& option, double value, const std::string& allowed);
+
+/// `Scalars` is what the loops want to know of a part; read() makes it of torch's `Options` when the part has had `steps` updates before.
+template <typename Options, typename State, typename Scalars>
+class TorchRule : public Rule {
+ public:
+  TorchRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, std::vector<std::string> state_names)
+      : optimizer_(optimizer), state_names_(std::move(state_names)) {
+    for (const auto& parameter : source.parameters()) {
+      places_[parameter.tensor.unsafeGetTensorImpl()] = keys_.size();
+      keys_.push_back(parameter.tensor.unsafeGetTensorImpl());
+    }
+    scalars_.resize(keys_.size());
+  }
+
+  const std::vector<std::string>& state_names() const override { return state_names_; }
+
+  std::uint64_t prepare() override {
+    std::vector<double> numbers;
+    for (auto& group : optimizer_.param_groups()) {
+      const auto& options = static_cast<const Options&>(group.options());
+      for (const at::Tensor& tensor : group.params()) {
+        const auto found = places_.find(tensor.unsafeGetTensorImpl());
+        if (found == places_.end())
+          throw base::UsageError("lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
+        const std::size_t part = found->second;
+        scalars_[part] = read(options, steps(part), numbers);
+      }
+    }
+    return fingerprint(numbers);
+  }
+
+  void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
+  void updated(std::size_t part, const std::vector<at::Tensor>& states) override { set_states(part, steps(part) + 1, states); }
+
+  std::int64_t steps(std::size_t part) const override {
+    const State* state = find(part);
+    return state ? count(*state) : 0;
+  }
+  std::vector<at::Tensor> states(std::size_t part) const override {
+    const State* state = find(part);
+    return state ? list(*state) : std::vector<at::Tensor>(state_names_.size());
+  }
+  void set_states(std::size_t part, std::int64_t steps, const std::vector<at::Tensor>& states) override {
+    auto& place = optimizer_.state()[keys_[part]];
+    if (steps == 0) {
+      optimizer_.state().erase(keys_[part]);
+      return;
+    }
+    if (!place) place = std::make_unique<State>();
+    store(static_cast<State&>(*place), steps, states);
+  }
+
+ protected:
+  /// Appends what must be equal on all ranks to `numbers`. Throws UsageError when it needs state that the optimizer was made without.
+  virtual Scalars read(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
+  virtual std::int64_t count(const State& state) const = 0;
+  virtual std::vector<at::Tensor> list(const State& state) const = 0;
+  virtual void store(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const = 0;
+
+ private:
+  const State* find(std::size_t part) const {
+    const auto& all = optimizer_.state();
+    const auto found = all.find(keys_[part]);
+    return found == all.end() ? nullptr : static_cast<const State*>(found->second.get());
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  const std::vector<std::string> state_names_;
+  std::vector<void*> keys_;  // of torch's state, by part
+  std::unordered_map<const void*, std::size_t> places_;
+  std::vector<Scalars> scalars_;
+};
+
+}  // namespace lockstep::optim
