@@ -140,7 +140,7 @@ void DistributedDataParallel::Impl::accumulated(std::size_t index) {
   Watched& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
   reached_ = true;
-  if (no_sync_ > 0 || optimizer_attached()) {
+  if (no_sync_ > 0 || leaves_gradients()) {
     parameter.dirty = true;
     averaged_ = false;
     return;
@@ -164,7 +164,7 @@ void DistributedDataParallel::Impl::hand_over(std::size_t index, bool fresh) {
 
 void DistributedDataParallel::Impl::backward_ended() {
   backwards_ += reached_;
-  if (optimizer_attached()) {
+  if (leaves_gradients()) {
     for (std::size_t i = 0; reached_ && i < parameters_.size(); ++i) witness_.note(i, parameters_[i].tensor.grad());
   } else if (open_) {
     finish_exchange();
@@ -183,7 +183,7 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   std::vector<comm::Collective> along;
   if (group_.size() == 1) return along;
   along = buffers_.pack();
-  comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges && !optimizer_attached();  // those have one copy of the parameters
+  comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges && !leaves_gradients();  // those have one copy of the parameters
   if (comparing_) {
     const auto hashes = hash_tensors(replicas_);
     std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
@@ -194,7 +194,7 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
 
 void DistributedDataParallel::Impl::begin_exchange(comm::StepIdentity step) {
   step.lost_backwards = lost_backwards_;
-  step.accumulating = accumulating_ && !optimizer_attached();
+  step.accumulating = accumulating_ && !leaves_gradients();
   exchange_->begin(step, pack_along());
   open_ = true;
 }
@@ -266,7 +266,7 @@ bool DistributedDataParallel::Impl::end_company() {
     void take(std::size_t, const at::Tensor&) override {}
   } nowhere;
   const at::NoGradGuard no_grad;
-  const comm::Attendance attendance = optimizer_attached() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
+  const comm::Attendance attendance = leaves_gradients() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
   if (attendance.active == 0) return false;
   buffers_.unpack(group_.size());
   anyone_joined_ = true;

@@ -72,7 +72,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void close_exchange(const comm::Attendance& attendance);
   void require_open() const;
   void require_unchanged() const;
-  bool optimizer_attached() const { return updated_ != nullptr; }
+  /// backward() leaves gradients to an optimizer.
+  bool leaves_gradients() const { return updated_ != nullptr && exchange_->pieces() != nullptr; }
   void hand_over(std::size_t index, bool fresh);
   void take(std::size_t index, const at::Tensor& mean) override;
   std::vector<comm::Collective> pack_along();
@@ -86,8 +87,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   std::unique_ptr<comm::Exchange> exchange_;
 
   bool closed_ = false;          // the module may be gone
-  comm::PieceSink* updated_ = nullptr;  // of the optimizer; null: backward() averages
-  bool averaged_ = false;        // with an optimizer: gradients are means
+  comm::PieceSink* updated_ = nullptr;  // of the optimizer of lockstep::optim; null: there is none
+  bool averaged_ = false;        // where it leaves gradients: they are means
   std::uint64_t backwards_ = 0;  // that reached a parameter
   GradientWitness witness_;
   bool open_ = false;            // this backward has begun an exchange

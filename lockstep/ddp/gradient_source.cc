@@ -21,12 +21,11 @@ void DistributedDataParallel::Impl::require_open() const {
 
 bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
   require_open();
-  if (optimizer_attached())
+  if (updated_)
     throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
                      "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
-  if (!exchange_->pieces()) return false;
   updated_ = &updated;
-  return true;
+  return leaves_gradients();
 }
 
 void DistributedDataParallel::Impl::detach() noexcept {
@@ -49,7 +48,7 @@ void DistributedDataParallel::Impl::require_unchanged() const {
 
 void DistributedDataParallel::Impl::average() {
   require_open();
-  if (!optimizer_attached() || averaged_) return;
+  if (!leaves_gradients() || averaged_) return;
   require_unchanged();
   const at::NoGradGuard no_grad;
   begin_exchange(group_.step_identity());

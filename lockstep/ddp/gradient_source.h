@@ -26,8 +26,8 @@ class GradientSource {
   virtual comm::Group& group() = 0;
 
   /// True: the ranks reach each other's memory, and from now on backward() leaves each rank its own gradients and waits for nobody, until
-  /// give(); `updated.taken()` is called for the updates of others in which this rank only keeps company. False, and nothing has changed: backward() averages
-  /// as ever, and what follows is of no use. Throws UsageError when there is an optimizer already.
+  /// give(); `updated.taken()` is called for the updates of others in which this rank only keeps company. False: backward() averages as ever,
+  /// and what follows detach() is of no use. Throws UsageError when there is an optimizer already.
   virtual bool attach(comm::PieceSink& updated) = 0;
   /// How many calls of backward() have reached a parameter.
   virtual std::uint64_t backwards() const = 0;

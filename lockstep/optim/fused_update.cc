@@ -21,7 +21,7 @@ constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 }  // namespace
 
 FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule)
-    : source_(std::move(source)), rule_(rule), attached_(*source_, *this), home_(source_, rule.state_names().size(), attached_.yes) {}
+    : source_(std::move(source)), rule_(rule), attached_(*source_, *this), home_(source_, rule.state_names().size(), attached_.gives_pieces) {}
 
 FusedUpdate::~FusedUpdate() = default;
 
@@ -52,7 +52,7 @@ double FusedUpdate::clip_grad_norm(double max_norm) {
 void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
   use_ = use;
   const at::NoGradGuard no_grad;
-  if (attached_.yes)
+  if (attached_.gives_pieces)
     source_->give(use, options, *this);
   else
     pass_alone();

@@ -34,12 +34,10 @@ class FusedUpdate final : private comm::PieceSink {
 
  private:
   struct Attached {
-    Attached(ddp::GradientSource& from, comm::PieceSink& sink) : source(from), yes(from.attach(sink)) {}
-    ~Attached() {
-      if (yes) source.detach();
-    }
+    Attached(ddp::GradientSource& from, comm::PieceSink& sink) : source(from), gives_pieces(from.attach(sink)) {}
+    ~Attached() { source.detach(); }
     ddp::GradientSource& source;
-    const bool yes;
+    const bool gives_pieces;
   };
 
   void take(const comm::Piece& piece) override;
