@@ -28,7 +28,7 @@ build: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
 build-all: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target all tests/all docs/all bench/all
+	@cmake --build $(BUILD) -j $(JOBS) --target all tests/all docs/all
 
 demo: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program 03_char_gpt
