@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bench/driver/benchmarks.h"
+#include "bench/driver/job.h"
 #include "bench/ranks/rank.h"
 #include "lockstep/base/error.h"
 
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
       std::fputs(options.text.c_str(), stdout);
       return 0;
     }
+    lockstep::bench::throw_on_signals();
     lockstep::bench::Report report(options.json);
     lockstep::bench::run_benchmarks(options, report);
     return 0;

@@ -56,9 +56,22 @@ using Jobs = std::vector<std::unique_ptr<Job>>;
 
 Jobs start_all(const std::vector<Entrant>& entrants, const std::string& folder) {
   Jobs jobs;
+  for (const Entrant& entrant : entrants) jobs.push_back(std::make_unique<Job>(entrant, folder));
+  for (const auto& job : jobs) job->wait_ready(Deadline::in(kStart));
+  return jobs;
+}
+
+/// Those that train: each says first how many parameters it has. One after the other, since starting takes memory.
+Jobs start_training(const std::vector<Entrant>& entrants, const std::string& folder, double* parameters) {
+  Jobs jobs;
   for (const Entrant& entrant : entrants) {
     jobs.push_back(std::make_unique<Job>(entrant, folder));
-    jobs.back()->wait_ready(Deadline::in(kStart));
+    const std::vector<double> said = jobs.back()->wait_ready(Deadline::in(kStart));
+    if (said.size() != 1) continue;  // memcpy
+    if (jobs.size() == 1) *parameters = said[0];
+    if (said[0] != *parameters)
+      throw base::Error(base::Cause::kInternal, "bench: " + entrant.name + " has a model of " + std::to_string(said[0]) + " parameters, " +
+                                                    entrants.front().name + " one of " + std::to_string(*parameters));
   }
   return jobs;
 }
@@ -131,12 +144,14 @@ void bench_step(const Options& options, const std::string& model, Report& report
   entrants.push_back(memcpy_entrant(options.ranks, kMemory));
   const double copies = options.optimizer == "sgd" ? 5 : 6;  // parameters, gradients, buckets, state
   require_memory("bench step", (copies * parameter_bytes(model) + (250 << 20)) * options.ranks * static_cast<double>(entrants.size()));
-  Jobs jobs = start_all(entrants, folder.path());
+  double parameters = 0;
+  Jobs jobs = start_training(entrants, folder.path(), &parameters);
   const std::int64_t steps = parameter_bytes(model) > 1e8 ? 5 : 8;
   std::vector<std::vector<std::int64_t>> orders(jobs.size(), {kWarmSteps, steps});
   orders.back() = {kMemory, 1, 3};
   for (std::size_t i = 0; i + 1 < jobs.size(); ++i) jobs[i]->turn({10, 1}, Deadline::in(kTurn));  // buckets are laid out, replicas compared
   Race race{.what = "step", .ranks = options.ranks, .bytes = 0, .model = model, .optimizer = options.optimizer, .rows = {}};
+  race.parameters = static_cast<std::uint64_t>(parameters);
   add_rows(race, names_of(jobs), race_jobs(jobs, orders, options), kMemory);
   race.rows.pop_back();
   report.add(race);

@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
@@ -23,6 +25,13 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr std::size_t kTail = 2000;  // bytes of a failed job's output that are shown
+
+volatile std::sig_atomic_t stop_signal = 0;  // by nature global: a signal handler's
+
+void throw_if_stopped() {
+  if (const int signal = std::exchange(stop_signal, 0))
+    throw base::Error(base::Cause::kInterrupted, std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM"));
+}
 
 std::vector<std::string> environment_with(const std::map<std::string, std::string>& env) {
   std::vector<std::string> all;
@@ -82,10 +91,18 @@ bool wait_for(pid_t pid, Deadline deadline, int* status) {
   const base::Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   do {
     if (::waitpid(pid, status, WNOHANG) == pid) return true;
+    throw_if_stopped();
     pollfd entry{pidfd.get(), POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_ms(pidfd ? 1s : 10ms));
   } while (!deadline.expired());
   return ::waitpid(pid, status, WNOHANG) == pid;
+}
+
+void throw_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { stop_signal = signal; };
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
 }
 
 Job::Job(const Entrant& entrant, const std::string& folder)
@@ -95,7 +112,15 @@ Job::Job(const Entrant& entrant, const std::string& folder)
   pid_ = start(entrant_.argv, entrant_.env, prefix_ + ".log");
 }
 
-Job::~Job() { end(Deadline::in(1s)); }
+Job::~Job() {
+  try {
+    end(Deadline::in(1s));
+  } catch (const base::Error&) {  // stopped again: no more patience
+    ::kill(pid_, SIGKILL);
+    int status = 0;
+    ::waitpid(pid_, &status, WNOHANG);
+  }
+}
 
 std::vector<double> Job::turn(const std::vector<std::int64_t>& order, Deadline deadline) {
   std::string line;
@@ -119,6 +144,7 @@ std::vector<double> Job::read_answer(Deadline deadline) {
       pid_ = -1;
       fail(WIFEXITED(status) ? "ended with " + std::to_string(WEXITSTATUS(status)) : "was ended by signal " + std::to_string(WTERMSIG(status)));
     }
+    throw_if_stopped();
     if (deadline.expired()) fail("gave no answer in time");
     pollfd entry{answers_.get(), POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_ms(200ms));

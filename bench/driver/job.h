@@ -34,8 +34,9 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   const std::string& name() const { return entrant_.name; }
-  /// Its first answer. Throws CommError, with the end of what it said, when it ends or the deadline comes before.
-  void wait_ready(base::Deadline deadline) { read_answer(deadline); }
+  /// Its first answer. Throws CommError, with the end of what it said, when it ends or the deadline
+  /// comes before.
+  std::vector<double> wait_ready(base::Deadline deadline) { return read_answer(deadline); }
   /// Sends `order` to all ranks and waits for the answer. Throws as wait_ready().
   std::vector<double> turn(const std::vector<std::int64_t>& order, base::Deadline deadline);
   /// Proportional set size of all ranks together, in bytes.
@@ -57,7 +58,10 @@ class Job {
 
 /// argv[0] started with this output file ("" is /dev/null) and killed with this process; the pid. Throws SystemError.
 pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env, const std::string& output);
-/// Waits for a child; its wait status, or nothing at the deadline. `pause` is between two looks.
+/// Waits for a child and gives its wait status; false at the deadline.
 bool wait_for(pid_t pid, base::Deadline deadline, int* status);
+
+/// From here on SIGINT and SIGTERM make the waits of this file throw Error (INTERRUPTED), so that jobs and folders are cleaned up.
+void throw_on_signals();
 
 }  // namespace lockstep::bench

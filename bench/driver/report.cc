@@ -49,6 +49,7 @@ std::string title(const Race& race) {
   std::string text = race.what;
   if (race.bytes > 0) text += " of " + size_text(race.bytes);
   if (!race.model.empty()) text += " of " + race.model;
+  if (race.parameters > 0) text += " (" + std::to_string(race.parameters) + " parameters)";
   if (!race.optimizer.empty()) text += ", " + race.optimizer;
   return text + ", " + std::to_string(race.ranks) + (race.ranks == 1 ? " rank" : " ranks");
 }
@@ -74,6 +75,7 @@ void Report::add(const Race& race) {
     ordered_json line{{"what", race.what}, {"impl", row.impl}, {"ranks", race.ranks}, {"hosts", 1}};
     if (race.bytes > 0) line["bytes"] = race.bytes;
     if (!race.model.empty()) line["model"] = race.model;
+    if (race.parameters > 0) line["parameters"] = race.parameters;
     if (!race.optimizer.empty()) line["optimizer"] = race.optimizer;
     line.update({{"median_s", row.seconds.median_s}, {"min_s", row.seconds.min_s}, {"runs", row.seconds.runs},
                  {"spread", row.seconds.spread}, {"ratio", row.ratio}, {"ratio_to", race.rows.front().impl}});

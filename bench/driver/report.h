@@ -27,6 +27,7 @@ struct Race {
   std::string model;        ///< of a step, else ""
   std::string optimizer;
   std::vector<Row> rows;
+  std::uint64_t parameters = 0;  ///< of the model
   double bandwidth = 0;  ///< bytes read and written a second by all ranks' memcpy together; 0: not measured
 };
 

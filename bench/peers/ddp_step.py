@@ -36,7 +36,7 @@ def main():
 
     orders = open(f"{prefix}.{rank}")
     answers = open(f"{prefix}.answers", "w") if rank == 0 else open(os.devnull, "w")
-    print(file=answers, flush=True)
+    print(sum(parameter.numel() for parameter in net.parameters()), file=answers, flush=True)
     for line in orders:
         uncounted, counted = map(int, line.split())
         seconds = [step() for _ in range(uncounted + counted)][uncounted:]

@@ -65,8 +65,10 @@ void step_rank(const std::string& impl, const std::string& model, const std::str
   if (impl == "lockstep" || impl == "backward-only") world = init();
   const std::unique_ptr<Task> task = make_task(model);
   Way way = make_way(impl, task->net(), optimizer);
+  double parameters = 0;
+  for (const at::Tensor& parameter : task->net().parameters()) parameters += static_cast<double>(parameter.numel());
   Turns turns(prefix, rank_here());
-  turns.answer({});
+  turns.answer({parameters});
   while (const auto order = turns.next()) {
     for (std::int64_t i = 0; i < order->at(0); ++i) step(*task, way, task->batch());
     std::vector<double> seconds;
