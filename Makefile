@@ -9,12 +9,13 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test lint clean setup configure build-all
+.PHONY: help demo build test bench lint clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
 	@echo "make build   release build; programs and examples are then in $(BIN)"
 	@echo "make test    build and run every test"
+	@echo "make bench   measure Lockstep beside its peers on this machine, 15 minutes, and write docs/benchmarks.md"
 	@echo "make lint    check the rules of the house, without building"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"
 
@@ -28,7 +29,7 @@ build: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 
 build-all: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target all tests/all docs/all bench/all
+	@cmake --build $(BUILD) -j $(JOBS) --target all tests/all docs/all
 
 demo: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program 03_char_gpt
@@ -37,6 +38,12 @@ demo: configure
 
 test: build-all
 	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 $(CTEST_ARGS)
+
+# More MPIs take part after scripts/setup.sh --peers.
+bench: configure
+	@scripts/setup.sh --beds
+	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program lockstep_bench_program
+	@python3 bench/make_page.py --bin $(BIN)
 
 lint: setup
 	@python3 tests/lint/lint.py

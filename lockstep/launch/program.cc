@@ -52,4 +52,16 @@ std::string own_path() {
   return std::string(path, static_cast<std::size_t>(size));
 }
 
+void become_companion(const std::string& name, const std::vector<std::string>& words) {
+  const std::string own = own_path();
+  const std::string path = own.substr(0, own.rfind('/') + 1) + name;
+  if (!is_executable(path))
+    throw base::UsageError("the program " + base::quoted(path, 256) + " was not found; it is built and installed with lockstep");
+  std::vector<char*> pointers = {const_cast<char*>(name.c_str())};
+  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+  pointers.push_back(nullptr);
+  ::execv(path.c_str(), pointers.data());
+  throw base::SystemError("cannot execute " + base::quoted(path, 256), errno);
+}
+
 }  // namespace lockstep::launcher

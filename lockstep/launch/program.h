@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::launcher {
 
@@ -15,5 +16,9 @@ bool is_executable(const std::string& path);
 
 /// The path of the running program.
 std::string own_path();
+
+/// Becomes the program `name` that was installed with this one, with these arguments. Does not return. Throws UsageError when it is not
+/// there, SystemError when the system does not start it.
+[[noreturn]] void become_companion(const std::string& name, const std::vector<std::string>& words);
 
 }  // namespace lockstep::launcher

@@ -66,7 +66,19 @@ called "apt-get install -y -q --no-install-recommends iproute2"
 
 run --bed
 [ "$rc" = 1 ] || fail "an unknown argument ended with $rc"
-said "unknown argument '--bed'; allowed is --beds"
+said "unknown argument '--bed'; allowed are --beds and --peers"
+
+# Peers from PyPI come only when asked for, each into a folder of its own, and once.
+play dpkg-query 'shift 2; for package; do echo "$package installed"; done'
+play python3 'mkdir -p "$3/bin"; printf "#!/bin/bash\necho pip \$* >>%q\n" "$(dirname "$0")/../calls" | tee "$3/bin/pip" >"$3/bin/python"; chmod +x "$3/bin/pip" "$3/bin/python"'
+run
+[ ! -e "$work/clone/.deps/peers" ] || fail "peers were installed without --peers"
+run --peers
+[ "$rc" = 0 ] || fail "--peers ended with $rc: $(cat "$work/said")"
+called "python3 -m venv .deps/peers/mpich"
+called "--disable-pip-version-check impi-rt==2021.18.1 impi-devel==2021.18.1"
+run --peers
+if grep -q pip "$work/calls"; then fail "peers that are there were installed again"; fi
 
 # Nothing to do is done in under a second, on this machine as it is. Three tries, because others may be busy on it.
 for _ in 1 2 3; do

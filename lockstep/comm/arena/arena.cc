@@ -244,4 +244,8 @@ Arena& Arena::process() {
   return *arena;
 }
 
+ArenaStats arena_stats() { return Arena::process().stats(); }
+
+std::size_t trim_arena() { return Arena::process().trim(); }
+
 }  // namespace lockstep::comm

@@ -8,19 +8,12 @@
 #include <stdexcept>
 
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/page_heap.h"
 #include "lockstep/comm/arena/page_set.h"
 #include "lockstep/comm/arena/size_class.h"
 
 namespace lockstep::comm {
-
-struct ArenaStats {
-  std::uint64_t live_bytes = 0;        ///< in blocks that are in use, rounding included
-  std::uint64_t peak_live_bytes = 0;
-  std::uint64_t high_water_bytes = 0;  ///< from the beginning to the end of the highest block ever
-  std::uint64_t resident_bytes = 0;    ///< that the system has been asked for and not been given back
-  std::uint64_t slab_bytes = 0;        ///< of live_bytes, in slabs of small blocks, free ones of those included
-};
 
 /// No memory left: of the host, the control group, or the arena's limit. what() names which, and the sizes.
 class ArenaFull : public std::runtime_error {

@@ -104,5 +104,11 @@ TEST(Options, HelpAndVersionArePrinted) {
   EXPECT_EQ(parse_command_line({"agent"}).verb, Verb::kAgent);
 }
 
+TEST(Options, WhatFollowsBenchIsForLockstepBench) {
+  const Command command = parse_command_line({"bench", "all-reduce", "-n", "2", "--help"});
+  EXPECT_EQ(command.verb, Verb::kBench);
+  EXPECT_THAT(command.words, ElementsAre("all-reduce", "-n", "2", "--help"));
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

@@ -220,5 +220,22 @@ TEST_F(InstalledArena, AForkedChildSeesItsTensorsAndChangesOnlyItsOwn) {
   EXPECT_EQ(tensor.sum().item<float>(), 300000);
 }
 
+TEST(Arena, UsersSeeItsStatisticsAndTrimIt) {
+  install_arena();
+  const std::uint64_t live_before = arena_stats().live_bytes;
+  {
+    const at::Tensor tensor = torch::ones({2 << 20});  // 8 MiB
+    EXPECT_EQ(arena_stats().live_bytes, live_before + 8 * kMiB);
+    EXPECT_GE(arena_stats().peak_live_bytes, 8 * kMiB);
+    EXPECT_GE(arena_stats().high_water_bytes, 8 * kMiB);
+  }
+  uninstall_arena();
+  EXPECT_EQ(arena_stats().live_bytes, live_before);
+  const std::uint64_t resident = arena_stats().resident_bytes;
+  const std::size_t given_back = trim_arena();
+  EXPECT_GE(given_back, 8 * kMiB);
+  EXPECT_EQ(arena_stats().resident_bytes, resident - given_back);
+}
+
 }  // namespace
 }  // namespace lockstep::comm

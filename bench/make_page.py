@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Measures with `lockstep bench` and writes docs/benchmarks.md and the plots in docs/benchmarks/.
+
+make_page.py [--bin DIR]            measures; the lines of JSON are kept in build/bench.jsonl
+make_page.py --from FILE            writes the page from lines that were kept
+Ends with a list of what is asked of Lockstep and what was seen.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import asked
+import page
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# What is measured, with limits on the rounds that keep all of it under 15 minutes on a quiet machine of two cores.
+PARTS = [
+    ["all-reduce", "-n", "2"],
+    ["all-reduce", "-n", "4", "--rounds", "5"],
+    ["step", "--model", "mlp-50m,mlp-65m,mlp-6m,transformer-2m,cnn-1m", "--rounds", "5"],
+    ["step", "--model", "mlp-50m", "--optimizer", "adamw", "--rounds", "5"],
+    ["launch", "--rounds", "3"],
+    ["memory"],
+    ["arena", "--rounds", "5"],
+]
+
+
+def more_mpis():
+    folders = sorted(ROOT.glob(".deps/peers/*/bin/mpicc"))
+    return [word for mpicc in folders for word in ("--mpi", str(mpicc.parent.parent))]
+
+
+def measure(bin_dir, kept):
+    """All parts, one after the other; their lines are written to `kept` as they come."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    with open(kept, "w") as file:
+        for part in PARTS:
+            words = [os.path.join(bin_dir, "lockstep"), "bench", *part, "--json"]
+            if part[0] in ("all-reduce", "launch"):
+                words += more_mpis()
+            print(f"\n$ {' '.join(words)}    # {time.monotonic() - begin:.0f} s so far", file=sys.stderr, flush=True)
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+            if process.wait() != 0:
+                raise SystemExit(f"{' '.join(part)} ended with {process.returncode}")
+    print(f"\nmeasured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default=str(ROOT / "build/release/bin"))
+    parser.add_argument("--from", dest="source", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs", help="the folder of benchmarks.md")
+    args = parser.parse_args()
+    source = args.source or ROOT / "build/bench.jsonl"
+    if not args.source:
+        measure(args.bin, source)
+    lines = [json.loads(line) for line in source.read_text().splitlines()]
+    page.write(lines, args.out)
+    print(f"wrote {args.out / 'benchmarks.md'}\n")
+    for line in asked.compare(lines):
+        print(line)
+
+
+main()

@@ -1,0 +1,35 @@
+// The program lockstep-bench: what `lockstep bench` becomes, and, as `lockstep-bench rank`, each of the ranks that it measures.
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "bench/driver/benchmarks.h"
+#include "bench/driver/job.h"
+#include "bench/ranks/rank.h"
+#include "lockstep/base/error.h"
+
+int main(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  try {
+    if (!words.empty() && words.front() == "rank") {
+      lockstep::bench::rank_main({words.begin() + 1, words.end()});
+      return 0;
+    }
+    const lockstep::bench::Options options = lockstep::bench::parse_options(std::move(words));
+    if (options.what.empty()) {
+      std::fputs(options.text.c_str(), stdout);
+      return 0;
+    }
+    lockstep::bench::throw_on_signals();
+    lockstep::bench::Report report(options.json);
+    lockstep::bench::run_benchmarks(options, report);
+    return 0;
+  } catch (const lockstep::base::Error& error) {
+    std::fprintf(stderr, "lockstep-bench: %s%s%s\n", error.what(), error.hint().empty() ? "" : "; ", error.hint().c_str());
+    return lockstep::base::exit_code(error.cause());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lockstep-bench: %s\n", error.what());
+    return lockstep::base::exit_code(lockstep::base::Cause::kInternal);
+  }
+}
