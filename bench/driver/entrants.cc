@@ -108,7 +108,8 @@ std::vector<Entrant> step_entrants(const Options& options, const std::string& mo
   const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
     return under_run(name, ranks, rank_words({"step", impl, model, optimizer, kPrefix}), bound, env);
   };
-  std::vector<Entrant> all = {own("lockstep", "lockstep", {}, true),
+  std::vector<Entrant> all = {own("lockstep-fused", "lockstep-fused", {}, true),
+                              own("lockstep", "lockstep", {}, true),
                               own("unsynchronised", "unsynchronised", {}, true),
                               own("unsynchronised-tuned", "unsynchronised", kTuned, true),
                               own("reducer", "reducer", {}, false),
@@ -129,8 +130,10 @@ std::vector<Entrant> step_entrants(const Options& options, const std::string& mo
 
 std::vector<Entrant> memory_entrants(const Options& options, Report& report) {
   const std::string model = "mlp-50m", optimizer = "adamw";
-  const Words words = rank_words({"step", "lockstep", model, optimizer, kPrefix});
-  std::vector<Entrant> all = {under_run("lockstep", options.ranks, words, true, {})};
+  const auto own = [&](const std::string& impl) {
+    return under_run(impl, options.ranks, rank_words({"step", impl, model, optimizer, kPrefix}), true, {});
+  };
+  std::vector<Entrant> all = {own("lockstep-fused"), own("lockstep")};
   if (const auto python = python_or_report(options, report)) {
     all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, options.ranks, {}));
     all.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, options.ranks, {}));

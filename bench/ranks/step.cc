@@ -23,11 +23,21 @@ std::unique_ptr<torch::optim::Optimizer> torch_optimizer(torch::nn::Module& net,
   throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
 }
 
+std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel& ddp, const std::string& name) {
+  if (name == "sgd") return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
+  if (name == "adamw") return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 1e-4});
+  throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
+}
+
 /// Every implementation of a step; bench/driver/contests.cc starts them under their names.
 Way make_way(const std::string& impl, torch::nn::Module& net, const std::string& optimizer) {
   if (impl == "lockstep") {
     auto ddp = std::make_shared<DistributedDataParallel>(net, init());
     return {.optimizer = torch_optimizer(net, optimizer), .kept = ddp};
+  }
+  if (impl == "lockstep-fused") {
+    auto ddp = std::make_shared<DistributedDataParallel>(net, init());
+    return {.optimizer = fused_optimizer(*ddp, optimizer), .kept = ddp};
   }
   if (impl == "reducer" || impl == "reducer-views") {
     auto reducer = std::make_shared<ReducerPeer>(net, impl == "reducer-views");
@@ -41,7 +51,7 @@ Way make_way(const std::string& impl, torch::nn::Module& net, const std::string&
     return {.kept = std::make_shared<Group>(world)};
   }
   throw UsageError("lockstep-bench rank step: the implementation is " + impl +
-                   "; allowed are lockstep, reducer, reducer-views, unsynchronised and backward-only");
+                   "; allowed are lockstep, lockstep-fused, reducer, reducer-views, unsynchronised and backward-only");
 }
 
 double step(Task& task, Way& way, std::int64_t batch) {
@@ -62,7 +72,7 @@ void step_rank(const std::string& impl, const std::string& model, const std::str
   torch::manual_seed(1);
   // Before the model, so that it is born where the implementation wants it; init() again gives the same group.
   std::optional<Group> world;
-  if (impl == "lockstep" || impl == "backward-only") world = init();
+  if (impl == "lockstep" || impl == "lockstep-fused" || impl == "backward-only") world = init();
   const std::unique_ptr<Task> task = make_task(model);
   Way way = make_way(impl, task->net(), optimizer);
   double parameters = 0;
