@@ -30,7 +30,7 @@ PendingPtr HeadedExchange::start(Collective op) {
 
 void HeadedExchange::wait(Pending& pending, const std::string& what) {
   channel_->wait(pending, blank(Kind::kAllReduce, what),
-                 "backward() (gradients of " + name_ + ", exchange " + std::to_string(seq_) + ")");
+                 std::string(call_) + " (gradients of " + name_ + ", exchange " + std::to_string(seq_) + ")");
 }
 
 void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along) {
@@ -39,6 +39,7 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
   along_ = std::move(along);
   along_pending_.clear();
   company_ = step.joined;
+  call_ = step.use == Use::kMeans ? "backward()" : step.use == Use::kNorm ? "clip_grad_norm()" : "step()";
   const ExchangeHeader header = make_header(seq_, plan, step);
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
   Collective op = blank(Kind::kAllGather, name_);
@@ -57,7 +58,7 @@ void HeadedExchange::check_header() {
       throw base::DesyncError(base::Cause::kDesync, label(blank(Kind::kAllReduce, name_)),
                               members[static_cast<std::size_t>(channel_->rank())],
                               members[static_cast<std::size_t>(difference->rank)],
-                              "backward() on ranks that are not in the same step: " + difference->text,
+                              std::string(call_) + " on ranks that are not in the same step: " + difference->text,
                               "a backward() that only some ranks call belongs under no_sync()");
     } catch (const base::CommError& error) {
       channel_->fail(error);

@@ -41,6 +41,7 @@ class HeadedExchange : public Exchange {
   const std::unique_ptr<Channel> channel_;
   const std::chrono::milliseconds timeout_;
   std::uint64_t seq_ = 0;
+  const char* call_ = "";  // the user's, which began the exchange
   base::Deadline deadline_ = base::Deadline::never();
   Attendance attendance_;
   bool company_ = false;  // this rank has joined

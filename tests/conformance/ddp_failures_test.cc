@@ -3,6 +3,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/replicas.h"
+#include "lockstep/optim/sgd.h"
 #include "tests/conformance/ddp_models.h"
 
 namespace lockstep::tests {
@@ -80,6 +81,38 @@ TEST(DdpFailures, OneBackwardTooManyIsNotTheNextStepsGradient) {
     }
   });
   EXPECT_LE(done, 2);  // step 2 was right on the others; nothing after it was applied anywhere
+}
+
+TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = world().rank() == 0 ? 0.1 : 0.2});
+  const at::Tensor before = net->first->weight.detach().clone();
+  const bool shared = optimizer.shares_parameters();
+  // With a copy on each rank it shows as soon as those are compared.
+  expect_error(shared ? Cause::kDesync : Cause::kReplicaDiverged, {shared ? "step() on ranks" : "differs between ranks"}, [&] {
+    for (int number = 0; number < 4; ++number) {
+      optimizer.zero_grad();
+      forward_backward(net, number);
+      optimizer.step();
+    }
+  });
+  if (shared) {
+    EXPECT_TRUE(torch::equal(before, net->first->weight));
+  }
+}
+
+TEST(DdpFailures, OneRankClipsAndTheOthersStep) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  forward_backward(net, 0);
+  if (!optimizer.shares_parameters()) return;  // nobody waits for anybody then
+  expect_error(Cause::kDesync, {"rank 0 takes the norm of gradients", "updates parameters"}, [&] {
+    if (world().rank() == 0) optimizer.clip_grad_norm(1.0);
+    optimizer.step();
+  });
 }
 
 TEST(DdpFailures, OneBackwardTooManyAfterTheStepShowsByTheBatches) {

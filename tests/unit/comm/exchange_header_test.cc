@@ -35,6 +35,12 @@ TEST(ExchangeHeader, EveryDifferenceHasItsSentence) {
             "reaching a parameter");
   EXPECT_EQ(against([](StepIdentity& s) { s.accumulating = true; }), "rank 0 has fresh gradients, rank 2 adds to gradients that were there");
   EXPECT_EQ(against([](StepIdentity& s) { s.divide_by_active = true; }), "");
+  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kNorm; }), "rank 0 averages gradients, rank 2 takes the norm of gradients");
+  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kUpdate; }), "rank 0 averages gradients, rank 2 updates parameters");
+  EXPECT_EQ(against([](StepIdentity& s) { s.averaged = true; }), "rank 0 has gradients of its own, rank 2 has averaged gradients");
+  EXPECT_EQ(against([](StepIdentity& s) { s.options = 7; }),
+            "rank 0 has an optimizer whose options or steps have the fingerprint 0, rank 2 has an optimizer whose options or steps have the "
+            "fingerprint 7");
 }
 
 TEST(ExchangeHeader, RanksThatHaveJoinedAreInEveryStep) {
