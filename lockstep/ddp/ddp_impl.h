@@ -11,6 +11,7 @@
 #include "lockstep/ddp/backward_watch.h"
 #include "lockstep/ddp/buffer_sync.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/host_sync.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {
@@ -38,6 +39,10 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   bool end_company();
   void end_join();
   void abandon(const std::string& why) noexcept;
+  /// Throws UsageError when these options and join() do not go together.
+  void check_join() const;
+
+  void average_hosts();
 
   comm::Group group;
   comm::ExchangeStats stats() const { return exchange_->stats(); }
@@ -62,6 +67,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, private com
   void check_replicas();
 
   const DdpOptions options_;
+  std::unique_ptr<HostSync> host_sync_;  // with host_sync_every
+  comm::Group peers_;  // whose gradients are averaged: all, or with host_sync_every those of this host
   std::vector<Watched> parameters_;
   NamedTensors all_tensors_;  // parameters and buffers, for the last word of join()
   BufferSync buffers_;
