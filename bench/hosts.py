@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""What crosses between hosts and how long it takes, on network namespaces whose links are shaped to 1 Gb/s.
+
+Prints a line of JSON for each case: what, impl, wire, ranks, hosts, order (of the ranks on the hosts), bytes, median_s, min_s, runs,
+wire_bytes (of the busiest host and direction, one run, from the interfaces' counters), bound_s and bound_bytes (one copy of the data each
+way per host, at the rate that TCP has on such a link), and what follows from them. Leaves nothing behind; exits with 77 without root.
+"""
+import argparse
+import json
+import os
+import pathlib
+import select
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests/support"))
+import hosts_bed  # noqa: E402
+
+PAYLOAD_BITS_PER_S = 955e6  # of TCP on a link of 1 Gb/s: 950 to 958, measured
+LIMIT_S = 240  # for one job
+
+
+def places(hosts, ranks_per_host, order):
+    """The host, from 1, of each rank."""
+    ranks = hosts * ranks_per_host
+    return [1 + (rank // ranks_per_host if order == "contiguous" else rank % hosts) for rank in range(ranks)]
+
+
+class Job:
+    """Ranks that have been started; rank 0 talks."""
+
+    def __init__(self, bed, where, words, env):
+        local = {}
+        common = {"WORLD_SIZE": len(where), "MASTER_ADDR": f"{hosts_bed.SUBNET}{where[0]}", "MASTER_PORT": 29500 + os.getpid() % 1000,
+                  "OMP_NUM_THREADS": 1, **env}
+        self.processes = []
+        for rank, host in enumerate(where):
+            place = local[host] = local.get(host, -1) + 1
+            variables = {**os.environ, **{key: str(value) for key, value in common.items()}, "RANK": str(rank), "LOCAL_RANK": str(place),
+                         "LOCAL_WORLD_SIZE": str(where.count(host))}
+            self.processes.append(bed.start(host, words, env=variables, stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, text=True))
+        self.talks = self.processes[0]
+        self.deadline = time.monotonic() + LIMIT_S
+
+    def line(self):
+        while True:
+            left = self.deadline - time.monotonic()
+            if left <= 0 or not select.select([self.talks.stdout], [], [], left)[0]:
+                raise RuntimeError(f"no answer within {LIMIT_S} s")
+            text = self.talks.stdout.readline()
+            if text == "":
+                raise RuntimeError("a job ended before it had measured")
+            if text.startswith(("ready", "{")):
+                return text
+
+    def go(self):
+        if not self.line().startswith("ready"):
+            raise RuntimeError("the job was not ready")
+        self.talks.stdin.write("go\n")
+        self.talks.stdin.flush()
+
+    def end(self):
+        for process in self.processes:
+            if process.wait(timeout=60) != 0:
+                raise RuntimeError(f"a rank ended with {process.returncode}")
+
+    def stop(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+class MpiJob(Job):
+    """The same, started by mpirun, which starts its daemons on the hosts by way of namespaces."""
+
+    def __init__(self, bed, where, words, env):
+        hosts = sorted(set(where))
+        slots = ",".join(f"h{host}:{where.count(host)}" for host in hosts)
+        by_node = [] if where == sorted(where) else ["--map-by", "node"]
+        exports = [word for key, value in env.items() for word in ("-x", f"{key}={value}")]
+        self.processes = [subprocess.Popen(
+            ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", bed.remote_shell(), "--mca", "btl_tcp_if_include", f"{hosts_bed.SUBNET}0/24",
+             "--mca", "oob_tcp_if_include", f"{hosts_bed.SUBNET}0/24", "--bind-to", "none", "-H", slots, *by_node, "-x", "OMP_NUM_THREADS=1",
+             *exports, "-np", str(len(where)), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)]
+        self.talks = self.processes[0]
+        self.deadline = time.monotonic() + LIMIT_S
+
+
+def run(bed, job_type, where, words, env, phases=1):
+    """The answer, and the bytes of the busiest direction of a host in the last phase."""
+    job = job_type(bed, where, words, env)
+    try:
+        for _ in range(phases - 1):
+            job.go()
+        before = None
+        text = job.line()
+        if not text.startswith("ready"):
+            raise RuntimeError("the job was not ready")
+        before = [bed.bytes_of(host) for host in sorted(set(where))]
+        job.talks.stdin.write("go\n")
+        job.talks.stdin.flush()
+        answer = json.loads(job.line())
+        after = [bed.bytes_of(host) for host in sorted(set(where))]
+        job.end()
+        crossed = max(b - a for first, last in zip(before, after) for a, b in zip(first, last))
+        return answer, crossed
+    finally:
+        job.stop()
+
+
+def line_rate(bed):
+    """Payload bits a second of one TCP connection from host 1 to host 2."""
+    code = "import socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2]))); s.sendall(bytes(100<<20)); s.shutdown(1); s.recv(1)"
+    listener = "import socket,sys,time\ns=socket.create_server(('0.0.0.0',0)); print(s.getsockname()[1],flush=True)\nc=s.accept()[0]; n=0; t=time.time()\n" \
+               "while True:\n  d=c.recv(1<<20)\n  if not d: break\n  n+=len(d)\nprint(n*8/(time.time()-t),flush=True)"
+    server = bed.start(2, [sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
+    try:
+        port = server.stdout.readline().strip()
+        bed.start(1, [sys.executable, "-c", code, f"{hosts_bed.SUBNET}2", port]).wait(timeout=60)
+        return float(server.stdout.readline())
+    finally:
+        server.kill()
+        server.wait()
+
+
+def report(case, answer, crossed, data_bytes):
+    hosts = case["hosts"]
+    seconds = answer["seconds"]
+    size = 4 if case.get("wire", "float32") == "float32" else 2
+    full = 2 * (hosts - 1) / hosts * data_bytes  # bytes that a host must send, and get, of float32
+    median = statistics.median(seconds)
+    row = {**case, "bytes": data_bytes, "median_s": round(median, 6), "min_s": round(min(seconds), 6), "runs": len(seconds),
+           "wire_bytes": round(crossed / len(seconds)), "bound_bytes": round(full * size / 4), "bound_s": round(8 * full / PAYLOAD_BITS_PER_S, 6)}
+    if data_bytes >= 1 << 20:
+        row["time_to_bound"] = round(median / row["bound_s"], 4)
+        row["bytes_to_bound"] = round(row["wire_bytes"] / row["bound_bytes"], 4)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
+    for data_bytes in sizes:
+        runs = args.runs if data_bytes > 1 << 20 else 500
+        for order in orders:
+            where = places(hosts, ranks, order)
+            for impl in impls:
+                case = {"what": "all_reduce", "impl": impl, "ranks": len(where), "hosts": hosts, "order": order}
+                try:
+                    if impl == "openmpi":
+                        answer, crossed = run(bed, MpiJob, where, [args.bin / "bench_hosts_mpi", data_bytes, runs], {})
+                    else:
+                        transport, _, wire = impl.partition(" ")
+                        case["wire"] = wire or "float32"
+                        outer = transport.partition("+")[2]
+                        env = {"LOCKSTEP_TRANSPORT": transport.partition("+")[0], "LOCKSTEP_LOG": "quiet", **({"LOCKSTEP_OUTER": outer} if outer else {})}
+                        kind = Job
+                        if "mpi" in transport:
+                            kind = MpiJob
+                            env["LOCKSTEP_STORE"] = f"{hosts_bed.SUBNET}{where[0]}:{29500 + os.getpid() % 1000}"
+                        answer, crossed = run(bed, kind, where, [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs], env)
+                except RuntimeError as error:
+                    print(json.dumps({**case, "bytes": data_bytes, "error": str(error)}), flush=True)
+                    continue
+                report(case, answer, crossed, data_bytes)
+
+
+def steps(args, bed):
+    """Training steps of 10 M parameters, against the larger of computing alone and what must cross."""
+    parameters = 10 * 1001 * 1000
+    where = places(2, 2, "contiguous")
+    for every, wire in ((1, "float32"), (1, "bfloat16"), (4, "float32"), (16, "float32")):
+        words = [args.bin / "bench_hosts_rank", "step", every, wire, 16]
+        answer, crossed = run(bed, Job, where, words, {"LOCKSTEP_LOG": "quiet"}, phases=2)
+        compute = statistics.median(answer["compute_seconds"])
+        crossing = 8 * parameters * (4 if wire == "float32" else 2) / PAYLOAD_BITS_PER_S / every
+        mean = statistics.mean(answer["seconds"])
+        print(json.dumps({"what": "step", "impl": "hierarchy", "wire": wire, "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
+                          "bytes": 4 * parameters, "median_s": round(statistics.median(answer["seconds"]), 6), "mean_s": round(mean, 6),
+                          "min_s": round(min(answer["seconds"]), 6), "runs": 16, "wire_bytes": round(crossed / 16), "compute_s": round(compute, 6),
+                          "bound_s": round(max(compute, crossing), 6), "time_to_bound": round(mean / max(compute, crossing), 4)}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, default=HERE.parent / "build/release/bin")
+    parser.add_argument("--rate", default="1gbit", help="of each link; the bounds are for 1gbit")
+    parser.add_argument("--runs", type=int, default=3, help="of large all_reduces")
+    parser.add_argument("--only", nargs="+", choices=["large", "small", "4x4", "step"], default=["large", "small", "4x4", "step"])
+    parser.add_argument("--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'")
+    parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
+    parser.add_argument("--bytes", type=int, default=250_000_000)
+    args = parser.parse_args()
+    hosts_bed.enter_cell(("ip", "tc"))
+    has_mpi = (args.bin / "bench_hosts_mpi").exists()
+    if not has_mpi:
+        print("SKIPPED: Open MPI as a peer, which is not installed (Debian: libopenmpi-dev openmpi-bin)", file=sys.stderr)
+    mpi = ["openmpi"] if has_mpi else []
+    by_mpi = ["hierarchy+mpi"] if has_mpi else []
+    with tempfile.TemporaryDirectory() as folder:
+        bed = hosts_bed.Bed(4 if "4x4" in args.only else 2, folder)
+        bed.shape(args.rate)
+        print(json.dumps({"what": "line_rate", "bits_per_s": round(line_rate(bed))}), flush=True)
+        if "large" in args.only:
+            all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", "hierarchy bfloat16", *by_mpi, "gloo", *mpi], [args.bytes])
+        if "small" in args.only:
+            all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "gloo", *mpi], [4096])
+        if "4x4" in args.only:
+            all_reduces(args, bed, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes])
+        if "step" in args.only:
+            steps(args, bed)
+
+
+main()
