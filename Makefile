@@ -9,13 +9,14 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test lint clean setup configure build-all
+.PHONY: help demo build test lint clean setup configure build-all bench-hosts
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
 	@echo "make build   release build; programs and examples are then in $(BIN)"
 	@echo "make test    build and run every test"
 	@echo "make lint    check the rules of the house, without building"
+	@echo "make bench-hosts   measure between hosts, on network namespaces with links of 1 Gb/s (root)"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"
 
 setup:
@@ -40,6 +41,10 @@ test: build-all
 
 lint: setup
 	@python3 tests/lint/lint.py
+
+# Needs root: it makes network namespaces, and skips loudly without.
+bench-hosts: build-all
+	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
 
 clean:
 	rm -rf build

@@ -7,112 +7,19 @@ way per host, at the rate that TCP has on such a link), and what follows from th
 """
 import argparse
 import json
-import os
 import pathlib
-import select
-
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests/support"))
 import hosts_bed  # noqa: E402
+import hosts_job  # noqa: E402
+from hosts_job import Job, MpiJob, places, run  # noqa: E402
 
 PAYLOAD_BITS_PER_S = 955e6  # of TCP on a link of 1 Gb/s: 950 to 958, measured
-LIMIT_S = 240  # for one job
-
-
-def places(hosts, ranks_per_host, order):
-    """The host, from 1, of each rank."""
-    ranks = hosts * ranks_per_host
-    return [1 + (rank // ranks_per_host if order == "contiguous" else rank % hosts) for rank in range(ranks)]
-
-
-class Job:
-    """Ranks that have been started; rank 0 talks."""
-
-    def __init__(self, bed, where, words, env):
-        local = {}
-        common = {"WORLD_SIZE": len(where), "MASTER_ADDR": f"{hosts_bed.SUBNET}{where[0]}", "MASTER_PORT": 29500 + os.getpid() % 1000,
-                  "OMP_NUM_THREADS": 1, **env}
-        self.processes = []
-        for rank, host in enumerate(where):
-            place = local[host] = local.get(host, -1) + 1
-            variables = {**os.environ, **{key: str(value) for key, value in common.items()}, "RANK": str(rank), "LOCAL_RANK": str(place),
-                         "LOCAL_WORLD_SIZE": str(where.count(host))}
-            self.processes.append(bed.start(host, words, env=variables, stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, text=True))
-        self.talks = self.processes[0]
-        self.deadline = time.monotonic() + LIMIT_S
-
-    def line(self):
-        while True:
-            left = self.deadline - time.monotonic()
-            if left <= 0 or not select.select([self.talks.stdout], [], [], left)[0]:
-                raise RuntimeError(f"no answer within {LIMIT_S} s")
-            text = self.talks.stdout.readline()
-            if text == "":
-                raise RuntimeError("a job ended before it had measured")
-            if text.startswith(("ready", "{")):
-                return text
-
-    def go(self):
-        if not self.line().startswith("ready"):
-            raise RuntimeError("the job was not ready")
-        self.talks.stdin.write("go\n")
-        self.talks.stdin.flush()
-
-    def end(self):
-        for process in self.processes:
-            if process.wait(timeout=60) != 0:
-                raise RuntimeError(f"a rank ended with {process.returncode}")
-
-    def stop(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-class MpiJob(Job):
-    """The same, started by mpirun, which starts its daemons on the hosts by way of namespaces."""
-
-    def __init__(self, bed, where, words, env):
-        hosts = sorted(set(where))
-        slots = ",".join(f"h{host}:{where.count(host)}" for host in hosts)
-        by_node = [] if where == sorted(where) else ["--map-by", "node"]
-        exports = [word for key, value in env.items() for word in ("-x", f"{key}={value}")]
-        self.processes = [subprocess.Popen(
-            ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", bed.remote_shell(), "--mca", "btl_tcp_if_include", f"{hosts_bed.SUBNET}0/24",
-             "--mca", "oob_tcp_if_include", f"{hosts_bed.SUBNET}0/24", "--bind-to", "none", "-H", slots, *by_node, "-x", "OMP_NUM_THREADS=1",
-             *exports, "-np", str(len(where)), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)]
-        self.talks = self.processes[0]
-        self.deadline = time.monotonic() + LIMIT_S
-
-
-def run(bed, job_type, where, words, env, phases=1):
-    """The answer, and the bytes of the busiest direction of a host in the last phase."""
-    job = job_type(bed, where, words, env)
-    try:
-        for _ in range(phases - 1):
-            job.go()
-        before = None
-        text = job.line()
-        if not text.startswith("ready"):
-            raise RuntimeError("the job was not ready")
-        before = [bed.bytes_of(host) for host in sorted(set(where))]
-        job.talks.stdin.write("go\n")
-        job.talks.stdin.flush()
-        answer = json.loads(job.line())
-        after = [bed.bytes_of(host) for host in sorted(set(where))]
-        job.end()
-        crossed = max(b - a for first, last in zip(before, after) for a, b in zip(first, last))
-        return answer, crossed
-    finally:
-        job.stop()
 
 
 def line_rate(bed):
@@ -163,7 +70,7 @@ def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
                         kind = Job
                         if "mpi" in transport:
                             kind = MpiJob
-                            env["LOCKSTEP_STORE"] = f"{hosts_bed.SUBNET}{where[0]}:{29500 + os.getpid() % 1000}"
+                            env["LOCKSTEP_STORE"] = f"{hosts_bed.SUBNET}{where[0]}:{hosts_job.PORT}"
                         answer, crossed = run(bed, kind, where, [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs], env)
                 except RuntimeError as error:
                     print(json.dumps({**case, "bytes": data_bytes, "error": str(error)}), flush=True)

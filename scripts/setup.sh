@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
-PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libgloo-dev)
+PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev nlohmann-json3-dev libcli11-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin)
 BED_PACKAGES=(iproute2)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
