@@ -48,7 +48,8 @@ std::string address_towards(const base::Address& target) {
 /// join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
-  if (id.rank == 0) {
+  if (id.address.host.empty()) meet_by_mpi(world, deadline);
+  if (id.rank == 0 && !world.server) {
     try {
       world.server = std::make_unique<job::StoreServer>(id.address, id.job);
     } catch (const base::SystemError& error) {
@@ -129,9 +130,8 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const std::string outer = !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto");
+  const std::string outer = choose_outer(!options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
-  check_outer(outer);
   const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
   std::string reason;

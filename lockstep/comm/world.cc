@@ -7,6 +7,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/hierarchy/hierarchy.h"
+#include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
 
@@ -16,6 +17,8 @@ namespace {
 // Operations of gloo that are carried out at once: hierarchy has as many pieces under way.
 constexpr int kFewThreads = 2;
 constexpr int kManyThreads = 4;
+// Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
+constexpr const char* kGlooAndMpi = "gloo and mpi";
 
 }  // namespace
 
@@ -23,8 +26,26 @@ World::~World() {
   if (watch && std::uncaught_exceptions() == 0) watch->leave();
 }
 
+void meet_by_mpi(World& world, base::Deadline deadline) {
+  if (!mpi_missing().empty())
+    throw base::UsageError("the contract " + world.identity.contract + " does not say where the ranks meet: " + mpi_missing(),
+                           "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or MASTER_ADDR and MASTER_PORT");
+  const bool one_host = mpi_has_one_host();
+  std::string meeting;
+  if (world.identity.rank == 0) {
+    const std::string host = one_host ? "127.0.0.1" : base::address_of_interface(world.interface);
+    if (host.empty())
+      throw base::UsageError("no network interface of this host has an address for the others" +
+                                 (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
+                             "ip addr lists the interfaces");
+    world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, world.identity.job);
+    meeting = base::to_string(world.server->address());
+  }
+  world.identity.address = base::parse_address("rank 0's address", broadcast_by_mpi(meeting, deadline));
+}
+
 const std::vector<std::string>& transport_names() {
-  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "gloo"};
+  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "gloo", "mpi"};
   return names;
 }
 
@@ -37,13 +58,19 @@ void check_transport(const std::string& asked, int size) {
   }
   if (asked == "self" && size > 1)
     throw base::UsageError("transport self is for a world of one, but there are " + std::to_string(size) +
-                           " ranks; allowed here are auto, shm, hierarchy and gloo");
+                           " ranks; allowed here are auto, shm, hierarchy, gloo and mpi");
   if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("transport gloo: " + gloo_missing());
+  if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("transport mpi: " + mpi_missing());
 }
 
-void check_outer(const std::string& asked) {
-  if (asked != "auto" && asked != "gloo")
-    throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) + "; allowed are auto and gloo");
+std::string choose_outer(const std::string& asked) {
+  if (asked != "auto" && asked != "gloo" && asked != "mpi")
+    throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) + "; allowed are auto, gloo and mpi");
+  if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("the transport between hosts: mpi: " + mpi_missing());
+  if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("the transport between hosts: gloo: " + gloo_missing());
+  if (asked != "auto") return asked;
+  if (gloo_missing().empty()) return mpi_missing().empty() ? kGlooAndMpi : "gloo";
+  return mpi_missing().empty() ? "mpi" : "none";
 }
 
 std::string choose_transport(World& world, const std::string& asked, const std::string& outer) {
@@ -51,15 +78,15 @@ std::string choose_transport(World& world, const std::string& asked, const std::
   const bool one_host = static_cast<int>(world.identity.neighbours.size()) == size;
   if (asked == "shm" && !one_host)
     throw base::UsageError("transport shm is for ranks of one host, but there are " + std::to_string(world.identity.num_nodes) +
-                           " hosts; allowed here are auto, hierarchy and gloo");
+                           " hosts; allowed here are auto, hierarchy, gloo and mpi");
   if (asked == "hierarchy" && one_host)
     throw base::UsageError("transport hierarchy is for ranks of several hosts, but all " + std::to_string(size) +
-                           " share one; allowed here are auto, shm and gloo");
+                           " share one; allowed here are auto, shm, gloo and mpi");
   world.transport = asked;
   if (asked == "auto") world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
   if (world.transport == "hierarchy") {
-    if (!gloo_missing().empty()) throw base::UsageError("no transport between hosts: " + gloo_missing());
-    world.outer = outer == "auto" ? "gloo" : outer;
+    if (outer == "none") throw base::UsageError("no transport between hosts: gloo: " + gloo_missing() + "; mpi: " + mpi_missing());
+    world.outer = outer;
   }
   if (asked != "auto") return "asked for by name";
   return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks of several hosts";
@@ -80,8 +107,17 @@ std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::
                               .threads = threads});
 }
 
+std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
+  return make_mpi_transport({.store = std::make_shared<job::PrefixStore>("mpi/" + name, store),
+                             .members = members,
+                             .rank = place_in(members),
+                             .deadline = base::Deadline::in(timeout)});
+}
+
 std::shared_ptr<Transport> World::make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const {
-  if (leg == Leg::kSmall) return nullptr;
+  const bool small_by_mpi = outer == kGlooAndMpi;
+  if (leg == Leg::kSmall && !small_by_mpi) return nullptr;
+  if (outer == "mpi" || leg == Leg::kSmall) return make_mpi(name, members);
   return make_gloo(name, members, leg == Leg::kLarge ? kManyThreads : kFewThreads);
 }
 
@@ -111,6 +147,7 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
                                      .make_outer = [this, &name](Leg leg, const std::string& part, const std::vector<int>& ranks) {
                                        return make_outer(leg, name + "/" + part, ranks);
                                      }});
+  if (transport == "mpi") return make_mpi(name, members);
   return make_gloo(name, members, kFewThreads);
 }
 

@@ -39,12 +39,17 @@ struct World {
 
  private:
   std::shared_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& members, int threads) const;
+  std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
   std::shared_ptr<Transport> make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const;
   int place_in(const std::vector<int>& members) const;
 };
 
-/// Throws UsageError when `asked` is none of auto, gloo and mpi.
-void check_outer(const std::string& asked);
+/// What `asked`, "auto", "gloo" or "mpi", is here. Throws UsageError when it cannot be had.
+std::string choose_outer(const std::string& asked);
+
+/// Where the ranks meet, when their launcher is MPI's and said nothing of it: rank 0 serves the store, world.server, at a port that it picks, and
+/// all learn by MPI where. Throws UsageError where there is no MPI.
+void meet_by_mpi(World& world, base::Deadline deadline);
 
 /// The names that --transport takes, "auto" first.
 const std::vector<std::string>& transport_names();
@@ -54,7 +59,7 @@ void check_transport(const std::string& asked, int size);
 
 /// Fills world.transport from what was asked for and who shares a host, and returns the reason. Throws UsageError when the one that
 /// was named cannot be had: it is never replaced.
-/// `outer` says what is to carry the bytes between hosts.
+/// `outer` is what choose_outer() returned.
 std::string choose_transport(World& world, const std::string& asked, const std::string& outer);
 
 /// What the chosen transport needs of the other ranks before the first group. Waits for them. Throws CommError.

@@ -76,11 +76,10 @@ void read_meeting_point(Identity& id, const Env& env, const std::string& job) {
     id.address = base::parse_address("LOCKSTEP_STORE", *env.lockstep_store);
     return;
   }
-  if (!env.master_addr || !env.master_port)
-    throw UsageError("the contract " + id.contract + " does not say where the ranks meet, and neither LOCKSTEP_STORE nor MASTER_ADDR and MASTER_PORT are set",
-                     "mpirun -x LOCKSTEP_STORE=HOST:PORT ..., with the host of rank 0 and a port that is free there");
-  id.address.host = *env.master_addr;
-  id.address.port = static_cast<std::uint16_t>(base::parse_int_in("MASTER_PORT", *env.master_port, 1, 65535));
+  if (!env.master_addr && !env.master_port) return;  // MPI is asked
+  id.address.host = required(id.contract.c_str(), "MASTER_ADDR", env.master_addr);
+  id.address.port = static_cast<std::uint16_t>(
+      base::parse_int_in("MASTER_PORT", required(id.contract.c_str(), "MASTER_PORT", env.master_port), 1, 65535));
 }
 
 Identity from_mpi(const Env& env) {

@@ -42,7 +42,8 @@ struct ExplicitIdentity {
 };
 
 /// Pure. Order: `given`, Lockstep's variables, torchrun's, plain RANK and WORLD_SIZE (env://), Open MPI's, PMI's, a
-/// world of one. The two of MPI say nothing of where to meet: LOCKSTEP_STORE, or MASTER_ADDR and MASTER_PORT do.
+/// world of one. The two of MPI say nothing of where to meet: LOCKSTEP_STORE does, or MASTER_ADDR
+/// and MASTER_PORT; with neither the address stays empty, and init() asks MPI itself.
 /// LOCKSTEP_ENV_FROM forces one. Half-set or contradictory values are a UsageError that names the variable, its value and
 /// what is allowed.
 Identity identify(const base::Env& env, const ExplicitIdentity& given = {});
