@@ -9,7 +9,7 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test bench lint clean setup configure build-all
+.PHONY: help demo build test bench bench-hosts lint clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
@@ -17,6 +17,7 @@ help:
 	@echo "make test    build and run every test"
 	@echo "make bench   measure Lockstep beside its peers on this machine, 15 minutes, and write docs/benchmarks.md"
 	@echo "make lint    check the rules of the house, without building"
+	@echo "make bench-hosts   measure between hosts, on network namespaces with links of 1 Gb/s (root)"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"
 
 setup:
@@ -47,6 +48,10 @@ bench: configure
 
 lint: setup
 	@python3 tests/lint/lint.py
+
+# Needs root: it makes network namespaces, and skips loudly without.
+bench-hosts: build-all
+	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
 
 clean:
 	rm -rf build

@@ -26,6 +26,8 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.tmpdir = get("TMPDIR");
   env.lockstep_join_timeout = get("LOCKSTEP_JOIN_TIMEOUT");
   env.lockstep_interface = get("LOCKSTEP_INTERFACE");
+  env.lockstep_host_id = get("LOCKSTEP_HOST_ID");
+  env.lockstep_outer = get("LOCKSTEP_OUTER");
   env.lockstep_log = get("LOCKSTEP_LOG");
   env.lockstep_program = get("LOCKSTEP_PROGRAM");
   env.omp_num_threads = get("OMP_NUM_THREADS");
@@ -44,6 +46,14 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.torchelastic_run_id = get("TORCHELASTIC_RUN_ID");
   env.torchelastic_restart_count = get("TORCHELASTIC_RESTART_COUNT");
   env.torchelastic_use_agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
+  env.ompi_comm_world_rank = get("OMPI_COMM_WORLD_RANK");
+  env.ompi_comm_world_size = get("OMPI_COMM_WORLD_SIZE");
+  env.ompi_comm_world_local_rank = get("OMPI_COMM_WORLD_LOCAL_RANK");
+  env.ompi_comm_world_local_size = get("OMPI_COMM_WORLD_LOCAL_SIZE");
+  env.pmix_namespace = get("PMIX_NAMESPACE");
+  env.pmi_rank = get("PMI_RANK");
+  env.pmi_size = get("PMI_SIZE");
+  env.pmi_jobid = get("PMI_JOBID");
   return env;
 }
 

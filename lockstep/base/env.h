@@ -23,12 +23,14 @@ struct Env {
   Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns that a rank's line has on the launcher's terminal, when it is one
 
   // Set by a user.
-  Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep or torchrun
-  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm or gloo
+  Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep, torchrun, mpi or pmi
+  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo or mpi
   Value lockstep_arena;      ///< LOCKSTEP_ARENA: on or off; by default it is on when ranks share a host
   Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that an operation may wait for other ranks, default 300
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks to come, default 60
   Value lockstep_interface;  ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
+  Value lockstep_host_id;    ///< LOCKSTEP_HOST_ID: a name for this host; ranks with different names share no memory
+  Value lockstep_outer;      ///< LOCKSTEP_OUTER: what carries bytes between hosts: auto, gloo or mpi
   Value lockstep_log;        ///< LOCKSTEP_LOG: quiet, info (default) or debug
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
   Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set
@@ -50,6 +52,16 @@ struct Env {
   Value torchelastic_run_id;           ///< TORCHELASTIC_RUN_ID: set by torchrun only
   Value torchelastic_restart_count;    ///< TORCHELASTIC_RESTART_COUNT
   Value torchelastic_use_agent_store;  ///< TORCHELASTIC_USE_AGENT_STORE: True when torchrun holds MASTER_PORT
+
+  // The contracts of mpirun (Open MPI) and of other launchers that speak PMI.
+  Value ompi_comm_world_rank;        ///< OMPI_COMM_WORLD_RANK
+  Value ompi_comm_world_size;        ///< OMPI_COMM_WORLD_SIZE
+  Value ompi_comm_world_local_rank;  ///< OMPI_COMM_WORLD_LOCAL_RANK
+  Value ompi_comm_world_local_size;  ///< OMPI_COMM_WORLD_LOCAL_SIZE
+  Value pmix_namespace;              ///< PMIX_NAMESPACE: Open MPI's name of the job
+  Value pmi_rank;                    ///< PMI_RANK
+  Value pmi_size;                    ///< PMI_SIZE
+  Value pmi_jobid;                   ///< PMI_JOBID
 
   /// Fills every field by asking `lookup` for its variable's name. Tests give a map here.
   static Env from(const std::function<Value(const char*)>& lookup);

@@ -1,5 +1,7 @@
 #include "lockstep/base/socket.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -184,6 +186,22 @@ bool recv_all(int fd, void* data, std::size_t size, Deadline deadline) {
 
 bool wait_readable(int fd, Deadline deadline) { return wait_for(fd, POLLIN, deadline); }
 bool wait_writable(int fd, Deadline deadline) { return wait_for(fd, POLLOUT, deadline); }
+
+std::string address_of_interface(const std::string& name) {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(first, &::freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6})
+    for (const ifaddrs* one = first; one; one = one->ifa_next) {
+      if (!one->ifa_addr || one->ifa_addr->sa_family != family || !(one->ifa_flags & IFF_UP)) continue;
+      if (name.empty() ? (one->ifa_flags & IFF_LOOPBACK) != 0 : name != one->ifa_name) continue;
+      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      sockaddr_storage storage{};
+      std::memcpy(&storage, one->ifa_addr, length);
+      return numeric(storage, length).host;
+    }
+  return "";
+}
 
 std::string host_name() {
   utsname names{};

@@ -53,6 +53,9 @@ bool wait_readable(int fd, Deadline deadline);
 /// Waits until `fd` can be written. False at the deadline.
 bool wait_writable(int fd, Deadline deadline);
 
+/// A numeric address of this host's interface `name`; with an empty name, of the first that is up and no loopback. Empty when there is none.
+std::string address_of_interface(const std::string& name);
+
 /// This machine's name, as uname(2) gives it.
 std::string host_name();
 

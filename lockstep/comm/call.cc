@@ -18,7 +18,7 @@ std::uint64_t hash(const std::string& text) {
 
 bool same(const Call& a, const Call& b, bool sizes_may_differ) {
   return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
-         a.op == b.op && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
+         a.op == b.op && a.wire == b.wire && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
 }
 
 }  // namespace
@@ -31,6 +31,7 @@ Call make_call(const Collective& op, const CallShape& shape) {
   call.root = op.root;
   call.kind = op.kind;
   call.op = op.op;
+  call.wire = static_cast<std::int8_t>(op.wire);
   call.dtype = -1;
   if (shape.tensor.defined()) {
     LOCKSTEP_CHECK(shape.tensor.dim() <= Call::kMaxDims);  // Group has refused more
@@ -59,6 +60,8 @@ std::string describe(const Call& call) {
   const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduce || call.kind == Kind::kReduceScatter;
   if (rooted) text += ", root " + std::to_string(call.root);
   if (reduces && call.op != ReduceOp::kSum) text += ", " + std::string(name(call.op));
+  if (reduces && call.wire != static_cast<std::int8_t>(at::kFloat))
+    text += ", as " + std::string(name(static_cast<at::ScalarType>(call.wire)));
   return text + ")";
 }
 

@@ -12,7 +12,7 @@ namespace lockstep::comm {
 /// Travels as raw bytes between ranks of one build (job::join() has compared the builds).
 struct Call {
   static constexpr int kMaxDims = 12;
-  static constexpr std::size_t kNameBytes = 119;
+  static constexpr std::size_t kNameBytes = 118;
 
   std::uint64_t seq;
   std::uint64_t name_hash;
@@ -21,6 +21,7 @@ struct Call {
   std::int16_t dtype;
   Kind kind;
   ReduceOp op;
+  std::int8_t wire;
   std::uint8_t dims;
   char name[kNameBytes];  // the name's beginning, NUL-terminated
 };

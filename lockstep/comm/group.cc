@@ -78,7 +78,9 @@ template <typename Impl>
 Request all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
   Collective collective = impl.make(Kind::kAllReduce, tensor, options);
   impl.check_reduce(Kind::kAllReduce, tensor, op);
+  impl.check_wire(Kind::kAllReduce, tensor, options.wire);
   collective.op = op;
+  collective.wire = options.wire;
   return in_place(std::move(collective), tensor, true);
 }
 
@@ -347,11 +349,17 @@ Group Group::split(int color, int key) {
   return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place));
 }
 
+Group Group::split_by_host() {
+  return split(impl_->world->identity.hosts[static_cast<std::size_t>(impl_->world->identity.rank)]);
+}
+
 std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Part> parts,
-                                               std::vector<std::int64_t> bucket_caps, std::shared_ptr<GradientHook> hook) {
+                                               std::vector<std::int64_t> bucket_caps, std::shared_ptr<GradientHook> hook,
+                                               at::ScalarType wire) {
   if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
   const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
   const auto transport = impl_->world->make_transport(id, impl_->members);
+  check_wire(*transport, "make_exchange", wire);
   std::vector<at::Tensor> likes;
   for (const Part& part : parts) likes.push_back(part.like);
   // A hook wants buckets.
@@ -360,7 +368,7 @@ std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Par
   if (reducer)
     return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), impl_->world->timeout, std::move(reducer));
   return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(bucket_caps), std::move(hook),
-                                           std::move(channel), impl_->world->timeout);
+                                           std::move(channel), impl_->world->timeout, wire);
 }
 
 }  // namespace lockstep::comm

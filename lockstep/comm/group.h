@@ -25,6 +25,9 @@ class GradientHook;
 struct CallOptions {
   std::string name;  ///< appears in errors, and must be equal on all ranks
   std::optional<base::Deadline> deadline;  ///< default: InitOptions.timeout from now
+  /// all_reduce of float32: what crosses between hosts, float32, bfloat16 or float16. Each host's sum is rounded once, they are added in
+  /// float32, and the result is rounded once. Ranks of one host exchange what they have; the transports gloo and mpi refuse others than float32.
+  at::ScalarType wire = at::kFloat;
 };
 
 /// A small value; copies mean the same group. One thread uses a group at a time; split() makes more.
@@ -110,6 +113,9 @@ class Group {
   /// The group of the ranks that gave the same `color` (>= 0), ordered by (key, rank). All ranks of this group call it.
   Group split(int color, int key = 0);
 
+  /// The group of the ranks that share this rank's host, in their order. All ranks of this group call it.
+  Group split_by_host();
+
   /// Ends a step: what is recorded and compared is numbered by it. A program that never calls it is numbered by its first
   /// model's backward. Waits for nobody.
   void step();
@@ -123,7 +129,7 @@ class Group {
 
   /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.
   std::unique_ptr<Exchange> make_exchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
-                                          std::shared_ptr<GradientHook> hook);
+                                          std::shared_ptr<GradientHook> hook, at::ScalarType wire = at::kFloat);
   /// What the next exchange's header says about the process.
   StepIdentity step_identity() const;
 

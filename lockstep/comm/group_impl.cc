@@ -85,6 +85,24 @@ void Group::Impl::check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op)
                      " is not a number of that dtype; use sum, or a floating-point tensor");
 }
 
+void check_wire(const Transport& transport, const std::string& call, at::ScalarType wire) {
+  const auto& wires = transport.capabilities().wires;
+  if (std::find(wires.begin(), wires.end(), wire) != wires.end()) return;
+  std::string list;
+  for (const at::ScalarType one : wires) list += (list.empty() ? "" : ", ") + std::string(name(one));
+  throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " + c10::toString(wire) +
+                       "; allowed is " + list,
+                   "the transport hierarchy sends float32, bfloat16 and float16 between hosts");
+}
+
+void Group::Impl::check_wire(Kind kind, const at::Tensor& tensor, at::ScalarType wire) const {
+  if (wire == at::kFloat) return;
+  const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
+  if (tensor.scalar_type() != at::kFloat)
+    throw UsageError(call + ": wire is " + c10::toString(wire) + ", which is for float32 tensors; others cross as they are");
+  comm::check_wire(*transport_, call, wire);
+}
+
 void Group::Impl::fail(const CommError& error) {
   try {
     // By its own type: a copy through the base would be no DesyncError any more.

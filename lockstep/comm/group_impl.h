@@ -24,6 +24,9 @@ struct Request {
   bool moves_data = true;                                 // false: the comparison is all of it (barrier)
 };
 
+/// Throws UsageError when `transport` does not send float32 as `wire`.
+void check_wire(const Transport& transport, const std::string& call, at::ScalarType wire);
+
 struct Group::Impl {
   Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank);
   ~Impl();
@@ -37,6 +40,7 @@ struct Group::Impl {
   Collective make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const;
   void check_root(Kind kind, int root) const;
   void check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op) const;
+  void check_wire(Kind kind, const at::Tensor& tensor, at::ScalarType wire) const;
   [[noreturn]] void fail(const base::CommError& error);
   base::Deadline deadline(const CallOptions& options) const;
 

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <mutex>
 #include <thread>
 #include <torch/version.h>
@@ -47,7 +48,8 @@ std::string address_towards(const base::Address& target) {
 /// join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
-  if (id.rank == 0) {
+  if (id.address.host.empty()) meet_by_mpi(world, deadline);
+  if (id.rank == 0 && !world.server) {
     try {
       world.server = std::make_unique<job::StoreServer>(id.address, id.job);
     } catch (const base::SystemError& error) {
@@ -90,7 +92,7 @@ std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& 
 /// On when there are neighbours to read what lies in it, unless somebody says otherwise.
 bool arena_wanted(const InitOptions& options, const Env& env, const World& world) {
   if (options.arena) return *options.arena;
-  if (!env.lockstep_arena) return world.transport == "shm";
+  if (!env.lockstep_arena) return world.transport == "shm" || world.transport == "hierarchy";
   if (*env.lockstep_arena == "on") return true;
   if (*env.lockstep_arena == "off") return false;
   throw base::UsageError("LOCKSTEP_ARENA is " + base::quoted(*env.lockstep_arena, 80) + "; allowed are on and off");
@@ -99,9 +101,10 @@ bool arena_wanted(const InitOptions& options, const Env& env, const World& world
 void say_what_was_found(const World& world, const std::string& reason) {
   const job::Identity& id = world.identity;
   if (id.rank != 0 || id.contract == "none") return;
+  const int hosts = 1 + *std::max_element(id.hosts.begin(), id.hosts.end());
   base::log_info(std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " +
-                 std::to_string(id.num_nodes) + (id.num_nodes == 1 ? " host" : " hosts") + " (" + id.contract +
-                 "); transport " + world.transport + " (" + reason + ")" +
+                 std::to_string(hosts) + (hosts == 1 ? " host" : " hosts") + " (" + id.contract +
+                 "); transport " + world.transport + (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
                  (world.address.empty() ? "" : ", address " + world.address));
 }
 
@@ -127,6 +130,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
+  const std::string outer = choose_outer(!options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
   const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
@@ -136,9 +140,10 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
               {{"lockstep", LOCKSTEP_VERSION},
                {"libtorch", TORCH_VERSION},
                {"transport", asked},
+               {"outer", outer},
                {"program", job::program_build_id()}},
               deadline);
-    reason = choose_transport(*world, asked);
+    reason = choose_transport(*world, asked, outer);
     prepare_transport(*world, deadline);
     if (arena_wanted(options, env, *world)) install_arena();
   } catch (const base::Error& error) {

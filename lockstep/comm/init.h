@@ -14,8 +14,9 @@ struct InitOptions {
   std::optional<int> rank;        ///< with world_size and address: says who we are without any environment
   std::optional<int> world_size;
   std::string address;            ///< "host:port" of rank 0, for explicit ranks
-  std::string transport;          ///< "auto", "self", "shm" or "gloo"; default: LOCKSTEP_TRANSPORT, else auto
-  std::optional<bool> arena;      ///< CPU tensors made from now on lie in the arena (arena/arena.h); default: LOCKSTEP_ARENA, else with shm
+  std::string transport;          ///< "auto", "self", "shm", "hierarchy", "gloo" or "mpi"; default: LOCKSTEP_TRANSPORT, else auto
+  std::string outer;              ///< of the transport hierarchy: what carries bytes between hosts, "auto", "gloo" or "mpi"; default: LOCKSTEP_OUTER, else auto
+  std::optional<bool> arena;      ///< CPU tensors made from now on lie in the arena (arena/arena.h); default: LOCKSTEP_ARENA, else with shm and hierarchy
   std::optional<std::chrono::milliseconds> join_timeout;  ///< for all ranks to come; default: LOCKSTEP_JOIN_TIMEOUT in s, else 60 s
   std::optional<std::chrono::milliseconds> timeout;  ///< of operations; default: LOCKSTEP_TIMEOUT in s, else 300 s
 };

@@ -30,9 +30,9 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
                                  std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel,
-                                 std::chrono::milliseconds timeout)
+                                 std::chrono::milliseconds timeout, at::ScalarType wire)
     : HeadedExchange(std::move(name), std::move(parts), std::move(channel), timeout), caps_(std::move(bucket_caps)),
-      hook_(std::move(hook)), scale_(reciprocal(channel_->size())), places_(parts_.size()), states_(parts_.size()),
+      hook_(std::move(hook)), wire_(wire), scale_(reciprocal(channel_->size())), places_(parts_.size()), states_(parts_.size()),
       flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {}
 
 void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> along) {
@@ -107,6 +107,7 @@ void PackingExchange::start_bucket(Filling& filling) {
   }
   Collective op = blank(Kind::kAllReduce, bucket.names.front());
   op.input = op.output = bucket.buffer;
+  if (bucket.buffer.scalar_type() == at::kFloat) op.wire = wire_;
   filling.pending = start(op);
 }
 

@@ -25,7 +25,8 @@ namespace lockstep::comm {
 class PackingExchange final : public HeadedExchange {
  public:
   PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
-                  std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout);
+                  std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
+                  at::ScalarType wire = at::kFloat);
 
   void begin(const StepIdentity& step, std::vector<Collective> along) override;
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
@@ -76,6 +77,7 @@ class PackingExchange final : public HeadedExchange {
 
   const std::vector<std::int64_t> caps_;
   const std::shared_ptr<GradientHook> hook_;
+  const at::ScalarType wire_;  // of float32 buckets
   const at::Tensor scale_;  // 1 / world size
 
   std::vector<Place> places_;

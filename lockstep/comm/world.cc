@@ -6,17 +6,46 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/comm/gloo/gloo.h"
+#include "lockstep/comm/hierarchy/hierarchy.h"
+#include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
 
 namespace lockstep::comm {
+namespace {
+
+// Operations of gloo that are carried out at once: hierarchy has as many pieces under way.
+constexpr int kFewThreads = 2;
+constexpr int kManyThreads = 4;
+// Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
+constexpr const char* kGlooAndMpi = "gloo and mpi";
+
+}  // namespace
 
 World::~World() {
   if (watch && std::uncaught_exceptions() == 0) watch->leave();
 }
 
+void meet_by_mpi(World& world, base::Deadline deadline) {
+  if (!mpi_missing().empty())
+    throw base::UsageError("the contract " + world.identity.contract + " does not say where the ranks meet: " + mpi_missing(),
+                           "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or MASTER_ADDR and MASTER_PORT");
+  const bool one_host = mpi_has_one_host();
+  std::string meeting;
+  if (world.identity.rank == 0) {
+    const std::string host = one_host ? "127.0.0.1" : base::address_of_interface(world.interface);
+    if (host.empty())
+      throw base::UsageError("no network interface of this host has an address for the others" +
+                                 (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
+                             "ip addr lists the interfaces");
+    world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, world.identity.job);
+    meeting = base::to_string(world.server->address());
+  }
+  world.identity.address = base::parse_address("rank 0's address", broadcast_by_mpi(meeting, deadline));
+}
+
 const std::vector<std::string>& transport_names() {
-  static const std::vector<std::string> names = {"auto", "self", "shm", "gloo"};
+  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "gloo", "mpi"};
   return names;
 }
 
@@ -29,44 +58,97 @@ void check_transport(const std::string& asked, int size) {
   }
   if (asked == "self" && size > 1)
     throw base::UsageError("transport self is for a world of one, but there are " + std::to_string(size) +
-                           " ranks; allowed here are auto, shm and gloo");
+                           " ranks; allowed here are auto, shm, hierarchy, gloo and mpi");
   if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("transport gloo: " + gloo_missing());
+  if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("transport mpi: " + mpi_missing());
 }
 
-std::string choose_transport(World& world, const std::string& asked) {
+std::string choose_outer(const std::string& asked) {
+  if (asked != "auto" && asked != "gloo" && asked != "mpi")
+    throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) + "; allowed are auto, gloo and mpi");
+  if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("the transport between hosts: mpi: " + mpi_missing());
+  if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("the transport between hosts: gloo: " + gloo_missing());
+  if (asked != "auto") return asked;
+  if (gloo_missing().empty()) return mpi_missing().empty() ? kGlooAndMpi : "gloo";
+  return mpi_missing().empty() ? "mpi" : "none";
+}
+
+std::string choose_transport(World& world, const std::string& asked, const std::string& outer) {
   const int size = world.identity.world_size;
   const bool one_host = static_cast<int>(world.identity.neighbours.size()) == size;
   if (asked == "shm" && !one_host)
     throw base::UsageError("transport shm is for ranks of one host, but there are " + std::to_string(world.identity.num_nodes) +
-                           " hosts; allowed here are auto and gloo");
+                           " hosts; allowed here are auto, hierarchy, gloo and mpi");
+  if (asked == "hierarchy" && one_host)
+    throw base::UsageError("transport hierarchy is for ranks of several hosts, but all " + std::to_string(size) +
+                           " share one; allowed here are auto, shm, gloo and mpi");
   world.transport = asked;
+  if (asked == "auto") world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
+  if (world.transport == "hierarchy") {
+    if (outer == "none") throw base::UsageError("no transport between hosts: gloo: " + gloo_missing() + "; mpi: " + mpi_missing());
+    world.outer = outer;
+  }
   if (asked != "auto") return "asked for by name";
-  world.transport = size == 1 ? "self" : one_host ? "shm" : "gloo";
-  if (world.transport == "gloo" && !gloo_missing().empty())
-    throw base::UsageError("no transport for ranks of several hosts: " + gloo_missing());
   return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks of several hosts";
 }
 
 void prepare_transport(World& world, base::Deadline deadline) {
-  if (world.transport == "shm") world.neighbours = Neighbours::meet(*world.store, world.identity.neighbours, world.identity.rank, deadline);
+  if (world.transport == "shm" || world.transport == "hierarchy")
+    world.neighbours = Neighbours::meet(*world.store, world.identity.neighbours, world.identity.rank, deadline);
+}
+
+std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members, int threads) const {
+  return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
+                              .rank = place_in(members),
+                              .size = static_cast<int>(members.size()),
+                              .address = address,
+                              .interface = interface,
+                              .timeout = timeout,
+                              .threads = threads});
+}
+
+std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
+  return make_mpi_transport({.store = std::make_shared<job::PrefixStore>("mpi/" + name, store),
+                             .members = members,
+                             .rank = place_in(members),
+                             .deadline = base::Deadline::in(timeout)});
+}
+
+std::shared_ptr<Transport> World::make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const {
+  const bool small_by_mpi = outer == kGlooAndMpi;
+  if (leg == Leg::kSmall && !small_by_mpi) return nullptr;
+  if (outer == "mpi" || leg == Leg::kSmall) return make_mpi(name, members);
+  return make_gloo(name, members, leg == Leg::kLarge ? kManyThreads : kFewThreads);
+}
+
+int World::place_in(const std::vector<int>& members) const {
+  return static_cast<int>(std::find(members.begin(), members.end(), identity.rank) - members.begin());
 }
 
 std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members) const {
   if (transport == "self" || members.size() == 1) return make_self_transport();
-  int place = 0;
-  while (members[static_cast<std::size_t>(place)] != identity.rank) ++place;
-  if (transport == "shm")
+  const int place = place_in(members);
+  std::vector<int> hosts;
+  for (const int member : members) hosts.push_back(identity.hosts[static_cast<std::size_t>(member)]);
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](int host) { return host == hosts.front(); });
+  if (transport == "shm" || (transport == "hierarchy" && one_host))
     return make_shm_transport({.neighbours = neighbours,
                                .store = std::make_shared<job::PrefixStore>("shm/" + name, store),
                                .members = members,
                                .rank = place,
                                .timeout = timeout});
-  return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
-                              .rank = place,
-                              .size = static_cast<int>(members.size()),
-                              .address = address,
-                              .interface = interface,
-                              .timeout = timeout});
+  if (transport == "hierarchy")
+    return make_hierarchy_transport({.neighbours = neighbours,
+                                     .store = std::make_shared<job::PrefixStore>("hierarchy/" + name, store),
+                                     .members = members,
+                                     .hosts = hosts,
+                                     .rank = place,
+                                     .timeout = timeout,
+                                     .make_outer = [this, &name](Leg leg, const std::string& part, const std::vector<int>& ranks) {
+                                       return make_outer(leg, name + "/" + part, ranks);
+                                     }});
+  if (transport == "mpi") return make_mpi(name, members);
+  return make_gloo(name, members, kFewThreads);
 }
 
 }  // namespace lockstep::comm

@@ -16,6 +16,7 @@
 namespace lockstep::comm {
 
 class Neighbours;
+enum class Leg;
 
 struct World {
   ~World();
@@ -25,7 +26,8 @@ struct World {
   std::shared_ptr<job::Store> store;
   std::shared_ptr<Watch> watch;
   std::string transport;                 // the chosen one's name
-  std::shared_ptr<const Neighbours> neighbours;  // when it is shm
+  std::string outer;                     // when it is hierarchy: what carries bytes between hosts
+  std::shared_ptr<const Neighbours> neighbours;  // when it is shm or hierarchy
   std::string address;                   // of this host on the network to the others, as numbers
   std::string interface;                 // what the user asked for instead; may be empty
   std::chrono::milliseconds timeout{};
@@ -34,7 +36,20 @@ struct World {
 
   /// A transport for the channel `name` among `members` (world ranks); all of them call it, and it waits for them.
   std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members) const;
+
+ private:
+  std::shared_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& members, int threads) const;
+  std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
+  std::shared_ptr<Transport> make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const;
+  int place_in(const std::vector<int>& members) const;
 };
+
+/// What `asked`, "auto", "gloo" or "mpi", is here. Throws UsageError when it cannot be had.
+std::string choose_outer(const std::string& asked);
+
+/// Where the ranks meet, when their launcher is MPI's and said nothing of it: rank 0 serves the store, world.server, at a port that it picks, and
+/// all learn by MPI where. Throws UsageError where there is no MPI.
+void meet_by_mpi(World& world, base::Deadline deadline);
 
 /// The names that --transport takes, "auto" first.
 const std::vector<std::string>& transport_names();
@@ -44,7 +59,8 @@ void check_transport(const std::string& asked, int size);
 
 /// Fills world.transport from what was asked for and who shares a host, and returns the reason. Throws UsageError when the one that
 /// was named cannot be had: it is never replaced.
-std::string choose_transport(World& world, const std::string& asked);
+/// `outer` is what choose_outer() returned.
+std::string choose_transport(World& world, const std::string& asked, const std::string& outer);
 
 /// What the chosen transport needs of the other ranks before the first group. Waits for them. Throws CommError.
 void prepare_transport(World& world, base::Deadline deadline);

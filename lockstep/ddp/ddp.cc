@@ -49,6 +49,13 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
     if (bytes < 1 || options.bucket_bytes.size() > 2)
       throw UsageError("DdpOptions.bucket_bytes holds " + std::to_string(bytes) + " and has " +
                        std::to_string(options.bucket_bytes.size()) + " sizes; allowed are one or two, of 1 or more");
+  if (options.wire != at::kFloat && options.wire != at::kBFloat16 && options.wire != at::kHalf)
+    throw UsageError(std::string("DdpOptions.wire is ") + c10::toString(options.wire) + "; allowed are float32, bfloat16 and float16");
+  if (options.wire != at::kFloat && options.hook)
+    throw UsageError("DdpOptions.wire is " + std::string(comm::name(options.wire)) + ", but there is a hook (" + options.hook->name() +
+                     "), which says itself what travels; allowed with a hook is float32");
+  if (options.host_sync_every < 1)
+    throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.host_sync_every) + "; allowed is 1 or more");
   for (const std::string& name : options.ignore) {
     const auto named = [&](const auto& item) { return item.first == name; };
     if (std::none_of(parameters.begin(), parameters.end(), named) && std::none_of(buffers.begin(), buffers.end(), named))
@@ -59,7 +66,7 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 }  // namespace
 
 DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
-    : group_(std::move(the_group)), options_(std::move(options)),
+    : group_(std::move(the_group)), options_(std::move(options)), peers_(group_),
       buffers_(without(named_buffers(module), options_.ignore), options_.buffers) {
   check_options(options_, named_parameters(module), named_buffers(module));
   const NamedTensors parameters = without(named_parameters(module), options_.ignore);
@@ -70,10 +77,16 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
+  text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every);
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
   broadcast_tensors(all_tensors_, group_);
+
+  if (options_.host_sync_every > 1) {
+    peers_ = group_.split_by_host();
+    host_sync_ = std::make_unique<HostSync>(group_, all_tensors_, options_.host_sync_every, options_.wire);
+  }
 
   std::vector<comm::Part> parts;
   for (const auto& [name, tensor] : parameters) {
@@ -83,10 +96,11 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     replicas_.emplace_back(name, tensor.detach());
   }
   const std::string name = parts.front().name + "..";
-  exchange_ = group_.make_exchange(name, std::move(parts), options_.bucket_bytes, options_.hook);
+  exchange_ = peers_.make_exchange(name, std::move(parts), options_.bucket_bytes, options_.hook,
+                                   host_sync_ ? at::kFloat : options_.wire);
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
-  all_hashes_ = at::zeros({count * group_.size()}, at::kLong);
+  all_hashes_ = at::zeros({count * peers_.size()}, at::kLong);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (parameters_[i].tensor.requires_grad()) watch(i);
   listen(this);
@@ -181,7 +195,7 @@ void DistributedDataParallel::Impl::backward_failed(const std::string& why) noex
 
 std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   std::vector<comm::Collective> along;
-  if (group_.size() == 1) return along;
+  if (peers_.size() == 1) return along;
   along = buffers_.pack();
   comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges && !leaves_gradients();  // those have one copy of the parameters
   if (comparing_) {
@@ -208,20 +222,34 @@ void DistributedDataParallel::Impl::finish_exchange() {
     if (!exchange_->is_ready(i) && parameter.tensor.grad().defined())
       hand_over(i, parameter.dirty);
   }
-  close_exchange(exchange_->finish(*this));
+  close_exchange(exchange_->finish(*this), !leaves_gradients());
   for (Watched& parameter : parameters_) parameter.dirty = false;
 }
 
-void DistributedDataParallel::Impl::close_exchange(const comm::Attendance& attendance) {
-  if (group_.size() > 1) {
+void DistributedDataParallel::Impl::close_exchange(const comm::Attendance& attendance, bool ends_step) {
+  if (peers_.size() > 1) {
     check_replicas();
-    buffers_.unpack(group_.size());
+    buffers_.unpack(peers_.size());
   }
-  anyone_joined_ |= attendance.active < group_.size();
+  anyone_joined_ |= attendance.active < peers_.size();
   last_active_ = attendance.first;
   lost_backwards_ = 0;
   accumulating_ = false;
   ++exchanges_;
+  if (host_sync_ && ends_step) host_sync_->exchanged();
+}
+
+void DistributedDataParallel::Impl::average_hosts() {
+  if (host_sync_) host_sync_->average();
+}
+
+void DistributedDataParallel::Impl::check_join() const {
+  if (options_.host_sync_every > 1)
+    throw UsageError("join: DdpOptions.host_sync_every is " + std::to_string(options_.host_sync_every) +
+                     "; allowed here is 1: hosts that have no more batches would miss the others' averages");
+  if (among_sharers_)
+    throw UsageError("join: an optimizer of lockstep::optim is allowed here when all ranks share a host; these are on several",
+                     "use an optimizer of torch::optim");
 }
 
 void DistributedDataParallel::Impl::check_replicas() {
@@ -230,7 +258,7 @@ void DistributedDataParallel::Impl::check_replicas() {
   int odd = -1;
   const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, odd);
   if (!text.empty())
-    group_.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", group_.rank(), odd, text,
+    peers_.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", peers_.rank(), odd, text,
                 "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
                 "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
 }
@@ -291,6 +319,7 @@ DistributedDataParallel::~DistributedDataParallel() {
   if (impl_) impl_->close();
 }
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
+void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
 comm::Group& DistributedDataParallel::group() { return impl_->group(); }
 comm::ExchangeStats DistributedDataParallel::stats() const { return impl_->stats(); }
 

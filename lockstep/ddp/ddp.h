@@ -33,6 +33,13 @@ struct DdpOptions {
   Buffers buffers = Buffers::kFirstRank;
   std::vector<std::string> ignore;             ///< names of parameters and buffers that are left alone
   std::shared_ptr<comm::GradientHook> hook;    ///< what happens to a bucket on its way; default: summed as it is
+  /// What float32 gradients cross between hosts as: float32, bfloat16 or float16. Rounded once a host and once at the end, added in float32, the
+  /// same bits everywhere. For the transport hierarchy; inside a host nothing is rounded. Not together with a hook, which says itself what travels.
+  at::ScalarType wire = at::kFloat;
+  /// N > 1: gradients are averaged inside each host, and every N exchanges the parameters (and floating-point buffers) between hosts, at the
+  /// end of backward(): so traffic between hosts falls by N, and hosts differ by up to N updates. average_hosts() makes them equal. Ranks
+  /// count alike: a host with more of them weighs more. A hook acts inside a host. Refused with join(). 1: gradients are averaged over all ranks.
+  int host_sync_every = 1;
   bool overlap = true;                         ///< false: nothing travels before the end of backward()
 };
 
@@ -75,6 +82,10 @@ class DistributedDataParallel {
     DistributedDataParallel& ddp_;
   };
   NoSync no_sync() { return NoSync(*this); }
+
+  /// With host_sync_every: averages parameters and floating-point buffers between hosts now, as before evaluating or saving. All ranks
+  /// call it, and it waits for them. Otherwise nothing is left to do.
+  void average_hosts();
 
   comm::Group& group();
   comm::ExchangeStats stats() const;

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/gradient_witness.h"
+#include "lockstep/ddp/host_sync.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {
@@ -42,10 +44,14 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   bool end_company();
   void end_join();
   void abandon(const std::string& why) noexcept;
+  /// Throws UsageError when these options and join() do not go together.
+  void check_join() const;
+
+  void average_hosts();
 
   // GradientSource
   std::vector<Parameter> parameters() const override;
-  comm::Group& group() override { return group_; }
+  comm::Group& sharers() override { return sharers_ ? *sharers_ : peers_; }
   bool attach(comm::PieceSink& updated) override;
   std::uint64_t backwards() const override { return backwards_; }
   void detach() noexcept override;
@@ -53,6 +59,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void average() override;
   void give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) override;
 
+  comm::Group& group() { return group_; }
   comm::ExchangeStats stats() const { return exchange_->stats(); }
 
  private:
@@ -69,10 +76,12 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void watch(std::size_t index);
   void begin_exchange(comm::StepIdentity step);
   void finish_exchange();
-  void close_exchange(const comm::Attendance& attendance);
+  void close_exchange(const comm::Attendance& attendance, bool ends_step);
+  void give_own(comm::StepIdentity step, comm::PieceSink& sink);
+  void give_means(comm::StepIdentity step, comm::PieceSink& sink);
   void require_open() const;
   void require_unchanged() const;
-  /// backward() leaves gradients to an optimizer.
+  /// backward() leaves each rank its own gradients, for an optimizer.
   bool leaves_gradients() const { return updated_ != nullptr && exchange_->pieces() != nullptr; }
   void hand_over(std::size_t index, bool fresh);
   void take(std::size_t index, const at::Tensor& mean) override;
@@ -81,12 +90,16 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
 
   comm::Group group_;
   const DdpOptions options_;
+  std::unique_ptr<HostSync> host_sync_;  // with host_sync_every
+  comm::Group peers_;  // whose gradients are averaged: all, or with host_sync_every those of this host
   std::vector<Watched> parameters_;
   NamedTensors all_tensors_;  // parameters and buffers, for the last word of join()
   BufferSync buffers_;
   std::unique_ptr<comm::Exchange> exchange_;
 
   bool closed_ = false;          // the module may be gone
+  std::optional<comm::Group> sharers_;                  // with an optimizer, when peers_ are on several hosts: those of this host
+  std::unique_ptr<comm::Exchange> among_sharers_;       // of the means that exchange_ has brought
   comm::PieceSink* updated_ = nullptr;  // of the optimizer of lockstep::optim; null: there is none
   bool averaged_ = false;        // where it leaves gradients: they are means
   std::uint64_t backwards_ = 0;  // that reached a parameter

@@ -25,18 +25,26 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
     throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
                      "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
   updated_ = &updated;
-  return leaves_gradients();
+  if (leaves_gradients()) return true;
+  if (peers_.transport() != "hierarchy") return false;
+  sharers_ = peers_.split_by_host();
+  std::vector<comm::Part> parts;
+  for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
+  among_sharers_ = sharers_->make_exchange("means", std::move(parts), options_.bucket_bytes, nullptr, at::kFloat);
+  return among_sharers_->pieces() != nullptr;
 }
 
 void DistributedDataParallel::Impl::detach() noexcept {
   updated_ = nullptr;
   averaged_ = false;
   witness_.forget();
+  among_sharers_.reset();
+  sharers_.reset();
 }
 
 comm::CommonMemory DistributedDataParallel::Impl::make_common(std::size_t bytes) {
   require_open();
-  return exchange_->pieces()->make_common(bytes);
+  return (among_sharers_ ? among_sharers_ : exchange_)->pieces()->make_common(bytes);
 }
 
 void DistributedDataParallel::Impl::require_unchanged() const {
@@ -48,7 +56,7 @@ void DistributedDataParallel::Impl::require_unchanged() const {
 
 void DistributedDataParallel::Impl::average() {
   require_open();
-  if (!leaves_gradients() || averaged_) return;
+  if (!leaves_gradients() || averaged_) return;  // otherwise they are means
   require_unchanged();
   const at::NoGradGuard no_grad;
   begin_exchange(group_.step_identity());
@@ -59,12 +67,19 @@ void DistributedDataParallel::Impl::average() {
 
 void DistributedDataParallel::Impl::give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) {
   require_open();
-  if (!averaged_) require_unchanged();
   const at::NoGradGuard no_grad;
   comm::StepIdentity step = group_.step_identity();
   step.use = use;
-  step.averaged = averaged_;
   step.options = options;
+  if (among_sharers_)
+    give_means(step, sink);
+  else
+    give_own(step, sink);
+}
+
+void DistributedDataParallel::Impl::give_own(comm::StepIdentity step, comm::PieceSink& sink) {
+  if (!averaged_) require_unchanged();
+  step.averaged = averaged_;
   begin_exchange(step);
   open_ = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -73,8 +88,16 @@ void DistributedDataParallel::Impl::give(comm::Use use, std::uint64_t options, c
     hand_over(i, true);
     if (!before.is_same(parameters_[i].tensor.grad())) witness_.note(i, parameters_[i].tensor.grad());  // it has moved
   }
-  close_exchange(exchange_->pieces()->finish_pieces(sink));
-  if (use == comm::Use::kUpdate) witness_.forget();
+  close_exchange(exchange_->pieces()->finish_pieces(sink), step.use == comm::Use::kUpdate);
+  if (step.use == comm::Use::kUpdate) witness_.forget();
+}
+
+void DistributedDataParallel::Impl::give_means(comm::StepIdentity step, comm::PieceSink& sink) {
+  step.averaged = true;
+  among_sharers_->begin(step, {});
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (parameters_[i].tensor.grad().defined()) among_sharers_->ready(i, parameters_[i].tensor.grad(), true);
+  among_sharers_->pieces()->finish_pieces(sink);
 }
 
 }  // namespace lockstep::ddp

@@ -23,23 +23,24 @@ class GradientSource {
   };
   /// All whose gradients are averaged; their place in this list is a piece's `part`.
   virtual std::vector<Parameter> parameters() const = 0;
-  virtual comm::Group& group() = 0;
 
-  /// True: the ranks reach each other's memory, and from now on backward() leaves each rank its own gradients and waits for nobody, until
-  /// give(); `updated.taken()` is called for the updates of others in which this rank only keeps company. False: backward() averages as ever,
-  /// and what follows detach() is of no use. Throws UsageError when there is an optimizer already.
+  /// True: there are ranks on this host that reach each other's memory (sharers()), and give() has what it needs. If these are all ranks, backward() from now on
+  /// leaves each its own gradients and waits for nobody; if there are others, it averages as ever. False: it averages as ever, and what follows
+  /// detach() is of no use. `updated.taken()` is called for the updates of others in which this rank only keeps company. All ranks call it, and wait for each other.
+  /// Throws UsageError when there is an optimizer already, CommError.
   virtual bool attach(comm::PieceSink& updated) = 0;
   /// How many calls of backward() have reached a parameter.
   virtual std::uint64_t backwards() const = 0;
   /// backward() averages again.
   virtual void detach() noexcept = 0;
 
-  // All ranks call these alike, and wait for each other. They throw CommError.
-  /// Memory that all ranks see.
+  // The sharers call these alike, and wait for each other. They throw CommError.
+  virtual comm::Group& sharers() = 0;
+  /// Memory that all of them see.
   virtual comm::CommonMemory make_common(std::size_t bytes) = 0;
-  /// Makes every gradient the mean over the ranks, as backward() does without an optimizer attached.
+  /// Makes every gradient the mean over the ranks, where backward() has not.
   virtual void average() = 0;
-  /// Gives the pieces of all gradients to the ranks' sinks. `options` is a fingerprint of what the sinks do; ranks that differ in it get a
+  /// Gives the pieces of all gradients to the sharers' sinks. `options` is a fingerprint of what the sinks do; ranks that differ in it get a
   /// DesyncError, and no sink anything. Throws UsageError when a gradient has been changed since backward(): it is not the mean that one may
   /// think; after average() they may be changed, on all ranks alike.
   virtual void give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) = 0;

@@ -15,6 +15,7 @@ void join(const std::vector<DistributedDataParallel*>& models, const std::functi
   std::vector<DistributedDataParallel::Impl*> open;
   for (DistributedDataParallel* model : models) open.push_back(model->impl_.get());
   const auto all = open;
+  for (const auto* model : all) model->check_join();
   try {
     loop();
   } catch (const std::exception& error) {

@@ -67,6 +67,37 @@ Identity from_torchrun(const Env& env, const char* contract) {
   return id;
 }
 
+/// Where rank 0 serves the store, for launchers that do not say.
+void read_meeting_point(Identity& id, const Env& env, const std::string& job) {
+  id.job = job;
+  if (id.world_size == 1) return;
+  id.store = StoreKind::kRankZero;
+  if (env.lockstep_store) {
+    id.address = base::parse_address("LOCKSTEP_STORE", *env.lockstep_store);
+    return;
+  }
+  if (!env.master_addr && !env.master_port) return;  // MPI is asked
+  id.address.host = required(id.contract.c_str(), "MASTER_ADDR", env.master_addr);
+  id.address.port = static_cast<std::uint16_t>(
+      base::parse_int_in("MASTER_PORT", required(id.contract.c_str(), "MASTER_PORT", env.master_port), 1, 65535));
+}
+
+Identity from_mpi(const Env& env) {
+  Identity id{.contract = "mpi"};
+  read_ranks(id, "OMPI_COMM_WORLD_RANK", env.ompi_comm_world_rank, "OMPI_COMM_WORLD_SIZE", env.ompi_comm_world_size);
+  read_place("OMPI_COMM_WORLD_LOCAL_RANK", env.ompi_comm_world_local_rank, "OMPI_COMM_WORLD_LOCAL_SIZE", env.ompi_comm_world_local_size,
+             id.local_rank, id.local_world_size);
+  read_meeting_point(id, env, env.pmix_namespace.value_or("0"));
+  return id;
+}
+
+Identity from_pmi(const Env& env) {
+  Identity id{.contract = "pmi"};
+  read_ranks(id, "PMI_RANK", env.pmi_rank, "PMI_SIZE", env.pmi_size);
+  read_meeting_point(id, env, env.pmi_jobid.value_or("0"));
+  return id;
+}
+
 Identity from_program(const ExplicitIdentity& given) {
   Identity id{.contract = "explicit"};
   const auto text = [](const std::optional<int>& value) -> Env::Value {
@@ -90,11 +121,16 @@ Identity identify(const Env& env, const ExplicitIdentity& given) {
   if (from == "none") return {.contract = "none"};
   if (from == "lockstep") return from_lockstep(env);
   if (from == "torchrun") return from_torchrun(env, "torchrun");
+  if (from == "mpi") return from_mpi(env);
+  if (from == "pmi") return from_pmi(env);
   if (from != "auto")
-    throw UsageError("LOCKSTEP_ENV_FROM is " + base::quoted(from, 80) + "; allowed are none, lockstep and torchrun");
-  if (env.lockstep_rank || env.lockstep_world_size || env.lockstep_store) return from_lockstep(env);
+    throw UsageError("LOCKSTEP_ENV_FROM is " + base::quoted(from, 80) + "; allowed are none, lockstep, torchrun, mpi and pmi");
+  const bool by_mpi = env.ompi_comm_world_rank || env.pmi_rank;  // whose ranks get LOCKSTEP_STORE alone
+  if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !by_mpi)) return from_lockstep(env);
   if (env.torchelastic_run_id) return from_torchrun(env, "torchrun");
   if (env.rank || env.world_size) return from_torchrun(env, "env://");
+  if (env.ompi_comm_world_rank) return from_mpi(env);
+  if (env.pmi_rank) return from_pmi(env);
   return {.contract = "none"};
 }
 

@@ -19,7 +19,7 @@ enum class StoreKind {
 };
 
 struct Identity {
-  std::string contract;  ///< "lockstep", "torchrun", "env://", "explicit" or "none": who told us
+  std::string contract;  ///< "lockstep", "torchrun", "env://", "mpi", "pmi", "explicit" or "none": who told us
   int rank = 0;
   int world_size = 1;
   int local_rank = -1;        ///< -1: not told; job::join() finds it by counting who shares the host
@@ -27,6 +27,8 @@ struct Identity {
   int node_rank = -1;         ///< likewise
   int num_nodes = -1;         ///< likewise
   std::vector<int> neighbours;  ///< the ranks on this host, this one included, ascending; job::join() finds them
+  std::vector<int> hosts;  ///< of each rank, the number of its host, as far as sharing memory goes; numbered from 0 as their first ranks
+                           ///< come; job::join() finds them
   StoreKind store = StoreKind::kLocal;
   base::Address address{};
   std::string job = "0";  ///< keeps two jobs at one address apart
@@ -39,7 +41,9 @@ struct ExplicitIdentity {
   std::string address;  ///< "host:port" of rank 0
 };
 
-/// Pure. Order: `given`, Lockstep's variables, torchrun's, plain RANK and WORLD_SIZE (env://), a world of one.
+/// Pure. Order: `given`, Lockstep's variables, torchrun's, plain RANK and WORLD_SIZE (env://), Open MPI's, PMI's, a
+/// world of one. The two of MPI say nothing of where to meet: LOCKSTEP_STORE does, or MASTER_ADDR
+/// and MASTER_PORT; with neither the address stays empty, and init() asks MPI itself.
 /// LOCKSTEP_ENV_FROM forces one. Half-set or contradictory values are a UsageError that names the variable, its value and
 /// what is allowed.
 Identity identify(const base::Env& env, const ExplicitIdentity& given = {});

@@ -32,7 +32,7 @@ struct Member {
   Facts facts;
 };
 
-/// This start of this machine, its network and its folder of temporary files, as this process sees them: what has one of its own counts
+/// This start of this machine, its network, its folder of temporary files and the name that it was given, as this process sees them: what has one of its own counts
 /// as a host.
 std::string host_id() {
   std::string id;
@@ -43,6 +43,7 @@ std::string host_id() {
   struct stat folder {};
   if (::stat(base::Env::process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
     id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
+  if (const auto& name = base::Env::process().lockstep_host_id) id += " " + base::quoted(*name, 200);
   return id;
 }
 
@@ -136,9 +137,11 @@ void fill_places(const std::vector<Member>& members, Identity& id) {
   int node = 0;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const std::string host = members[rank].host + members[rank].host_id;
-    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+    const auto known = std::find(hosts.begin(), hosts.end(), host);
+    id.hosts.push_back(static_cast<int>(known - hosts.begin()));
+    if (known == hosts.end()) hosts.push_back(host);
     if (host != members[self].host + members[self].host_id) continue;
-    node = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
+    node = id.hosts.back();
     id.neighbours.push_back(static_cast<int>(rank));
     before += rank < self;
     ++together;

@@ -39,7 +39,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
     app.add_option(name, value, text)->type_name(type);
   };
   option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 4096 (also -np); default: the visible GPUs, else the physical cores");
-  option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self, shm or gloo");
+  option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self, shm, hierarchy, gloo or mpi");
   option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
   app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
                "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")
@@ -98,7 +98,7 @@ void check_argument_name(const std::string& name) {
 void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
   if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
-  if (given("--transport")) run.transport = one_of("--transport", raw.transport, {"auto", "self", "shm", "gloo"});
+  if (given("--transport")) run.transport = one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi"});
   if (given("--bind")) run.bind = one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
   if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
   if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);

@@ -21,16 +21,17 @@ class Rule;
 /// An optimizer made from a DistributedDataParallel that updates parameters in the pass that reads all ranks' gradients. All ranks make it
 /// alike, and call step() and what is here alike; each waits for the others.
 ///
-/// Where the ranks share a host (the transport is shm), parameters and state are there once for all of them, from construction to
-/// destruction; each rank updates what it has time for. That changes what a program may do between backward() and step(), and between steps:
-///  - after backward(), gradients are this rank's own, their mean is never stored. Whoever wants it calls average_gradients() first. A gradient
+/// Ranks of one host that reach each other's memory (the transport is shm, or hierarchy between hosts) have one copy of parameters and state,
+/// from construction to destruction; each updates what it has time for. Between steps that means:
+///  - parameters may be read at any time but during step(). A write by the user reaches all ranks of the host: it is a UsageError of the next step(), unless
+///    it was made in change_parameters(). Loading weights, too. A write through .data() is not noticed.
+///  - a child made by fork() must not touch them.
+///  - parameters that are part of a larger tensor are a UsageError.
+/// When all ranks are of one host (shm), also between backward() and step():
+///  - after backward() gradients are this rank's own, their mean is never stored. Whoever wants it calls average_gradients() first. A gradient
 ///    that was changed without it is a UsageError of step(), as far as it can be seen. Several backward() calls add up; no_sync() is
 ///    not needed, and changes nothing.
-///  - parameters may be read at any time but during step(). A write by the user reaches all ranks: it is a UsageError of the next step(), unless it
-///    was made in change_parameters(). Loading weights, too. A write through .data() is not noticed.
-///  - a child made by fork() must not touch them.
-///  - sparse gradients, and parameters that are part of a larger tensor, are a UsageError.
-/// Elsewhere each rank updates its own parameters, in one pass over gradients that backward() has averaged.
+/// Elsewhere backward() averages gradients, and each rank updates its own parameters from them in one pass. Sparse gradients are a UsageError everywhere.
 ///
 /// Results are torch::optim's on the averaged gradients within rounding, and the same bits on every rank and in every run. Gradients, options
 /// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks whose options differ get a

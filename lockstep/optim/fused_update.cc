@@ -30,7 +30,8 @@ void FusedUpdate::step() {
   if (source_->backwards() != clipped_) scale_ = 1;
   pass(comm::Use::kUpdate, fingerprint({scale_, std::bit_cast<double>(rule_.prepare())}));
   scale_ = 1;
-  source_->group().step();
+  home_.note_changes();  // parameters may have been averaged between hosts besides
+  source_->sharers().step();
 }
 
 double FusedUpdate::clip_grad_norm(double max_norm) {
@@ -119,7 +120,7 @@ void FusedUpdate::taken(std::size_t part) {
 }
 
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
-  comm::Group& group = source_->group();
+  comm::Group& group = source_->sharers();
   group.barrier({.name = "change_parameters"});  // nobody reads them any more
   if (!home_.shared() || home_.first()) change();
   group.barrier({.name = "change_parameters"});
@@ -176,12 +177,12 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
   if (!left.empty())
     throw UsageError("load_state_dict: \"" + left.begin()->first + "\" belongs to no parameter; " + std::to_string(left.size()) + " names are unexpected");
   const at::NoGradGuard no_grad;
-  source_->group().barrier({.name = "load_state_dict"});
+  source_->sharers().barrier({.name = "load_state_dict"});
   for (std::size_t part = 0; part < loaded.size(); ++part) {
     for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i) home_.states(part)[i].copy_(loaded[part].states[i]);
     rule_.set_states(part, loaded[part].steps, home_.states(part));
   }
-  source_->group().barrier({.name = "load_state_dict"});
+  source_->sharers().barrier({.name = "load_state_dict"});
 }
 
 }  // namespace lockstep::optim

@@ -120,7 +120,7 @@ void ParameterHome::move_in(std::size_t bytes) {
   if (memory_.first)
     for (const Storage& one : storages_)
       std::memcpy(static_cast<char*>(memory_.data.get()) + one.offset, one.storage.data(), one.storage.nbytes());
-  source_->group().barrier({.name = "parameters of an optimizer"});
+  source_->sharers().barrier({.name = "parameters of an optimizer"});
   for (Storage& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(memory_.data, one.offset));
 }
 

@@ -242,6 +242,7 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
   }
   try {
     settings->timeout = options.timeout;
+    settings->threads = options.threads;
     auto group = c10::make_intrusive<ProcessGroupGloo>(make_c10d_store(options.store, options.timeout), options.rank,
                                                        options.size, settings);
     group->setTimeout(kNever);

@@ -17,6 +17,7 @@ struct GlooOptions {
   std::string address;    ///< of this host, as numbers
   std::string interface;  ///< outranks `address`
   std::chrono::milliseconds timeout{};  ///< to connect
+  int threads = 2;        ///< operations that are carried out at once
 };
 
 /// Empty when it can be used, else why not.

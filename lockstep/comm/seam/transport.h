@@ -20,6 +20,8 @@ struct Capabilities {
   std::vector<Kind> kinds;
   std::vector<at::ScalarType> dtypes;
   std::vector<at::DeviceType> devices;
+  /// What Collective::wire may be. Those that cross no host take all, and nothing is rounded.
+  std::vector<at::ScalarType> wires = {at::kFloat};
 };
 
 /// One ordered stream of operations of a fixed set of ranks. All ranks start the same operations in the same order (Group

@@ -8,6 +8,7 @@ const Capabilities kCapabilities{
               Kind::kScatter, Kind::kAllToAll, Kind::kBarrier},
     .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
     .devices = {at::kCPU, at::kCUDA},
+    .wires = {at::kFloat, at::kBFloat16, at::kHalf},
 };
 
 class SelfTransport final : public Transport {

@@ -1,28 +1,40 @@
 #include "lockstep/comm/shm/reduce.h"
 
+#include <cstring>
+
 #include "lockstep/comm/shm/reduce_isa.h"
 
 namespace lockstep::comm {
 
 namespace {
 
-using Loops = void (*)(const Reduction&);
+struct Loops {
+  void (*reduce)(const Reduction&);
+  void (*convert)(const Conversion&);
+};
 
 Loops best_loops() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
-    return avx512::reduce;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return avx2::reduce;
+    return {avx512::reduce, avx512::convert};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return {avx2::reduce, avx2::convert};
 #endif
-  return baseline::reduce;
+  return {baseline::reduce, baseline::convert};
+}
+
+const Loops& loops() {
+  static const Loops best = best_loops();
+  return best;
 }
 
 }  // namespace
 
-void reduce(const Reduction& reduction) {
-  static const Loops loops = best_loops();
-  loops(reduction);
+void reduce(const Reduction& reduction) { loops().reduce(reduction); }
+
+void convert(const Conversion& conversion) {
+  if (conversion.from != conversion.to) return loops().convert(conversion);
+  if (conversion.count > 0) std::memcpy(conversion.output, conversion.input, conversion.count * c10::elementSize(conversion.from));
 }
 
 }  // namespace lockstep::comm

@@ -22,7 +22,17 @@ struct Reduction {
   std::size_t count;
   int divisor = 1;
 };
-/// Uses the widest vectors that this machine has; the bits are the same with all.
+/// Between float and half or bfloat16, rounded to the nearest; or of one dtype, which copies. The buffers do not overlap.
+struct Conversion {
+  at::ScalarType from;
+  at::ScalarType to;
+  const void* input;
+  void* output;
+  std::size_t count;
+};
+
+// Both use the widest vectors that this machine has; the bits are the same with all.
 void reduce(const Reduction& reduction);
+void convert(const Conversion& conversion);
 
 }  // namespace lockstep::comm

@@ -7,13 +7,16 @@ namespace lockstep::comm {
 
 namespace baseline {
 void reduce(const Reduction& r);
+void convert(const Conversion& c);
 }
 #if defined(__x86_64__)
 namespace avx2 {
 void reduce(const Reduction& r);  // needs avx2, f16c
+void convert(const Conversion& c);
 }
 namespace avx512 {
 void reduce(const Reduction& r);  // needs avx512f, bw, vl, dq
+void convert(const Conversion& c);
 }
 #endif
 

@@ -92,7 +92,22 @@ void reduce_bools(const Reduction& r) {
   return any ? reduce_as<Plain<std::uint8_t>, Max>(r) : reduce_as<Plain<std::uint8_t>, Min>(r);
 }
 
+template <typename From, typename To>
+void convert_as(const Conversion& c) {
+  const auto* from = static_cast<const typename From::Stored*>(c.input);
+  auto* to = static_cast<typename To::Stored*>(c.output);
+#pragma GCC ivdep
+  for (std::size_t k = 0; k < c.count; ++k) to[k] = To::store(From::load(from[k]));
+}
+
 }  // namespace
+
+void convert(const Conversion& c) {
+  if (c.from == at::kFloat && c.to == at::kBFloat16) return convert_as<Plain<float>, Bfloat16>(c);
+  if (c.from == at::kBFloat16 && c.to == at::kFloat) return convert_as<Bfloat16, Plain<float>>(c);
+  if (c.from == at::kFloat && c.to == at::kHalf) return convert_as<Plain<float>, Half>(c);
+  if (c.from == at::kHalf && c.to == at::kFloat) return convert_as<Half, Plain<float>>(c);
+}
 
 void reduce(const Reduction& r) {
   switch (r.dtype) {

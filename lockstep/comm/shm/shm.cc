@@ -22,6 +22,7 @@ const Capabilities kCapabilities{
               Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
     .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
     .devices = {at::kCPU},
+    .wires = {at::kFloat, at::kBFloat16, at::kHalf},
 };
 
 constexpr auto kSlice = std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live

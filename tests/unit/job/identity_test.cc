@@ -104,7 +104,7 @@ TEST(Identity, WhichContractCountsWhenThereAreSeveral) {
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "torchrun")).rank, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "none")).world_size, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "lockstep")).rank, 5);
-  expect_refused({{"LOCKSTEP_ENV_FROM", "slurm"}}, "LOCKSTEP_ENV_FROM is \"slurm\"; allowed are none, lockstep and torchrun");
+  expect_refused({{"LOCKSTEP_ENV_FROM", "slurm"}}, "LOCKSTEP_ENV_FROM is \"slurm\"; allowed are none, lockstep, torchrun, mpi and pmi");
   expect_refused({{"LOCKSTEP_ENV_FROM", "torchrun"}}, "WORLD_SIZE is not set");
 }
 

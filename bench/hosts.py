@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""What crosses between hosts and how long it takes, on network namespaces whose links are shaped to 1 Gb/s.
+
+Prints a line of JSON for each case: what, impl, wire, ranks, hosts, order (of the ranks on the hosts), bytes, median_s, min_s, runs,
+wire_bytes (of the busiest host and direction, one run, from the interfaces' counters), bound_s and bound_bytes (one copy of the data each
+way per host, at the rate that TCP has on such a link), and what follows from them. Leaves nothing behind; exits with 77 without root.
+"""
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests/support"))
+import hosts_bed  # noqa: E402
+import hosts_job  # noqa: E402
+from hosts_job import Job, MpiJob, places, run  # noqa: E402
+
+PAYLOAD_BITS_PER_S = 955e6  # of TCP on a link of 1 Gb/s: 950 to 958, measured
+
+
+def line_rate(bed):
+    """Payload bits a second of one TCP connection from host 1 to host 2."""
+    code = "import socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2]))); s.sendall(bytes(100<<20)); s.shutdown(1); s.recv(1)"
+    listener = "import socket,sys,time\ns=socket.create_server(('0.0.0.0',0)); print(s.getsockname()[1],flush=True)\nc=s.accept()[0]; n=0; t=time.time()\n" \
+               "while True:\n  d=c.recv(1<<20)\n  if not d: break\n  n+=len(d)\nprint(n*8/(time.time()-t),flush=True)"
+    server = bed.start(2, [sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
+    try:
+        port = server.stdout.readline().strip()
+        bed.start(1, [sys.executable, "-c", code, f"{hosts_bed.SUBNET}2", port]).wait(timeout=60)
+        return float(server.stdout.readline())
+    finally:
+        server.kill()
+        server.wait()
+
+
+def report(case, answer, crossed, data_bytes):
+    hosts = case["hosts"]
+    seconds = answer["seconds"]
+    size = 4 if case.get("wire", "float32") == "float32" else 2
+    full = 2 * (hosts - 1) / hosts * data_bytes  # bytes that a host must send, and get, of float32
+    median = statistics.median(seconds)
+    row = {**case, "bytes": data_bytes, "median_s": round(median, 6), "min_s": round(min(seconds), 6), "runs": len(seconds),
+           "wire_bytes": round(crossed / len(seconds)), "bound_bytes": round(full * size / 4), "bound_s": round(8 * full / PAYLOAD_BITS_PER_S, 6)}
+    if data_bytes >= 1 << 20:
+        row["time_to_bound"] = round(median / row["bound_s"], 4)
+        row["bytes_to_bound"] = round(row["wire_bytes"] / row["bound_bytes"], 4)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
+    for data_bytes in sizes:
+        runs = args.runs if data_bytes > 1 << 20 else 500
+        for order in orders:
+            where = places(hosts, ranks, order)
+            for impl in impls:
+                case = {"what": "all_reduce", "impl": impl, "ranks": len(where), "hosts": hosts, "order": order}
+                try:
+                    if impl == "openmpi":
+                        answer, crossed = run(bed, MpiJob, where, [args.bin / "bench_hosts_mpi", data_bytes, runs], {})
+                    else:
+                        transport, _, wire = impl.partition(" ")
+                        case["wire"] = wire or "float32"
+                        outer = transport.partition("+")[2]
+                        env = {"LOCKSTEP_TRANSPORT": transport.partition("+")[0], "LOCKSTEP_LOG": "quiet", **({"LOCKSTEP_OUTER": outer} if outer else {})}
+                        kind = Job
+                        if "mpi" in transport:
+                            kind = MpiJob
+                            env["LOCKSTEP_STORE"] = f"{hosts_bed.SUBNET}{where[0]}:{hosts_job.PORT}"
+                        answer, crossed = run(bed, kind, where, [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs], env)
+                except RuntimeError as error:
+                    print(json.dumps({**case, "bytes": data_bytes, "error": str(error)}), flush=True)
+                    continue
+                report(case, answer, crossed, data_bytes)
+
+
+def steps(args, bed):
+    """Training steps of 10 M parameters, against the larger of computing alone and what must cross."""
+    parameters = 10 * 1001 * 1000
+    where = places(2, 2, "contiguous")
+    for every, wire in ((1, "float32"), (1, "bfloat16"), (4, "float32"), (16, "float32")):
+        words = [args.bin / "bench_hosts_rank", "step", every, wire, 16]
+        answer, crossed = run(bed, Job, where, words, {"LOCKSTEP_LOG": "quiet"}, phases=2)
+        compute = statistics.median(answer["compute_seconds"])
+        crossing = 8 * parameters * (4 if wire == "float32" else 2) / PAYLOAD_BITS_PER_S / every
+        mean = statistics.mean(answer["seconds"])
+        print(json.dumps({"what": "step", "impl": "hierarchy", "wire": wire, "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
+                          "bytes": 4 * parameters, "median_s": round(statistics.median(answer["seconds"]), 6), "mean_s": round(mean, 6),
+                          "min_s": round(min(answer["seconds"]), 6), "runs": 16, "wire_bytes": round(crossed / 16), "compute_s": round(compute, 6),
+                          "bound_s": round(max(compute, crossing), 6), "time_to_bound": round(mean / max(compute, crossing), 4)}), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, default=HERE.parent / "build/release/bin")
+    parser.add_argument("--rate", default="1gbit", help="of each link; the bounds are for 1gbit")
+    parser.add_argument("--runs", type=int, default=3, help="of large all_reduces")
+    parser.add_argument("--only", nargs="+", choices=["large", "small", "4x4", "step"], default=["large", "small", "4x4", "step"])
+    parser.add_argument("--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'")
+    parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
+    parser.add_argument("--bytes", type=int, default=250_000_000)
+    args = parser.parse_args()
+    hosts_bed.enter_cell(("ip", "tc"))
+    has_mpi = (args.bin / "bench_hosts_mpi").exists()
+    if not has_mpi:
+        print("SKIPPED: Open MPI as a peer, which is not installed (Debian: libopenmpi-dev openmpi-bin)", file=sys.stderr)
+    mpi = ["openmpi"] if has_mpi else []
+    by_mpi = ["hierarchy+mpi"] if has_mpi else []
+    with tempfile.TemporaryDirectory() as folder:
+        bed = hosts_bed.Bed(4 if "4x4" in args.only else 2, folder)
+        bed.shape(args.rate)
+        print(json.dumps({"what": "line_rate", "bits_per_s": round(line_rate(bed))}), flush=True)
+        if "large" in args.only:
+            all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", "hierarchy bfloat16", *by_mpi, "gloo", *mpi], [args.bytes])
+        if "small" in args.only:
+            all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "gloo", *mpi], [4096])
+        if "4x4" in args.only:
+            all_reduces(args, bed, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes])
+        if "step" in args.only:
+            steps(args, bed)
+
+
+main()

@@ -1,0 +1,110 @@
+// A rank of the jobs of bench/hosts.py and of tests/procs/hosts_test.py: all_reduce, or training steps, between hosts. Rank 0 prints
+// "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a line of JSON.
+//
+//   bench_hosts_rank all_reduce BYTES WIRE RUNS
+//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/parse.h"
+
+namespace {
+
+using lockstep::Group;
+
+at::ScalarType wire_of(const std::string& name) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
+    if (lockstep::comm::name(dtype) == name) return dtype;
+  throw lockstep::UsageError("WIRE is " + name + "; allowed are float32, bfloat16 and float16");
+}
+
+/// Seconds of each of `runs` calls; rank 0 gets leave for them first.
+std::vector<double> measure(Group& world, int runs, const std::function<void()>& call) {
+  if (world.rank() == 0) {
+    std::puts("ready");
+    std::fflush(stdout);
+    std::string line;
+    std::getline(std::cin, line);
+  }
+  world.barrier();
+  std::vector<double> seconds;
+  for (int run = 0; run < runs; ++run) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return seconds;
+}
+
+void print(const Group& world, const std::vector<double>& seconds, const std::string& more) {
+  if (world.rank() != 0) return;
+  std::printf("{\"transport\": \"%s\"%s, \"seconds\": [", std::string(world.transport()).c_str(), more.c_str());
+  for (std::size_t i = 0; i < seconds.size(); ++i) std::printf("%s%.7f", i ? ", " : "", seconds[i]);
+  std::printf("]}\n");
+  std::fflush(stdout);
+}
+
+void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire, int runs) {
+  const at::Tensor tensor = at::ones({bytes / 4});
+  const auto call = [&] { world.all_reduce(tensor, lockstep::ReduceOp::kMean, {.wire = wire}); };
+  for (int warm = 0; warm < (bytes > (1 << 20) ? 1 : 100); ++warm) call();
+  const auto seconds = measure(world, runs, call);
+  if (!tensor.eq(1).all().item<bool>()) throw std::runtime_error("the mean of ones is not one");
+  print(world, seconds, "");
+}
+
+void steps(Group& world, int host_sync_every, at::ScalarType wire, int runs) {
+  torch::manual_seed(1);
+  constexpr int kLayers = 10;
+  constexpr std::int64_t kWidth = 1000, kBatch = 32;
+  torch::nn::Sequential net;
+  for (int i = 0; i < kLayers; ++i) {
+    net->push_back(torch::nn::Linear(kWidth, kWidth));
+    net->push_back(torch::nn::ReLU());
+  }
+  torch::manual_seed(static_cast<std::uint64_t>(world.rank()));
+  const at::Tensor batch = torch::randn({kBatch, kWidth});
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  const auto step = [&] {
+    net->zero_grad();
+    torch::mse_loss(net->forward(batch), batch).backward();
+    optimizer.step();
+  };
+  for (int warm = 0; warm < 5; ++warm) step();
+  const auto alone = measure(world, runs, step);
+  lockstep::DdpOptions options;
+  options.wire = wire;
+  options.host_sync_every = host_sync_every;
+  lockstep::DistributedDataParallel ddp(net, world, options);
+  for (int warm = 0; warm < 16; ++warm) step();  // as many as replicas are compared in, and a whole number of averages
+  const auto together = measure(world, runs, step);
+  std::string compute = ", \"compute_seconds\": [";
+  for (std::size_t i = 0; i < alone.size(); ++i) compute += (i ? ", " : "") + std::to_string(alone[i]);
+  print(world, together, compute + "]");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const std::string what = argc == 5 ? argv[1] : "";
+    const auto number = [&](int i) { return lockstep::base::parse_int_in("argument", argv[i], 1, 1 << 30); };
+    if (what != "all_reduce" && what != "step") throw lockstep::UsageError("usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS");
+    Group world = lockstep::init();
+    if (what == "all_reduce")
+      all_reduce(world, number(2), wire_of(argv[3]), static_cast<int>(number(4)));
+    else
+      steps(world, static_cast<int>(number(2)), wire_of(argv[3]), static_cast<int>(number(4)));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}

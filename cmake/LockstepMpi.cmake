@@ -1,0 +1,12 @@
+# The transport mpi is libmpi itself; Debian's libopenmpi-dev brings it. Without it everything else is built.
+find_package(MPI QUIET COMPONENTS C)
+if(MPI_C_FOUND)
+  set(LOCKSTEP_MPI yes)
+  set(LOCKSTEP_MPI_SOURCES mpi.cc session.cc)
+  set(LOCKSTEP_MPI_LINK MPI::MPI_C)
+else()
+  set(LOCKSTEP_MPI no)
+  set(LOCKSTEP_MPI_SOURCES no_mpi.cc)
+  set(LOCKSTEP_MPI_LINK)
+  message(STATUS "MPI was not found (package libopenmpi-dev): Lockstep is built without the transport mpi")
+endif()

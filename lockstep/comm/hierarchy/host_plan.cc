@@ -1,0 +1,44 @@
+#include "lockstep/comm/hierarchy/host_plan.h"
+
+#include <algorithm>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::size_t kAlign = 64;  // elements: slices begin on cache lines
+
+}  // namespace
+
+std::vector<int> HostPlan::column(int column) const {
+  std::vector<int> members;
+  for (const auto& host : hosts) members.push_back(host[static_cast<std::size_t>(column)]);
+  return members;
+}
+
+HostPlan plan_hosts(const std::vector<int>& host_of) {
+  HostPlan plan;
+  std::vector<int> numbers;  // as the caller calls the hosts
+  for (std::size_t member = 0; member < host_of.size(); ++member) {
+    const auto found = std::find(numbers.begin(), numbers.end(), host_of[member]);
+    const auto host = static_cast<std::size_t>(found - numbers.begin());
+    if (found == numbers.end()) {
+      numbers.push_back(host_of[member]);
+      plan.hosts.emplace_back();
+    }
+    plan.places.push_back({static_cast<int>(host), static_cast<int>(plan.hosts[host].size())});
+    plan.hosts[host].push_back(static_cast<int>(member));
+  }
+  const auto smaller = [](const auto& a, const auto& b) { return a.size() < b.size(); };
+  plan.num_columns = static_cast<int>(std::min_element(plan.hosts.begin(), plan.hosts.end(), smaller)->size());
+  plan.largest = std::max_element(plan.hosts.begin(), plan.hosts.end(), smaller)->size();
+  return plan;
+}
+
+Slice slice_of(std::size_t count, int num_columns, int column) {
+  const auto columns = static_cast<std::size_t>(num_columns);
+  const std::size_t step = ((count + columns - 1) / columns + kAlign - 1) / kAlign * kAlign;
+  const std::size_t first = std::min(count, static_cast<std::size_t>(column) * step);
+  return {first, std::min(step, count - first)};
+}
+
+}  // namespace lockstep::comm

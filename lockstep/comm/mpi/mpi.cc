@@ -1,0 +1,248 @@
+#include "lockstep/comm/mpi/mpi.h"
+
+#include <ATen/core/grad_mode.h>
+#include <sched.h>
+
+#include <climits>
+#include <stdexcept>
+#include <thread>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/comm/mpi/session.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Cause;
+using base::CommError;
+using base::Deadline;
+
+const Capabilities kCapabilities{
+    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
+              Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
+    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
+    .devices = {at::kCPU},
+};
+
+constexpr int kTags = 32768;  // as many as every MPI has
+constexpr int kYields = 1000;  // looks before a wait begins to sleep between them
+constexpr auto kPause = std::chrono::microseconds(50);
+
+/// Looks again and again until `done`; false at the deadline. MPI moves data only while somebody calls it.
+template <typename Done>
+bool poll(Deadline deadline, Done done) {
+  for (int looks = 0; !done(); ++looks) {
+    if (deadline.expired()) return false;
+    if (looks < kYields)
+      ::sched_yield();
+    else
+      std::this_thread::sleep_for(kPause);
+  }
+  return true;
+}
+
+/// An operation in MPI's hands.
+class MpiPending final : public Pending {
+ public:
+  MpiPending(const Collective& op, int size) : op_(op), size_(size) {}
+
+  bool done() override {
+    if (is_finished()) return true;
+    {
+      const std::lock_guard lock(MpiSession::process().mutex());
+      if (is_finished()) return true;
+      int ended = 0;
+      const int code = MPI_Test(&request, &ended, MPI_STATUS_IGNORE);
+      if (code == MPI_SUCCESS && !ended) return false;
+      conclude(code);
+    }
+    return true;
+  }
+  bool wait_until(Deadline deadline) override {
+    return poll(deadline, [this] { return done(); });
+  }
+  bool over() const { return is_finished(); }
+
+  MPI_Request request = MPI_REQUEST_NULL;
+
+ private:
+  void conclude(int code) {
+    try {
+      check_mpi(code, "MPI_Test");
+      const at::NoGradGuard no_grad;
+      if (op_.op == ReduceOp::kMean && code == MPI_SUCCESS) (op_.output.defined() ? op_.output : op_.input).div_(size_);
+      finish();
+    } catch (...) {
+      finish(std::current_exception());
+    }
+  }
+
+  const Collective op_;  // keeps the tensors alive
+  const int size_;
+};
+
+class MpiTransport final : public Transport {
+ public:
+  MpiTransport(MPI_Comm comm, int rank, int size) : comm_(comm), rank_(rank), size_(size) {}
+
+  ~MpiTransport() override {
+    MpiSession& session = MpiSession::process();
+    {
+      const std::lock_guard lock(session.mutex());
+      forget_over();
+      // Collective by name, local in fact: it waits for nobody.
+      if (running_.empty() && !aborted_ && session.usable()) MPI_Comm_free(&comm_);
+    }
+    abort(std::make_exception_ptr(base::PeerLost(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
+  }
+
+  std::string_view name() const override { return "mpi"; }
+  const Capabilities& capabilities() const override { return kCapabilities; }
+
+  PendingPtr start(const Collective& op) override {
+    auto pending = std::make_shared<MpiPending>(op, size_);
+    const std::lock_guard lock(MpiSession::process().mutex());
+    if (aborted_) {
+      pending->finish(aborted_);
+      return pending;
+    }
+    forget_over();
+    try {
+      check_mpi(issue(op, pending->request), "MPI");
+      running_.push_back(pending);
+    } catch (...) {
+      pending->finish(std::current_exception());
+    }
+    return pending;
+  }
+
+  void abort(std::exception_ptr cause) noexcept override {
+    const std::lock_guard lock(MpiSession::process().mutex());
+    if (aborted_) return;
+    aborted_ = cause;
+    for (const auto& pending : running_) pending->finish(cause);
+    // MPI may still write into their tensors, for as long as the process lives.
+    static auto* const left = new std::vector<std::shared_ptr<MpiPending>>;
+    left->insert(left->end(), running_.begin(), running_.end());
+    running_.clear();
+  }
+
+ private:
+  void forget_over() {
+    std::erase_if(running_, [](const auto& pending) { return pending->over(); });
+  }
+
+  static int count_of(const at::Tensor& tensor) {
+    if (!tensor.defined()) return 0;
+    if (tensor.numel() > INT_MAX)
+      throw std::runtime_error("MPI counts up to 2147483647 elements, but a tensor has " + std::to_string(tensor.numel()));
+    return static_cast<int>(tensor.numel());
+  }
+
+  /// Begins it; an MPI error code.
+  int issue(const Collective& op, MPI_Request& request) {
+    const MpiSession& session = MpiSession::process();
+    const at::ScalarType dtype = op.input.defined() ? op.input.scalar_type() : op.output.defined() ? op.output.scalar_type() : at::kByte;
+    const MPI_Datatype type = session.type(dtype);
+    const MPI_Op reduce_op = session.op(op.op, dtype);
+    const void* in = op.input.defined() ? op.input.const_data_ptr() : nullptr;
+    void* out = op.output.defined() ? op.output.mutable_data_ptr() : nullptr;
+    const int sent = count_of(op.input);
+    const int taken = count_of(op.output);
+    const int tag = static_cast<int>(op.seq % kTags);
+    switch (op.kind) {
+      case Kind::kAllReduce: return MPI_Iallreduce(MPI_IN_PLACE, out, sent, type, reduce_op, comm_, &request);
+      case Kind::kReduce:
+        return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, sent, type, reduce_op, op.root, comm_, &request);
+      case Kind::kBroadcast: return MPI_Ibcast(out, sent, type, op.root, comm_, &request);
+      case Kind::kAllGather: return MPI_Iallgather(in, sent, type, out, sent, type, comm_, &request);
+      case Kind::kReduceScatter: return MPI_Ireduce_scatter_block(in, out, taken, type, reduce_op, comm_, &request);
+      case Kind::kGather: return MPI_Igather(in, sent, type, out, sent, type, op.root, comm_, &request);
+      case Kind::kScatter: return MPI_Iscatter(in, taken, type, out, taken, type, op.root, comm_, &request);
+      case Kind::kAllToAll: return MPI_Ialltoall(in, sent / size_, type, out, sent / size_, type, comm_, &request);
+      case Kind::kSend: return MPI_Isend(in, sent, type, op.root, tag, comm_, &request);
+      case Kind::kRecv: return MPI_Irecv(out, taken, type, op.root, tag, comm_, &request);
+      case Kind::kBarrier: return MPI_Ibarrier(comm_, &request);
+    }
+    throw base::UsageError("mpi: unknown operation");
+  }
+
+  MPI_Comm comm_;
+  const int rank_;
+  const int size_;
+  // The session's mutex guards what follows.
+  std::exception_ptr aborted_;
+  std::vector<std::shared_ptr<MpiPending>> running_;
+};
+
+/// The numbers of communicators that are made at the same time must differ; those with a member in common are made one after another.
+int tag_of(const std::vector<int>& members) {
+  unsigned value = 2166136261u;
+  for (const int member : members) value = (value ^ static_cast<unsigned>(member)) * 16777619u;
+  return static_cast<int>(value % kTags);
+}
+
+}  // namespace
+
+std::string mpi_missing() {
+  const base::Env& env = base::Env::process();
+  if (env.ompi_comm_world_rank || env.pmi_rank) return "";
+  return "the ranks were not started by mpirun (neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set)";
+}
+
+std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
+  MpiSession& session = MpiSession::process();
+  const int here = options.members[static_cast<std::size_t>(options.rank)];
+  if (session.rank() != here)
+    throw base::UsageError("transport mpi: this is rank " + std::to_string(here) + ", but rank " + std::to_string(session.rank()) +
+                           " of MPI_COMM_WORLD; allowed are equal numbers: start the ranks with mpirun alone");
+  // MPI would wait for the others without an end: so it is asked when all are there.
+  options.store->set("come/" + std::to_string(options.rank), "1", options.deadline);
+  for (std::size_t i = 0; i < options.members.size(); ++i)
+    if (!options.store->get("come/" + std::to_string(i), options.deadline))
+      throw CommError(Cause::kJoinTimeout, "connect", here, options.members[i],
+                      "rank " + std::to_string(options.members[i]) + " did not come to a new group in time");
+  const std::lock_guard lock(session.mutex());
+  MPI_Group all, some;
+  MPI_Comm comm = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+  check_mpi(MPI_Group_incl(all, static_cast<int>(options.members.size()), options.members.data(), &some), "MPI_Group_incl");
+  check_mpi(MPI_Comm_create_group(MPI_COMM_WORLD, some, tag_of(options.members), &comm), "MPI_Comm_create_group");
+  MPI_Group_free(&some);
+  MPI_Group_free(&all);
+  MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+  return std::make_shared<MpiTransport>(comm, options.rank, static_cast<int>(options.members.size()));
+}
+
+std::string broadcast_by_mpi(const std::string& text, Deadline deadline) {
+  MpiSession& session = MpiSession::process();
+  char bytes[256] = {};
+  text.copy(bytes, sizeof bytes - 1);
+  MPI_Request request;
+  {
+    const std::lock_guard lock(session.mutex());
+    check_mpi(MPI_Ibcast(bytes, sizeof bytes, MPI_CHAR, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+  }
+  const bool came = poll(deadline, [&] {
+    const std::lock_guard lock(session.mutex());
+    int ended = 0;
+    check_mpi(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Ibcast");
+    return ended != 0;
+  });
+  if (!came) throw CommError(Cause::kJoinTimeout, "init", session.rank(), 0, "rank 0 did not say in time, through MPI, where the ranks meet");
+  return bytes;
+}
+
+bool mpi_has_one_host() {
+  MpiSession& session = MpiSession::process();
+  const std::lock_guard lock(session.mutex());
+  MPI_Comm here;
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here), "MPI_Comm_split_type");
+  int size = 0;
+  MPI_Comm_size(here, &size);
+  MPI_Comm_free(&here);
+  return size == session.size();
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Ranks on two hosts, as network namespaces: what crosses between them is counted at their interfaces, and a host that dies ends the job.
+
+hosts_test.py BIN [CASE...]; without cases all. Exit code 77: skipped.
+"""
+import pathlib
+import signal
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import hosts_bed  # noqa: E402
+from hosts_job import Job, places, run  # noqa: E402
+
+BYTES = 32 << 20
+QUIET = {"LOCKSTEP_LOG": "quiet"}
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        raise SystemExit(1)
+
+
+def crossing(bed, binary, order, wire):
+    """Bytes that the busiest host sends or gets for one all_reduce, as a multiple of the tensor's."""
+    runs = 3
+    answer, crossed = run(bed, Job, places(2, 2, order), [binary, "all_reduce", BYTES, wire, runs], QUIET)
+    check(answer["transport"] == "hierarchy", f"two hosts are found: transport {answer['transport']}")
+    return crossed / runs / BYTES
+
+
+def every_byte_crosses_once(bed, binary):
+    for order in ("contiguous", "interleaved"):
+        once = crossing(bed, binary, order, "float32")
+        check(0.95 < once <= 1.05, f"{order}: {once:.3f} of the tensor crosses")
+
+
+def half_crosses_as_bfloat16(bed, binary):
+    half = crossing(bed, binary, "contiguous", "bfloat16")
+    check(0.45 < half <= 0.525, f"as bfloat16 {half:.3f} of the tensor crosses")
+
+
+def averaging_every_fourth_step_sends_a_quarter(bed, binary):
+    crossed = {every: run(bed, Job, places(2, 2, "contiguous"), [binary, "step", every, "float32", 8], QUIET, phases=2)[1] for every in (1, 4)}
+    ratio = crossed[4] / crossed[1]
+    check(0.2 < ratio <= 1.05 / 4, f"host_sync_every 4 sends {ratio:.4f} of what 1 does")
+
+
+def a_host_that_dies_ends_the_job(bed, binary):
+    where = places(2, 2, "contiguous")
+    bed.shape("100mbit")  # so that it dies in the middle
+    job = Job(bed, where, [binary, "all_reduce", 8 << 20, "float32", 1000], QUIET)
+    try:
+        job.wait_ready()
+        begun = bed.bytes_of(2)[1]
+        job.go()
+        while bed.bytes_of(2)[1] < begun + (4 << 20):
+            pass
+        for rank, host in enumerate(where):
+            if host == 2:
+                job.processes[rank].send_signal(signal.SIGKILL)
+        codes = [job.processes[rank].wait(timeout=30) for rank, host in enumerate(where) if host == 1]
+        check(all(code == 1 for code in codes), f"the ranks of the other host end by an error: {codes}")
+    finally:
+        job.stop()
+
+
+CASES = {case.__name__: case for case in (every_byte_crosses_once, half_crosses_as_bfloat16, averaging_every_fourth_step_sends_a_quarter,
+                                          a_host_that_dies_ends_the_job)}
+
+
+def main():
+    binary, names = sys.argv[1], sys.argv[2:] or list(CASES)
+    hosts_bed.enter_cell(("ip", "tc"))
+    with tempfile.TemporaryDirectory() as folder:
+        bed = hosts_bed.Bed(2, folder)
+        for name in names:
+            CASES[name](bed, binary)
+
+
+main()

@@ -1,0 +1,100 @@
+"""Several "hosts" on one machine: network namespaces behind a switch, with links that can be shaped.
+
+Everything lives in a cell, own mount, network, process, name and IPC namespaces, which the kernel removes with all that is in it when its
+first process, the script itself, ends in whatever way. A script calls enter_cell() first and then makes a Bed. It needs root, unshare,
+nsenter, ip and, for shaping, tc.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+SKIPPED = 77  # exit code: ctest counts it as a skip
+SUBNET = "10.77.0."
+_IN_CELL = "LOCKSTEP_TEST_CELL"
+
+
+def sh(*words):
+    subprocess.run([str(word) for word in words], check=True)
+
+
+def skip(why):
+    print(f"SKIPPED: {why}", flush=True)
+    sys.exit(SKIPPED)
+
+
+def enter_cell(tools=("ip",)):
+    """Goes on in a new cell; outside of it this never returns."""
+    if os.environ.pop(_IN_CELL, "") == "":
+        if os.geteuid() != 0:
+            skip("network namespaces need root")
+        for tool in ("unshare", "nsenter", *tools):
+            if not shutil.which(tool):
+                skip(f"{tool} is not installed (Debian: iproute2, util-linux)")
+        cell = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        if subprocess.run([*cell, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            skip("this kernel or container makes no namespaces")
+        os.environ[_IN_CELL] = "1"
+        os.execvp(cell[0], [*cell, sys.executable, *sys.argv])
+    sh("mount", "--make-rprivate", "/")
+    sh("mount", "-t", "tmpfs", "tmpfs", "/run")
+    os.mkdir("/run/netns")
+
+
+class Bed:
+    """Hosts 1 .. num_hosts at 10.77.0.1 .., and this process at 10.77.0.254."""
+
+    def __init__(self, num_hosts, folder):
+        self.folder = folder
+        self.num_hosts = num_hosts
+        sh("hostname", "ctl")
+        with open(f"{folder}/hosts", "w", encoding="ascii") as names:
+            names.write("127.0.0.1 localhost\n10.77.0.254 ctl\n")
+            for host in range(1, num_hosts + 1):
+                names.write(f"{SUBNET}{host} h{host}\n")
+        sh("mount", "--bind", f"{folder}/hosts", "/etc/hosts")
+        sh("ip", "netns", "add", "sw")
+        sh("ip", "-n", "sw", "link", "add", "br0", "type", "bridge")
+        sh("ip", "-n", "sw", "link", "set", "br0", "up")
+        sh("ip", "link", "set", "lo", "up")
+        sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "vctl", "netns", "sw")
+        sh("ip", "-n", "sw", "link", "set", "vctl", "master", "br0", "up")
+        sh("ip", "addr", "add", f"{SUBNET}254/24", "dev", "eth0")
+        sh("ip", "link", "set", "eth0", "up")
+        for host in range(1, num_hosts + 1):
+            name = f"h{host}"
+            sh("ip", "netns", "add", name)
+            sh("ip", "-n", "sw", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            sh("ip", "-n", "sw", "link", "set", f"v{name}", "master", "br0", "up")
+            sh("ip", "-n", name, "link", "set", "lo", "up")
+            sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
+            sh("ip", "-n", name, "link", "set", "eth0", "up")
+
+    def shape(self, rate):
+        """Bounds what each host sends and what it gets."""
+        for host in range(1, self.num_hosts + 1):
+            for namespace, device in ((f"h{host}", "eth0"), ("sw", f"vh{host}")):
+                sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
+
+    @staticmethod
+    def on_host(host, words):
+        """The words of a command that runs on `host`, with its name."""
+        enter = ["nsenter", f"--net=/run/netns/h{host}", "unshare", "--uts", "sh", "-c"]
+        return [*enter, f'hostname h{host}; exec "$@"', "sh", *[str(word) for word in words]]
+
+    def start(self, host, words, **options):
+        return subprocess.Popen(self.on_host(host, words), **options)
+
+    def bytes_of(self, host):
+        """(sent, received) by `host` since it is there, as the switch counts."""
+        shown = json.loads(subprocess.run(["ip", "-n", "sw", "-s", "-j", "link", "show", f"vh{host}"], check=True, capture_output=True).stdout)
+        return shown[0]["stats64"]["rx"]["bytes"], shown[0]["stats64"]["tx"]["bytes"]
+
+    def remote_shell(self):
+        """A program that mpirun can start its daemons with, in place of ssh."""
+        path = f"{self.folder}/remote_shell"
+        with open(path, "w", encoding="ascii") as script:
+            script.write('#!/bin/sh\nhost=$1\nshift\nexec nsenter --net=/run/netns/$host unshare --uts sh -c "hostname $host; $*"\n')
+        os.chmod(path, 0o755)
+        return path
