@@ -196,6 +196,7 @@ struct Training {
   torch::nn::Linear net{2, 1};
   torch::optim::SGD optimizer{net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)};
   std::optional<lockstep::DistributedDataParallel> parallel;
+  std::optional<lockstep::optim::SGD> fused;
   at::Tensor loss;
 };
 
@@ -216,6 +217,13 @@ std::vector<Row> rows_of_training(Group& world, Training& t) {
              backward();
            }),
       both("DistributedDataParallel::stats(), group()", [&t] { t.parallel->stats(), t.parallel->group(); }),
+      {"optim::SGD(ddp), Adam, AdamW", Waits::kRanks, [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
+      both("backward() with it", [forward, backward] { forward(), backward(); }),
+      {"its clip_grad_norm()", Waits::kRanks, [&t] { t.fused->clip_grad_norm(1); }},
+      {"its step()", Waits::kRanks, [&t] { t.fused->step(); }},
+      {"its average_gradients()", Waits::kRanks, [&t] { t.fused->average_gradients(); }},
+      {"its change_parameters(), load_state_dict()", Waits::kRanks, [&t] { t.fused->change_parameters([] {}); }},
+      both("its zero_grad(), state_dict(), destructor", [&t] { t.fused->zero_grad(), t.fused->state_dict(), t.fused.reset(); }),
       {"join()", Waits::kRanks, [&t] { lockstep::join(*t.parallel, [] {}); }},
       both("~DistributedDataParallel()", [&t] { t.parallel.reset(); }),
       {"broadcast_parameters()", Waits::kRanks, [&] { lockstep::broadcast_parameters(*t.net, world); }},

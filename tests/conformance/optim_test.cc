@@ -280,6 +280,21 @@ TEST(Optim, AverageGradientsGivesThemToTheUser) {
   }
 }
 
+TEST(Optim, ANormIsOfWhatHasAGradientNow) {
+  torch::manual_seed(1);
+  Branchy net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.01});
+  double norms[3] = {};
+  for (int step = 0; step < 3; ++step) {  // head 0, head 1, head 0 again from the same values
+    fused.zero_grad();
+    net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
+    norms[step] = fused.clip_grad_norm(1e9);
+  }
+  EXPECT_EQ(norms[0], norms[2]);
+  EXPECT_NE(norms[0], norms[1]);
+}
+
 TEST(Optim, GroupsAndSchedulers) {
   torch::manual_seed(1);
   Mlp net;

@@ -1,0 +1,88 @@
+// The program of docs/07-fused-optimizers.md: what lockstep::optim does, and what it refuses.
+//   lockstep run -n 2 docs_fused
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+namespace {
+
+torch::nn::Sequential make_net() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
+}
+
+torch::Tensor batch(const lockstep::Group& world, int step) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + world.rank()));
+  return torch::randn({16, 8});
+}
+
+void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("not so: " + what);
+}
+
+}  // namespace
+
+int main() {
+  lockstep::Group world = lockstep::init();
+  auto net = make_net();
+  // docs: begin optimizer
+  lockstep::DistributedDataParallel ddp(net, world);
+  lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2, .weight_decay = 0.1});
+
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    auto loss = net->forward(batch(world, step)).pow(2).mean();
+    loss.backward();
+    optimizer.clip_grad_norm(1.0);  // by the norm of the averaged gradients
+    optimizer.step();
+  }
+  // docs: end optimizer
+
+  // docs: begin average
+  net->forward(batch(world, 20)).pow(2).mean().backward();
+  optimizer.average_gradients();
+  torch::nn::utils::clip_grad_value_(net->parameters(), 0.1);  // of the means, on all ranks alike
+  optimizer.step();
+  // docs: end average
+
+  // docs: begin change
+  optimizer.change_parameters([&] {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters()) parameter.clamp_(-1, 1);
+  });
+  // docs: end change
+  for (const auto& parameter : net->parameters()) expect(parameter.abs().max().item<double>() <= 1, "the change was made");
+
+  // docs: begin groups
+  auto other = make_net();
+  lockstep::DistributedDataParallel other_ddp(other, world);
+  lockstep::optim::SGD by_groups(other_ddp, {.lr = 0.1, .momentum = 0.9},
+                                 {{.parameters = other[2]->as<torch::nn::Linear>()->parameters(), .options = {.lr = 0.01}}});
+  torch::optim::StepLR schedule(by_groups, 10, 0.5);
+  // docs: end groups
+  schedule.step();
+  expect(by_groups.param_groups().size() == 2, "two groups");
+
+  // docs: begin state
+  const auto state = optimizer.state_dict();  // "0.weight.exp_avg", "0.weight.exp_avg_sq", "0.weight.step", ...
+  optimizer.load_state_dict(state);
+  // docs: end state
+  expect(state.size() == 4 * 3, "three entries a parameter");
+
+  if (world.size() > 1 && optimizer.shares_parameters()) {
+    // A write that all ranks would make to the same memory is refused at the next step.
+    {
+      const torch::NoGradGuard no_grad;
+      net->parameters()[0].mul_(1);
+    }
+    net->zero_grad();
+    net->forward(batch(world, 21)).pow(2).mean().backward();
+    try {
+      optimizer.step();
+      expect(false, "a write outside change_parameters() is refused");
+    } catch (const lockstep::UsageError& error) {
+      if (world.rank() == 0) std::cout << error.what() << '\n' << error.hint() << '\n';
+    }
+  }
+}
