@@ -2,7 +2,7 @@
 // "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a line of JSON.
 //
 //   bench_hosts_rank all_reduce BYTES WIRE RUNS
-//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS
+//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -60,17 +60,17 @@ void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire, int runs)
   print(world, seconds, "");
 }
 
-void steps(Group& world, int host_sync_every, at::ScalarType wire, int runs) {
+void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs) {
   torch::manual_seed(1);
   constexpr int kLayers = 10;
-  constexpr std::int64_t kWidth = 1000, kBatch = 32;
+  constexpr std::int64_t kWidth = 1000;
   torch::nn::Sequential net;
   for (int i = 0; i < kLayers; ++i) {
     net->push_back(torch::nn::Linear(kWidth, kWidth));
     net->push_back(torch::nn::ReLU());
   }
   torch::manual_seed(static_cast<std::uint64_t>(world.rank()));
-  const at::Tensor batch = torch::randn({kBatch, kWidth});
+  const at::Tensor batch = torch::randn({batch_size, kWidth});
   torch::optim::SGD optimizer(net->parameters(), 0.01);
   const auto step = [&] {
     net->zero_grad();
@@ -79,9 +79,6 @@ void steps(Group& world, int host_sync_every, at::ScalarType wire, int runs) {
   };
   for (int warm = 0; warm < 5; ++warm) step();
   const auto alone = measure(world, runs, step);
-  lockstep::DdpOptions options;
-  options.wire = wire;
-  options.host_sync_every = host_sync_every;
   lockstep::DistributedDataParallel ddp(net, world, options);
   for (int warm = 0; warm < 16; ++warm) step();  // as many as replicas are compared in, and a whole number of averages
   const auto together = measure(world, runs, step);
@@ -94,14 +91,16 @@ void steps(Group& world, int host_sync_every, at::ScalarType wire, int runs) {
 
 int main(int argc, char** argv) {
   try {
-    const std::string what = argc == 5 ? argv[1] : "";
+    const std::string what = argc >= 5 ? argv[1] : "";
     const auto number = [&](int i) { return lockstep::base::parse_int_in("argument", argv[i], 1, 1 << 30); };
-    if (what != "all_reduce" && what != "step") throw lockstep::UsageError("usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS");
+    if (!(what == "all_reduce" && argc == 5) && !(what == "step" && argc == 7))
+      throw lockstep::UsageError("usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES");
     Group world = lockstep::init();
     if (what == "all_reduce")
       all_reduce(world, number(2), wire_of(argv[3]), static_cast<int>(number(4)));
     else
-      steps(world, static_cast<int>(number(2)), wire_of(argv[3]), static_cast<int>(number(4)));
+      steps(world, {.bucket_bytes = {1 << 20, number(6)}, .wire = wire_of(argv[3]), .host_sync_every = static_cast<int>(number(2))}, number(5),
+            static_cast<int>(number(4)));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());
     return 1;

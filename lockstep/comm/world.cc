@@ -63,14 +63,15 @@ void check_transport(const std::string& asked, int size) {
   if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("transport mpi: " + mpi_missing());
 }
 
-std::string choose_outer(const std::string& asked) {
+std::string choose_outer(const job::Identity& identity, const std::string& asked) {
   if (asked != "auto" && asked != "gloo" && asked != "mpi")
     throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) + "; allowed are auto, gloo and mpi");
   if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("the transport between hosts: mpi: " + mpi_missing());
   if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("the transport between hosts: gloo: " + gloo_missing());
   if (asked != "auto") return asked;
-  if (gloo_missing().empty()) return mpi_missing().empty() ? kGlooAndMpi : "gloo";
-  return mpi_missing().empty() ? "mpi" : "none";
+  const bool mpi = mpi_missing().empty() && (identity.contract == "mpi" || identity.contract == "pmi");
+  if (gloo_missing().empty()) return mpi ? kGlooAndMpi : "gloo";
+  return mpi ? "mpi" : "none";
 }
 
 std::string choose_transport(World& world, const std::string& asked, const std::string& outer) {

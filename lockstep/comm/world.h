@@ -44,8 +44,8 @@ struct World {
   int place_in(const std::vector<int>& members) const;
 };
 
-/// What `asked`, "auto", "gloo" or "mpi", is here. Throws UsageError when it cannot be had.
-std::string choose_outer(const std::string& asked);
+/// What `asked`, "auto", "gloo" or "mpi", is here. Throws UsageError when it cannot be had. auto uses MPI only for ranks that it numbered.
+std::string choose_outer(const job::Identity& identity, const std::string& asked);
 
 /// Where the ranks meet, when their launcher is MPI's and said nothing of it: rank 0 serves the store, world.server, at a port that it picks, and
 /// all learn by MPI where. Throws UsageError where there is no MPI.

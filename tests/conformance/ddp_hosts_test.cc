@@ -72,24 +72,28 @@ TEST(DdpHosts, OnANarrowWireGradientsAreRoundedAndEqual) {
   }
 }
 
-/// Sums buckets, and holds the second one back until the first has arrived, without waiting for it.
+/// Sums buckets, and holds the second one back until the sum of the first has been written, without asking for it: who asks carries it out.
 class FirstThenSecond final : public comm::GradientHook {
  public:
   std::string name() const override { return "first then second"; }
   comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override {
     if (bucket.index == 1)
-      for (const auto limit = base::Deadline::in(std::chrono::seconds(20)); !first_->done() && !limit.expired();)
+      for (const auto limit = base::Deadline::in(std::chrono::seconds(20)); !came_ && !limit.expired();) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (bucket.index == 1) came_ = first_->done();
-    auto pending = wire.all_reduce(bucket.buffer);
-    if (bucket.index == 0) first_ = pending;
-    return pending;
+        came_ = !first_.equal(own_);
+      }
+    if (bucket.index == 0) {
+      first_ = bucket.buffer;
+      own_ = first_.clone();
+    }
+    return wire.all_reduce(bucket.buffer);
   }
   void finish(comm::Bucket&, comm::Wire&) override {}
   bool came() const { return came_; }
 
  private:
-  comm::PendingPtr first_;
+  at::Tensor first_;
+  at::Tensor own_;
   bool came_ = false;
 };
 

@@ -4,13 +4,16 @@
 hosts_test.py BIN [CASE...]; without cases all. Exit code 77: skipped.
 """
 import pathlib
+import shutil
 import signal
+import struct
 import sys
 import tempfile
+from random import Random
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import hosts_bed  # noqa: E402
-from hosts_job import Job, places, run  # noqa: E402
+from hosts_job import Job, MpiJob, places, run  # noqa: E402
 
 BYTES = 32 << 20
 QUIET = {"LOCKSTEP_LOG": "quiet"}
@@ -42,7 +45,7 @@ def half_crosses_as_bfloat16(bed, binary):
 
 
 def averaging_every_fourth_step_sends_a_quarter(bed, binary):
-    crossed = {every: run(bed, Job, places(2, 2, "contiguous"), [binary, "step", every, "float32", 8], QUIET, phases=2)[1] for every in (1, 4)}
+    crossed = {every: run(bed, Job, places(2, 2, "contiguous"), [binary, "step", every, "float32", 8, 8, 25 << 20], QUIET, phases=2)[1] for every in (1, 4)}
     ratio = crossed[4] / crossed[1]
     check(0.2 < ratio <= 1.05 / 4, f"host_sync_every 4 sends {ratio:.4f} of what 1 does")
 
@@ -66,8 +69,45 @@ def a_host_that_dies_ends_the_job(bed, binary):
         job.stop()
 
 
+def write_digits(folder, count):
+    """Images in MNIST's files, whose labels can be learned: a bright square at a place that is the label's."""
+    random = Random(1)
+    for part in ("train", "t10k"):
+        labels = [random.randrange(10) for _ in range(count)]
+        images = bytearray()
+        for label in labels:
+            image = bytearray(random.randrange(64) for _ in range(784))
+            for y in range(5):
+                start = (label // 5 * 12 + y + 3) * 28 + label % 5 * 5 + 1
+                image[start:start + 4] = b"\xff" * 4
+            images += image
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, count, 28, 28) + images)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + bytes(labels))
+
+
+def mnist_learns_alike_over_mpi_and_gloo(bed, binary):
+    if not shutil.which("mpirun"):
+        hosts_bed.skip("mpirun is not installed (Debian: openmpi-bin)")
+    folder = pathlib.Path(bed.folder)
+    write_digits(folder, 400)
+    losses = {}
+    for transport, job_type in (("gloo", Job), ("mpi", MpiJob), ("hierarchy", MpiJob)):
+        log = folder / f"losses.{transport}"
+        words = [pathlib.Path(binary).parent / "02_mnist", "--data", folder, "--epochs", 5, "--lr", 0.05, "--batch-size", 40, "--loss-log", log]
+        job = job_type(bed, places(2, 2, "contiguous"), words, {**QUIET, "LOCKSTEP_TRANSPORT": transport})
+        try:
+            job.end()
+        finally:
+            job.stop()
+        losses[transport] = [float(line) for line in log.read_text(encoding="ascii").splitlines()]
+    check(len(losses["gloo"]) == 50 and losses["gloo"][-1] < 0.9 * losses["gloo"][0], f"it learns: {losses['gloo'][0]:.4f} to {losses['gloo'][-1]:.4f}")
+    for transport in ("mpi", "hierarchy"):
+        apart = max(abs(a - b) for a, b in zip(losses["gloo"], losses[transport], strict=True))
+        check(apart <= 1e-5, f"losses over {transport} and over gloo are {apart:.2e} apart")
+
+
 CASES = {case.__name__: case for case in (every_byte_crosses_once, half_crosses_as_bfloat16, averaging_every_fourth_step_sends_a_quarter,
-                                          a_host_that_dies_ends_the_job)}
+                                          a_host_that_dies_ends_the_job, mnist_learns_alike_over_mpi_and_gloo)}
 
 
 def main():

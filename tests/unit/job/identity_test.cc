@@ -35,6 +35,8 @@ const Variables kLockstep = {{"LOCKSTEP_RANK", "5"},       {"LOCKSTEP_WORLD_SIZE
 const Variables kTorchrun = {{"RANK", "1"},        {"WORLD_SIZE", "2"},        {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "2"},
                              {"GROUP_RANK", "0"},  {"GROUP_WORLD_SIZE", "1"},  {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"},
                              {"TORCHELASTIC_RUN_ID", "run"}, {"TORCHELASTIC_RESTART_COUNT", "3"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Variables kMpi = {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "4711.1"}};
 const Variables kByHand = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
 
 Variables with(Variables base, const std::string& name, const std::string& value) {
@@ -89,6 +91,35 @@ TEST(Identity, ByHand) {
   EXPECT_EQ(base::to_string(id.address), "h:29500");
   EXPECT_EQ(id.local_rank, -1);
   EXPECT_EQ(from({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).store, StoreKind::kLocal);
+}
+
+TEST(Identity, OpenMpi) {
+  const Identity id = from(kMpi);
+  EXPECT_EQ(id.contract, "mpi");
+  EXPECT_EQ(id.rank, 3);
+  EXPECT_EQ(id.world_size, 4);
+  EXPECT_EQ(id.local_rank, 1);
+  EXPECT_EQ(id.local_world_size, 2);
+  EXPECT_EQ(id.num_nodes, -1);
+  EXPECT_EQ(id.store, StoreKind::kRankZero);
+  EXPECT_EQ(id.address.host, "") << "MPI is asked";
+  EXPECT_EQ(id.job, "4711.1");
+  EXPECT_EQ(base::to_string(from(with(kMpi, "LOCKSTEP_STORE", "a:5")).address), "a:5");
+  EXPECT_EQ(base::to_string(from(with(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
+  EXPECT_EQ(from(with(with(kMpi, "OMPI_COMM_WORLD_SIZE", "1"), "OMPI_COMM_WORLD_RANK", "0")).world_size, 1);
+  EXPECT_EQ(from(both(kMpi, kByHand)).contract, "env://");
+  EXPECT_EQ(from(with(both(kMpi, kByHand), "LOCKSTEP_ENV_FROM", "mpi")).contract, "mpi");
+  expect_refused(without(kMpi, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not set");
+  expect_refused(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT is not set");
+}
+
+TEST(Identity, Pmi) {
+  const Identity id = from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "9"}});
+  EXPECT_EQ(id.contract, "pmi");
+  EXPECT_EQ(id.rank, 1);
+  EXPECT_EQ(id.world_size, 2);
+  EXPECT_EQ(id.job, "9");
+  EXPECT_EQ(from({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).store, StoreKind::kLocal);
 }
 
 TEST(Identity, TheProgramOutranksTheEnvironment) {

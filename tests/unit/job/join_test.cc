@@ -61,6 +61,8 @@ TEST(Join, PlacesOnOneHostAreCounted) {
     EXPECT_EQ(end.identity.local_world_size, 3);
     EXPECT_EQ(end.identity.node_rank, 0);
     EXPECT_EQ(end.identity.num_nodes, 1);
+    EXPECT_THAT(end.identity.hosts, Each(0));
+    EXPECT_EQ(end.identity.hosts.size(), 3U);
   }
 }
 

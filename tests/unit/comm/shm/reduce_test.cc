@@ -100,5 +100,30 @@ TEST(Reduce, NarrowSumsAreRoundedOnce) {
   EXPECT_TRUE(run(&comm::reduce, ReduceOp::kSum, {nan, nan}).isnan().all().item<bool>());
 }
 
+TEST(Convert, RoundsAsTorchDoes) {
+  at::Tensor values = random_values(at::kFloat, 1037, 5) * 1000;
+  values[3] = std::numeric_limits<float>::infinity();
+  values[4] = std::numeric_limits<float>::quiet_NaN();
+  values[5] = 1e30F;
+  std::vector<void (*)(const Conversion&)> all{&comm::convert, &baseline::convert};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) all.push_back(&avx2::convert);
+  if (__builtin_cpu_supports("avx512bw")) all.push_back(&avx512::convert);
+#endif
+  for (const auto& convert : all)
+    for (const at::ScalarType narrow : {at::kBFloat16, at::kHalf}) {
+      const at::Tensor there = at::empty({values.numel()}, narrow);
+      const at::Tensor back = at::empty_like(values);
+      const auto count = static_cast<std::size_t>(values.numel());
+      convert({.from = at::kFloat, .to = narrow, .input = values.const_data_ptr(), .output = there.mutable_data_ptr(), .count = count});
+      convert({.from = narrow, .to = at::kFloat, .input = there.const_data_ptr(), .output = back.mutable_data_ptr(), .count = count});
+      EXPECT_TRUE(there.to(at::kFloat).allclose(values.to(narrow).to(at::kFloat), 0, 0, /*equal_nan=*/true)) << c10::toString(narrow);
+      EXPECT_TRUE(back.allclose(there.to(at::kFloat), 0, 0, /*equal_nan=*/true)) << c10::toString(narrow);
+    }
+  const at::Tensor copied = at::empty_like(values);
+  comm::convert({.from = at::kFloat, .to = at::kFloat, .input = values.const_data_ptr(), .output = copied.mutable_data_ptr(), .count = 1037});
+  EXPECT_TRUE(copied.allclose(values, 0, 0, /*equal_nan=*/true));
+}
+
 }  // namespace
 }  // namespace lockstep::comm
