@@ -19,6 +19,7 @@ using base::Deadline;
 
 constexpr auto kStart = 120s;
 constexpr auto kTurn = 120s;
+constexpr auto kPeerLimit = 20s;  // the first turn of a size, 5 to 60 operations
 constexpr auto kEnd = 20s;
 constexpr std::size_t kLarge = 16 << 20;        // from here on one repetition is a sample
 constexpr std::size_t kYardstick = 1 << 20;     // smaller copies stay in the cores' own caches
@@ -109,9 +110,28 @@ std::vector<std::string> names_of(const Jobs& jobs) {
 /// A small operation is repeated until a sample is long enough for the clock and the scheduler not to matter.
 std::vector<std::int64_t> all_reduce_order(Job& job, std::size_t bytes) {
   const auto size = static_cast<std::int64_t>(bytes);
-  if (bytes >= kLarge) return {size, 1, 3};
-  const double once = median(job.turn({size, 20, 3}, Deadline::in(kTurn)));
+  if (bytes >= kLarge) {
+    job.turn({size, 1, 1}, Deadline::in(kPeerLimit));
+    return {size, 1, 3};
+  }
+  const double once = median(job.turn({size, 20, 3}, Deadline::in(kPeerLimit)));
   return {size, std::clamp(static_cast<std::int64_t>(kSample / once), std::int64_t{1}, std::int64_t{5000}), 7};
+}
+
+/// The orders for those that can do this size. A peer that cannot (some spin until a rank's turn on a shared core is over) leaves the race.
+std::vector<std::vector<std::int64_t>> all_reduce_orders(Jobs& jobs, std::size_t bytes, Report& report) {
+  std::vector<std::vector<std::int64_t>> orders;
+  for (std::size_t i = 0; i < jobs.size();) {
+    try {
+      orders.push_back(all_reduce_order(*jobs[i], bytes));
+      ++i;
+    } catch (const base::CommError& error) {
+      if (jobs[i]->name().rfind("lockstep", 0) == 0 || i + 1 == jobs.size()) throw;
+      report.missing(jobs[i]->name() + " with " + size_text(bytes), error.what());
+      jobs.erase(jobs.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return orders;
 }
 
 void bench_all_reduce(const Options& options, Report& report) {
@@ -123,8 +143,7 @@ void bench_all_reduce(const Options& options, Report& report) {
   require_memory("bench all-reduce", rank_bytes * options.ranks * static_cast<double>(entrants.size()));
   Jobs jobs = start_all(entrants, folder.path());
   for (const std::size_t bytes : options.sizes) {
-    std::vector<std::vector<std::int64_t>> orders;
-    for (const auto& job : jobs) orders.push_back(all_reduce_order(*job, bytes));
+    const auto orders = all_reduce_orders(jobs, bytes, report);
     const auto results = race_jobs(jobs, orders, options);
     Race race{.what = "all_reduce", .ranks = options.ranks, .bytes = bytes, .model = "", .optimizer = "", .rows = {}};
     add_rows(race, names_of(jobs), results, bytes >= kYardstick ? bytes : 0);

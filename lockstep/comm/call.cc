@@ -16,12 +16,29 @@ std::uint64_t hash(const std::string& text) {
   return value;
 }
 
+/// One round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+std::uint64_t mix(std::uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
 bool same(const Call& a, const Call& b, bool sizes_may_differ) {
   return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
          a.op == b.op && a.wire == b.wire && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
 }
 
 }  // namespace
+
+std::uint64_t key(const Call& call) {
+  const auto small = static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 |
+                     static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 | static_cast<std::uint64_t>(call.kind) << 8 |
+                     static_cast<std::uint64_t>(call.op) << 4 | call.dims;
+  std::uint64_t value = mix(mix(call.seq + 0x9e3779b97f4a7c15u) ^ call.name_hash);
+  value = mix(mix(value ^ small) ^ static_cast<std::uint64_t>(call.wire));
+  for (int d = 0; d < call.dims; ++d) value = mix(value ^ static_cast<std::uint64_t>(call.sizes[d]));
+  return value;
+}
 
 Call make_call(const Collective& op, const CallShape& shape) {
   Call call;

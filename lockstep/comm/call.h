@@ -33,6 +33,9 @@ struct CallShape {
   bool may_differ = false;
 };
 
+/// A hash of all that is compared.
+std::uint64_t key(const Call& call);
+
 Call make_call(const Collective& op, const CallShape& shape);
 
 /// "all_reduce(float32[1024])", with the name in front of the tensor when there is one: "all_reduce(fc.weight: float32[1024])".

@@ -24,15 +24,16 @@ std::string text_of(const std::exception_ptr& error) {
 Channel::Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
                  std::shared_ptr<Watch> watch)
     : name_(std::move(name)), members_(std::move(members)), rank_(rank), transport_(std::move(transport)),
-      watch_(std::move(watch)) {}
+      watch_(std::move(watch)), count_(watch_->count_of(name_)) {}
 
 std::uint64_t Channel::next() {
   throw_if_closed();
-  watch_->started(name_, ++seq_);
+  watch_->started(count_, ++seq_);
   return seq_;
 }
 
 void Channel::throw_if_closed() const {
+  if (!is_closed_.load(std::memory_order_acquire)) return;
   std::exception_ptr closed;
   {
     const std::lock_guard lock(mutex_);
@@ -46,12 +47,18 @@ bool Channel::close(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
   if (closed_) return false;
   closed_ = error;
+  is_closed_.store(true, std::memory_order_release);
   return true;
 }
 
 PendingPtr Channel::start(const Collective& op) {
   throw_if_closed();
   return transport_->start(op);
+}
+
+PendingPtr Channel::start_compared(const Collective& op, const ComparedCall& call) {
+  throw_if_closed();
+  return transport_->start_compared(op, call);
 }
 
 void Channel::wait(Pending& pending, const Collective& op, const std::string& text) {

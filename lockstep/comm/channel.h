@@ -1,6 +1,7 @@
 // One ordered stream of operations of a fixed set of ranks: a transport, and everything that all operations have in common.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,6 +31,9 @@ class Channel {
   /// Gives `op` to the transport. Throws when the channel is closed.
   PendingPtr start(const Collective& op);
 
+  /// The same with what this rank has called, which the ranks have not compared: null where the transport cannot, see there.
+  PendingPtr start_compared(const Collective& op, const ComparedCall& call);
+
   /// Waits for `pending`, which belongs to operation `op`; `text` is what this rank called, for others to read.
   void wait(Pending& pending, const Collective& op, const std::string& text);
   void run(const Collective& op, const std::string& text);
@@ -49,7 +53,9 @@ class Channel {
   const int rank_;                  // here, not in the world
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<Watch> watch_;
+  Watch::Count& count_;
   std::uint64_t seq_ = 0;
+  std::atomic<bool> is_closed_{false};
   mutable std::mutex mutex_;  // guards closed_
   std::exception_ptr closed_;
 };

@@ -46,11 +46,11 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
                      " has control characters; allowed is one line of text");
   const Capabilities& can = transport_->capabilities();
   const auto has = [](const auto& list, const auto& value) { return std::find(list.begin(), list.end(), value) != list.end(); };
-  const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
+  const auto call = [&] { return std::string(comm::name(kind)) + "(" + describe(tensor) + ")"; };
   if (!has(can.kinds, kind)) {
     std::string kinds;
     for (const Kind one : can.kinds) kinds += (kinds.empty() ? "" : ", ") + std::string(comm::name(one));
-    throw UsageError(call + ": the transport " + std::string(transport_->name()) + " has no " +
+    throw UsageError(call() + ": the transport " + std::string(transport_->name()) + " has no " +
                      std::string(comm::name(kind)) + "; it has " + kinds);
   }
   if (!tensor.defined()) {
@@ -58,9 +58,9 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
     throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
   }
   if (tensor.dim() > Call::kMaxDims)
-    throw UsageError(call + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; allowed are " +
+    throw UsageError(call() + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; allowed are " +
                      std::to_string(Call::kMaxDims));
-  if (tensor.is_sparse()) throw UsageError(call + ": sparse tensors are not taken; give indices and values");
+  if (tensor.is_sparse()) throw UsageError(call() + ": sparse tensors are not taken; give indices and values");
   if (!has(can.dtypes, tensor.scalar_type())) {
     std::string dtypes;
     for (const at::ScalarType one : can.dtypes) dtypes += (dtypes.empty() ? "" : ", ") + std::string(comm::name(one));
@@ -68,7 +68,7 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
                      " is not taken by the transport " + std::string(transport_->name()) + "; it takes " + dtypes);
   }
   if (!has(can.devices, tensor.device().type()))
-    throw UsageError(call + ": the tensor is on " + tensor.device().str() + ", which the transport " +
+    throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", which the transport " +
                      std::string(transport_->name()) + " does not reach");
   return op;
 }
@@ -138,11 +138,29 @@ void Group::Impl::carry_out(Request& request) {
   channel_.throw_if_closed();
   const at::NoGradGuard no_grad;
   const Call mine = make_call(request.op, request.shape);
+  if (members.size() > 1 && !request.prepare && !request.shape.may_differ && carry_out_compared(request, mine)) {
+    if (request.complete) request.complete();
+    return;
+  }
   std::vector<Call> calls{mine};
   if (members.size() > 1) calls = compare(request, mine);
   if (request.prepare) request.prepare(request.op, calls);
   if (request.moves_data) channel_.run(request.op, describe(mine));
   if (request.complete) request.complete();
+}
+
+/// The comparison and the operation in one, where the transport can.
+bool Group::Impl::carry_out_compared(const Request& request, const Call& mine) {
+  differing_calls_.clear();
+  const PendingPtr pending =
+      channel_.start_compared(request.op, {.bytes = &mine, .size = sizeof mine, .key = key(mine), .all = &differing_calls_});
+  if (!pending) return false;
+  if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
+  if (differing_calls_.empty()) return true;
+  std::vector<Call> calls(members.size());
+  std::memcpy(calls.data(), differing_calls_.data(), calls.size() * sizeof(Call));
+  check_same(request, calls);
+  return true;
 }
 
 std::vector<Call> Group::Impl::compare(const Request& request, const Call& mine) {
@@ -158,9 +176,13 @@ std::vector<Call> Group::Impl::compare(const Request& request, const Call& mine)
   channel_.wait(*pending, op, describe(mine));
   std::vector<Call> calls(members.size());
   std::memcpy(calls.data(), all_calls_.const_data_ptr(), calls.size() * sizeof(Call));
+  check_same(request, calls);
+  return calls;
+}
+
+void Group::Impl::check_same(const Request& request, const std::vector<Call>& calls) {
   Difference difference{};
   if (find_difference(calls, request.shape.may_differ, difference)) desync(request.op, calls, difference);
-  return calls;
 }
 
 void Group::Impl::desync(const Collective& op, const std::vector<Call>& calls, Difference difference) {

@@ -61,12 +61,15 @@ struct Group::Impl {
   void number(Request& request);
   Work post(Request request);
   void carry_out(Request& request);
+  bool carry_out_compared(const Request& request, const Call& mine);
   std::vector<Call> compare(const Request& request, const Call& mine);
+  void check_same(const Request& request, const std::vector<Call>& calls);
   [[noreturn]] void desync(const Collective& op, const std::vector<Call>& calls, Difference difference);
   Pair& pair_with(Kind kind, int peer);
   std::shared_ptr<PointToPoint> begin_send(const at::Tensor& tensor, Channel& channel, int to, const CallOptions& options);
   void receive(Collective op, at::Tensor target, Channel& channel);
 
+  std::vector<char> differing_calls_;  // of carry_out_compared(): one operation at a time; before the transport, which may write there
   std::shared_ptr<Transport> transport_;
   Channel channel_;
   at::Tensor my_call_;    // the buffers of compare(): one operation at a time

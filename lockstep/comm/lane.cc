@@ -21,15 +21,11 @@ Lane::~Lane() {
 PendingPtr Lane::post(std::function<void()> task) {
   auto pending = std::make_shared<Pending>();
   const std::lock_guard lock(mutex_);
+  unfinished_.fetch_add(1, std::memory_order_relaxed);
   queue_.push_back({std::move(task), pending});
   if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
   changed_.notify_all();
   return pending;
-}
-
-bool Lane::idle() const {
-  const std::lock_guard lock(mutex_);
-  return queue_.empty() && !busy_;
 }
 
 void Lane::serve() {
@@ -40,7 +36,6 @@ void Lane::serve() {
     if (queue_.empty()) return;
     Item item = std::move(queue_.front());
     queue_.pop_front();
-    busy_ = true;
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -50,7 +45,7 @@ void Lane::serve() {
     }
     item.task = nullptr;
     lock.lock();
-    busy_ = false;
+    unfinished_.fetch_sub(1, std::memory_order_release);
     item.pending->finish(error);
   }
 }

@@ -1,6 +1,7 @@
 // A thread that does one thing after another.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -24,7 +25,7 @@ class Lane {
   PendingPtr post(std::function<void()> task);
 
   /// True when nothing is queued or running: then a task may as well run on the caller's own thread.
-  bool idle() const;
+  bool idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
 
   /// The lane whose thread this is; null on all other threads.
   static const Lane* current();
@@ -36,10 +37,10 @@ class Lane {
   };
   void serve();
 
-  mutable std::mutex mutex_;  // guards what follows
+  std::atomic<std::size_t> unfinished_{0};
+  std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<Item> queue_;
-  bool busy_ = false;
   bool stop_ = false;
   std::thread thread_;
 };

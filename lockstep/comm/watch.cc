@@ -68,10 +68,15 @@ struct Watch::Peer {
 Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host)
     : store_(std::move(store)), rank_(rank), host_(std::move(host)) {}
 
-void Watch::started(const std::string& channel, std::uint64_t seq) {
+Watch::Count& Watch::count_of(const std::string& channel) {
   const std::lock_guard lock(mutex_);
-  started_[channel] = seq;
+  return started_[channel];
+}
+
+void Watch::add_starter() {
+  const std::lock_guard lock(mutex_);
   starters_.insert(std::this_thread::get_id());
+  last_starter_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 Watch::LaneWait::LaneWait(Watch& watch, const Lane* lane, PendingPtr pending) : watch_(watch) {
@@ -96,7 +101,7 @@ bool Watch::blocked_locked() const {
 /// With mutex_ held.
 std::string Watch::record() {
   std::string text = std::to_string(beat_) + kField + (blocked_in_.empty() ? std::string(3, kField) : blocked_in_);
-  for (const auto& [channel, seq] : started_) text += "\n" + channel + kField + std::to_string(seq);
+  for (const auto& [channel, seq] : started_) text += "\n" + channel + kField + std::to_string(seq.load(std::memory_order_acquire));
   return text;
 }
 

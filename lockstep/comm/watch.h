@@ -2,6 +2,7 @@
 // different operations are a DESYNC at once, not a timeout in five minutes.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -31,7 +32,7 @@ struct Waiting {
   const std::vector<int>* members;  ///< world ranks that must take part
 };
 
-/// One a process and world. The quick path is started(): a number under a lock. Everything else happens only in waits of
+/// One a process and world. The quick path is started(). Everything else happens only in waits of
 /// more than 200 ms and after failures. Any thread.
 ///
 /// Two ranks A and B wait for each other when A is blocked in operation s of channel X, B in operation t of channel Y, B has
@@ -45,8 +46,14 @@ class Watch {
  public:
   Watch(std::shared_ptr<job::Store> store, int rank, std::string host);
 
-  /// This rank has started operation `seq` of `channel`, on this thread.
-  void started(const std::string& channel, std::uint64_t seq);
+  /// How many operations of a channel this rank has started; lives as long as the Watch.
+  using Count = std::atomic<std::uint64_t>;
+  Count& count_of(const std::string& channel);
+  /// This rank has started operation `seq` of the channel of `count`, on this thread.
+  void started(Count& count, std::uint64_t seq) {
+    count.store(seq, std::memory_order_release);
+    if (last_starter_.load(std::memory_order_relaxed) != std::this_thread::get_id()) add_starter();
+  }
 
   /// While it lives, this thread waits, however long it takes, for `pending`, which is in the queue of `lane`.
   class LaneWait {
@@ -92,6 +99,7 @@ class Watch {
 
  private:
   struct Peer;
+  void add_starter();
   std::optional<Peer> peer_in(const std::string& key);
   bool blocked_locked() const;
   std::string record();
@@ -106,8 +114,9 @@ class Watch {
   std::shared_ptr<job::Store> store_;
   const int rank_;
   const std::string host_;
+  std::atomic<std::thread::id> last_starter_{};
   std::mutex mutex_;  // guards what follows
-  std::map<std::string, std::uint64_t> started_;
+  std::map<std::string, Count> started_;
   std::set<std::thread::id> starters_;        // the threads that called started()
   const Lane* lane_waited_for_ = nullptr;     // by a LaneWait
   PendingPtr pending_waited_for_;

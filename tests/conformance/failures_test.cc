@@ -94,6 +94,23 @@ TEST(Failures, DifferentShapes) {
                 [] { world().all_reduce(on_rank(0) ? four() : four().view({2, 2})); });
 }
 
+TEST(Failures, DifferentShapesOfLargeTensors) {
+  // One that is compared when the data is already shown: nothing must have moved.
+  const at::Tensor large = at::full({300000}, 1.0 + world().rank());
+  expect_desync("all_reduce(float32[300000])", "all_reduce(float32[1000,300])",
+                [&] { world().all_reduce(on_rank(0) ? large : large.view({1000, 300})); });
+  EXPECT_TRUE(large.eq(1.0 + world().rank()).all().item<bool>());
+}
+
+TEST(Failures, ACallThatIsComparedOnTheWayAgainstOneThatIsComparedBefore) {
+  expect_desync("all_reduce(float32[4])", "all_gather(uint8[3])", [] {
+    if (on_rank(0))
+      world().all_reduce(four());
+    else
+      world().all_gather_bytes("abc");
+  });
+}
+
 TEST(Failures, DifferentRoots) {
   expect_desync("broadcast(float32[4], root 0)", "broadcast(float32[4], root 1)",
                 [] { world().broadcast(four(), on_rank(0) ? 0 : 1); });

@@ -24,6 +24,14 @@ struct Capabilities {
   std::vector<at::ScalarType> wires = {at::kFloat};
 };
 
+/// What a rank has called, as bytes that are the same on all ranks that called the same; for a transport that compares it on the way.
+struct ComparedCall {
+  const void* bytes = nullptr;
+  std::size_t size = 0;          ///< the same for all calls, at most 256
+  std::uint64_t key = 0;         ///< a hash of the call
+  std::vector<char>* all = nullptr;  ///< where every rank's bytes go, by rank, when they are not all the same; lives as long as the operation
+};
+
 /// One ordered stream of operations of a fixed set of ranks. All ranks start the same operations in the same order (Group
 /// has compared them before). One thread calls start(); abort() may come from any.
 class Transport {
@@ -36,6 +44,12 @@ class Transport {
   /// Begins `op` and returns at once, or when it is done if that is quicker. The tensors must stay alive and untouched until
   /// the Pending is done. An error of the wire comes as the Pending's error, never from here.
   virtual PendingPtr start(const Collective& op) = 0;
+
+  /// Like start(), for an operation whose calls the ranks have not compared: `call` goes along, and where the calls are not all the same,
+  /// nothing but they moves and the Pending is done without error. May wait a little, as long as that is quicker than another way to wait.
+  /// Null where a transport cannot do that: always, or never, for one call. A rank that starts an all_gather of its `call` instead, as
+  /// operation of the same number, counts as one that calls something else.
+  virtual PendingPtr start_compared(const Collective& op, const ComparedCall& call) { return nullptr; }
 
   /// For parts like `parts` (their dtype and number of elements); all ranks call it, in the order of their operations, and it waits
   /// for them. Null where ranks do not reach each other's memory. It lives no longer than the transport.

@@ -13,17 +13,18 @@
 
 namespace lockstep::comm {
 
+constexpr std::size_t kCallBytes = 256;   // of a call that is compared
 constexpr std::size_t kSlotBytes = 4096;  // what fits goes through the board, with one meeting instead of two
 
 /// In shared memory, written by its owner alone but for `claims`. What belongs to operation n is in element n % 2: whoever begins
 /// operation n has seen all others begin n - 1, so that nobody reads what belongs to n - 2 any more.
 struct Board {
-  Signal arrived;   // the operation whose data is shown
+  Signal arrived[2];  // the operation whose data is shown, and the key of its call
   Signal done;      // the operation of which this rank has read and written everything
   Signal sleeping;  // how many of the owner's threads sleep on somebody's signal
   alignas(64) std::uint64_t offset[2];  // of the owner's tensor in its arena
   alignas(64) std::atomic<std::uint64_t> claims[2];  // the next piece of work, of the first member's board; any rank
-  alignas(64) char slot[2][kSlotBytes];
+  alignas(64) char slot[2][kCallBytes + kSlotBytes];  // the call, if it is compared on the way, then the data
 };
 
 /// A message to one peer: where it lies in the sender's arena.
@@ -61,6 +62,8 @@ class Boards {
 
   /// Advances `signal`, which is of the own board, and wakes those who sleep.
   void advance(Signal& signal, std::uint32_t count) const;
+  /// Spins and yields until the signal, which `member` advances, is there or patience ends. Whether it is.
+  bool wait_briefly(const Signal& signal, std::uint32_t count) const { return try_reach(signal, count, patience_); }
   /// Waits for a signal that `member` advances: spins and yields, then sleeps. False at the deadline; one that is over only looks. Throws
   /// when the process of `member` has ended before it came so far.
   bool wait(int member, const Signal& signal, std::uint32_t count, base::Deadline deadline) const;

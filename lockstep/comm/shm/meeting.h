@@ -19,6 +19,8 @@ class Meeting {
 
   /// Does what can be done until `deadline`. True when it is finished. Throws when a member that is waited for has died, and ArenaFull.
   bool advance(base::Deadline deadline);
+  /// The same, as long as others come while this spins.
+  bool advance_quickly();
 
  protected:
   /// Writes what the others read.
@@ -38,7 +40,8 @@ class Meeting {
 
  private:
   enum class Phase { kShow, kMeet, kPart, kFinished };
-  bool all_reached(Signal Board::* signal, base::Deadline deadline);
+  template <typename Wait>
+  bool step(const Wait& wait);
 
   Phase phase_ = Phase::kShow;
   int next_ = 0;  // the member that is waited for

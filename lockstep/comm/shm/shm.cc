@@ -57,6 +57,16 @@ class Queue {
     return item;
   }
 
+  /// Does it at once if nothing comes before it and the others come while this spins. Otherwise it has begun, or not, and is for add().
+  bool try_now(Meeting& meeting) {
+    const std::lock_guard lock(mutex_);
+    try {
+      return items_.empty() && meeting.advance_quickly();
+    } catch (const ArenaFull&) {
+      return false;  // it has not begun; add() says why
+    }
+  }
+
   /// Ends what is left; it is not advanced any more.
   void end(const std::exception_ptr& cause) {
     const std::lock_guard lock(mutex_);
@@ -116,6 +126,13 @@ class ShmTransport final : public Transport {
     return meet([&](std::uint32_t number) { return std::make_shared<Operation>(op, *boards_, number); });
   }
 
+  PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
+    if (aborted_.load() || op.kind == Kind::kSend || op.kind == Kind::kRecv) return nullptr;
+    const auto meeting = std::make_shared<Operation>(op, *boards_, ++number_, call);
+    if (collectives_.try_now(*meeting)) return done_;
+    return collectives_.add([meeting](Deadline deadline) { return meeting->advance(deadline); });
+  }
+
   std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
     return std::make_unique<GradientTable>(parts, *boards_, std::move(store), timeout_, [this](const auto& make) { return meet(make); });
@@ -171,6 +188,7 @@ class ShmTransport final : public Transport {
   const std::chrono::milliseconds timeout_;
   const std::unique_ptr<Boards> boards_;
   int num_reducers_ = 0;
+  const PendingPtr done_ = finished();
   std::uint32_t number_ = 0;  // of collectives, the same on all ranks
   Queue collectives_;
   std::vector<std::unique_ptr<Pair>> pairs_;

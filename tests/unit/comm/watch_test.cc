@@ -34,7 +34,7 @@ struct Rank {
   Rank(std::shared_ptr<job::Store> store, int number) : watch(std::move(store), number, "host") {}
   /// Starts operation `seq` of `channel` and waits in it.
   void call(const std::string& channel, std::uint64_t seq, const std::vector<int>& members = kBoth) {
-    watch.started(channel, seq);
+    watch.started(watch.count_of(channel), seq);
     waiting = {channel, seq, "all_reduce#" + std::to_string(seq), "all_reduce(" + channel + ")", &members};
   }
   void look() { watch.look(waiting, looks); }
@@ -104,7 +104,7 @@ TEST_F(WatchTest, APeerThatWaitsForSomebodyElseIsNotAccused) {
 
 TEST_F(WatchTest, AProcessWithSeveralThreadsIsNotBlockedByOne) {
   a.call("world", 1);
-  std::thread([&] { b.watch.started("world.1", 1); }).join();
+  std::thread([&] { b.watch.started(b.watch.count_of("world.1"), 1); }).join();
   b.call("world.0", 1);
   EXPECT_EQ(look_in_turn(10), "");
 }
@@ -151,7 +151,7 @@ TEST_F(WatchTest, WaitingForAnotherLaneOrForWhatIsDoneBlocksNothing) {
 
 TEST_F(WatchTest, APeerThatLeftIsUneven) {
   a.call("world", 2);
-  b.watch.started("world", 1);
+  b.watch.started(b.watch.count_of("world"), 1);
   b.watch.leave();
   try {
     a.look();
@@ -165,7 +165,7 @@ TEST_F(WatchTest, APeerThatLeftIsUneven) {
 
 TEST_F(WatchTest, APeerThatLeftAfterItsPartIsNotMissed) {
   a.call("world", 1);
-  b.watch.started("world", 1);
+  b.watch.started(b.watch.count_of("world"), 1);
   b.watch.leave();
   a.look();
   store->set(job::key::exited(1), "exited with code 0", Deadline::in(1s));
@@ -247,7 +247,7 @@ TEST_F(WatchTest, ADifferenceIsPublishedUnderTheRankAtFault) {
 TEST_F(WatchTest, ATimeoutNamesWhoHasNotCome) {
   a.call("world", 4, kThree);
   b.call("world", 4, kThree);
-  c.watch.started("world", 3);
+  c.watch.started(c.watch.count_of("world"), 3);
   b.look();
   EXPECT_EQ(message_of<TimeoutError>([&] { a.watch.timed_out(a.waiting, a.looks); }),
             "no end of all_reduce(world) before its deadline; ranks that have not come: 2; ranks that wait too: 1");
