@@ -137,7 +137,7 @@ std::vector<Row> collectives(Group& world) {
       {"Group::broadcast_bytes()", Waits::kRanks, [&world] { world.broadcast_bytes("text", 0); }},
       {"Group::all_gather_bytes()", Waits::kRanks, [&world] { world.all_gather_bytes("text"); }},
       {"Group::split()", Waits::kRanks, [&world] { world.split(0); }},
-      {"Group::make_exchange()", Waits::kRanks, [&world] { world.make_exchange("x", {{"w", part()}}, {1 << 20}, nullptr); }},
+      {"Group::make_exchange()", Waits::kRanks, [&world] { world.make_exchange("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
       {"Group::send()", Waits::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
       {"Group::recv()", Waits::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
       // bounded: by the operation's own deadline

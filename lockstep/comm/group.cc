@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/bucket_size.h"
 #include "lockstep/comm/direct_exchange.h"
 #include "lockstep/comm/group_impl.h"
 #include "lockstep/comm/local_exchange.h"
@@ -353,22 +354,21 @@ Group Group::split_by_host() {
   return split(impl_->world->identity.hosts[static_cast<std::size_t>(impl_->world->identity.rank)]);
 }
 
-std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Part> parts,
-                                               std::vector<std::int64_t> bucket_caps, std::shared_ptr<GradientHook> hook,
-                                               at::ScalarType wire) {
+std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options) {
   if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
+  const World& world = *impl_->world;
   const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
-  const auto transport = impl_->world->make_transport(id, impl_->members);
-  check_wire(*transport, "make_exchange", wire);
+  const auto transport = world.make_transport(id, impl_->members);
+  check_wire(*transport, "make_exchange", options.wire);
   std::vector<at::Tensor> likes;
   for (const Part& part : parts) likes.push_back(part.like);
   // A hook wants buckets.
-  auto reducer = hook ? nullptr : transport->make_in_place_reducer(likes);
-  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, impl_->world->watch);
+  auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(likes);
+  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, world.watch);
   if (reducer)
-    return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), impl_->world->timeout, std::move(reducer));
-  return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(bucket_caps), std::move(hook),
-                                           std::move(channel), impl_->world->timeout, wire);
+    return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), world.timeout, std::move(reducer));
+  if (options.bucket_bytes.empty()) options.bucket_bytes = measure_bucket_bytes(*channel, world.timeout);
+  return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(channel), world.timeout, std::move(options));
 }
 
 }  // namespace lockstep::comm

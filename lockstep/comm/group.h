@@ -128,8 +128,7 @@ class Group {
   void count_batch();
 
   /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.
-  std::unique_ptr<Exchange> make_exchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
-                                          std::shared_ptr<GradientHook> hook, at::ScalarType wire = at::kFloat);
+  std::unique_ptr<Exchange> make_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options);
   /// What the next exchange's header says about the process.
   StepIdentity step_identity() const;
 

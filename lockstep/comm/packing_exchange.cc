@@ -13,8 +13,8 @@ using base::Deadline;
 constexpr int kPatience = 3;        // exchanges that a part may stay unused before it loses its place
 constexpr std::int64_t kAlign = 64;  // elements: parts begin on cache lines
 
-at::Tensor reciprocal(int count) {
-  at::Tensor value = at::scalar_tensor(1.0 / count, at::kDouble);
+at::Tensor reciprocal(double divisor) {
+  at::Tensor value = at::scalar_tensor(1.0 / divisor, at::kDouble);
   value.unsafeGetTensorImpl()->set_wrapped_number(true);  // does not promote the gradient's dtype
   return value;
 }
@@ -28,11 +28,11 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
-                                 std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel,
-                                 std::chrono::milliseconds timeout, at::ScalarType wire)
-    : HeadedExchange(std::move(name), std::move(parts), std::move(channel), timeout), caps_(std::move(bucket_caps)),
-      hook_(std::move(hook)), wire_(wire), scale_(reciprocal(channel_->size())), places_(parts_.size()), states_(parts_.size()),
+PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
+                                 std::chrono::milliseconds timeout, ExchangeOptions options)
+    : HeadedExchange(std::move(name), std::move(parts), std::move(channel), timeout), options_(std::move(options)),
+      scale_(reciprocal(options_.predivide > 0 ? options_.predivide : channel_->size())),
+      rest_(options_.predivide > 0 ? options_.predivide / channel_->size() : 1), places_(parts_.size()), states_(parts_.size()),
       flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {}
 
 void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> along) {
@@ -99,15 +99,15 @@ void PackingExchange::start_bucket(Filling& filling) {
   Bucket& bucket = filling.bucket;
   stats_.bytes += static_cast<std::int64_t>(bucket.buffer.nbytes());
   if (!finishing_) ++stats_.started_early;
-  if (hook_) {
+  if (options_.hook) {
     ++stats_.operations;
     Wire way = wire(bucket.names.front());
-    filling.pending = hook_->start(bucket, way);
+    filling.pending = options_.hook->start(bucket, way);
     return;
   }
   Collective op = blank(Kind::kAllReduce, bucket.names.front());
   op.input = op.output = bucket.buffer;
-  if (bucket.buffer.scalar_type() == at::kFloat) op.wire = wire_;
+  if (bucket.buffer.scalar_type() == at::kFloat) op.wire = options_.wire;
   filling.pending = start(op);
 }
 
@@ -185,7 +185,7 @@ void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
   }
   buckets_.clear();
   plan_ = plan_ * 31 + 17;
-  for (auto& members : plan_buckets(sizes, order_, caps_)) {
+  for (auto& members : plan_buckets(sizes, order_, options_.bucket_bytes)) {
     Filling filling;
     filling.bucket.index = buckets_.size();
     std::int64_t total = 0;
@@ -234,7 +234,10 @@ std::vector<at::Tensor> PackingExchange::exchange_late() {
     stats_.bytes += static_cast<std::int64_t>(late[i].nbytes());
     pending.emplace_back(i, start(op));
   }
-  for (const auto& [i, one] : pending) wait(*one, parts_[i].name);
+  for (const auto& [i, one] : pending) {
+    wait(*one, parts_[i].name);
+    if (rest_ != 1) late[i].mul_(rest_);
+  }
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!sparse(i)) continue;
     const at::Tensor& mine = states_[i].gradient;
@@ -247,9 +250,11 @@ std::vector<at::Tensor> PackingExchange::exchange_late() {
 void PackingExchange::finish_buckets() {
   for (Filling& filling : buckets_) {
     wait(*filling.pending, filling.bucket.names.front());
-    if (!hook_) continue;
-    Wire way = wire(filling.bucket.names.front());
-    hook_->finish(filling.bucket, way);
+    if (options_.hook) {
+      Wire way = wire(filling.bucket.names.front());
+      options_.hook->finish(filling.bucket, way);
+    }
+    if (rest_ != 1) filling.bucket.buffer.mul_(rest_);
   }
 }
 

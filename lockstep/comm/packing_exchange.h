@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/exchange_options.h"
 #include "lockstep/comm/headed_exchange.h"
 
 namespace lockstep::comm {
@@ -21,12 +22,11 @@ namespace lockstep::comm {
 ///   late     parts without a place in a bucket that turned out to be fresh somewhere: dense ones singly, sparse ones by rows.
 /// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after their
 /// next use; all ranks see the same flags and decide alike. A gradient is written into its bucket once, divided by the world
-/// size on the way, and never copied out: the bucket's memory is the gradient afterwards.
+/// size (or predivide) on the way, and never copied out: the bucket's memory is the gradient afterwards.
 class PackingExchange final : public HeadedExchange {
  public:
-  PackingExchange(std::string name, std::vector<Part> parts, std::vector<std::int64_t> bucket_caps,
-                  std::shared_ptr<GradientHook> hook, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
-                  at::ScalarType wire = at::kFloat);
+  PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
+                  ExchangeOptions options);
 
   void begin(const StepIdentity& step, std::vector<Collective> along) override;
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
@@ -75,10 +75,9 @@ class PackingExchange final : public HeadedExchange {
   bool sparse(std::size_t index) const { return flag(parts_.size() + index); }
   bool flag(std::size_t at) const { return flags_.const_data_ptr<std::uint8_t>()[at] != 0; }
 
-  const std::vector<std::int64_t> caps_;
-  const std::shared_ptr<GradientHook> hook_;
-  const at::ScalarType wire_;  // of float32 buckets
-  const at::Tensor scale_;  // 1 / world size
+  const ExchangeOptions options_;  // of float32 buckets, the wire
+  const at::Tensor scale_;  // 1 / what gradients are divided by before they are added
+  const double rest_;       // what sums are multiplied by
 
   std::vector<Place> places_;
   std::vector<Filling> buckets_;

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_impl.h"
@@ -43,8 +44,8 @@ NamedTensors without(NamedTensors tensors, const std::vector<std::string>& ignor
 }
 
 void check_options(const DdpOptions& options, const NamedTensors& parameters, const NamedTensors& buffers) {
-  if (options.bucket_bytes.empty())
-    throw UsageError("DdpOptions.bucket_bytes is empty; allowed are one or two sizes, in bytes, of 1 or more");
+  if (!(options.predivide >= 0) || !std::isfinite(options.predivide))
+    throw UsageError("DdpOptions.predivide is " + std::to_string(options.predivide) + "; allowed are 0 and more");
   for (const std::int64_t bytes : options.bucket_bytes)
     if (bytes < 1 || options.bucket_bytes.size() > 2)
       throw UsageError("DdpOptions.bucket_bytes holds " + std::to_string(bytes) + " and has " +
@@ -77,7 +78,8 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
-  text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every);
+  text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every) +
+          " predivide " + std::to_string(options_.predivide);
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
@@ -96,8 +98,9 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     replicas_.emplace_back(name, tensor.detach());
   }
   const std::string name = parts.front().name + "..";
-  exchange_ = peers_.make_exchange(name, std::move(parts), options_.bucket_bytes, options_.hook,
-                                   host_sync_ ? at::kFloat : options_.wire);
+  exchange_ = peers_.make_exchange(name, std::move(parts),
+                                   {.bucket_bytes = options_.bucket_bytes, .hook = options_.hook, .predivide = options_.predivide,
+                                    .wire = host_sync_ ? at::kFloat : options_.wire});
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * peers_.size()}, at::kLong);

@@ -28,7 +28,9 @@ enum class Buffers {
 };
 
 struct DdpOptions {
-  /// Gradients travel together in buckets of at least this many bytes: the first, and all others.
+  /// Gradients travel together in buckets of at least this many bytes: the first, and all others. Empty: chosen by a short measurement at
+  /// construction, which rank 0 prints; over gloo with three or more ranks the order of additions, and so the last bits, follow the choice. Without
+  /// meaning where gradients are reduced in place.
   std::vector<std::int64_t> bucket_bytes = {std::int64_t{1} << 20, std::int64_t{25} << 20};
   Buffers buffers = Buffers::kFirstRank;
   std::vector<std::string> ignore;             ///< names of parameters and buffers that are left alone
@@ -40,6 +42,9 @@ struct DdpOptions {
   /// end of backward(): so traffic between hosts falls by N, and hosts differ by up to N updates. average_hosts() makes them equal. Ranks
   /// count alike: a host with more of them weighs more. A hook acts inside a host. Refused with join(). 1: gradients are averaged over all ranks.
   int host_sync_every = 1;
+  /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks: Apex's gradient_predivide_factor. 0: by
+  /// that number before. Where gradients are reduced in place sums of bfloat16 and half are in float, and there is nothing to choose.
+  double predivide = 0;
   bool overlap = true;                         ///< false: nothing travels before the end of backward()
 };
 

@@ -30,7 +30,7 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
   sharers_ = peers_.split_by_host();
   std::vector<comm::Part> parts;
   for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
-  among_sharers_ = sharers_->make_exchange("means", std::move(parts), options_.bucket_bytes, nullptr, at::kFloat);
+  among_sharers_ = sharers_->make_exchange("means", std::move(parts), {.bucket_bytes = {1}});
   return among_sharers_->pieces() != nullptr;
 }
 

@@ -1,4 +1,5 @@
 // When backward() returns, every gradient is the mean over the ranks. What PyTorch's DDP tests demand: see docs/conformance.md.
+#include "lockstep/base/error.h"
 #include "tests/conformance/ddp_models.h"
 
 namespace lockstep::tests {
@@ -133,6 +134,32 @@ TEST(DdpGradients, OtherStridesOnOneRank) {
     net.w.mutable_grad() = world().rank() == 0 ? torch::ones({4, 6}).t() : torch::ones({6, 4});
     (net.w * batch_of(world().rank(), step, {6, 4})).sum().backward();
     expect_gradients(net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{batch_of(rank, step, {6, 4}) + 1}; }));
+  }
+}
+
+TEST(DdpGradients, KnobsChangeTheWayAndNotTheMean) {
+  const std::vector<DdpOptions> all = {
+      {.bucket_bytes = {}}, {.predivide = 1}, {.bucket_bytes = {1, 100}, .predivide = 1.5}, {.predivide = 1000}, {.overlap = false}};
+  for (const DdpOptions& options : all) {
+    torch::manual_seed(1 + world().rank());
+    Mlp net;
+    DistributedDataParallel ddp(net, world(), options);
+    train_and_compare(net, ddp, 4);
+  }
+  Mlp net;
+  EXPECT_THROW(DistributedDataParallel(net, world(), {.predivide = -1}), base::UsageError);
+}
+
+TEST(DdpGradients, DividedBeforeTheyAreAddedTheyDoNotOverflow) {
+  for (const double predivide : {0.0, 1.0}) {
+    struct NetImpl : torch::nn::Module {
+      NetImpl() { w = register_parameter("w", torch::ones({4}, at::kHalf)); }
+      at::Tensor w;
+    } net;
+    DistributedDataParallel ddp(net, world(), {.predivide = predivide});
+    (net.w * 6e4).sum().backward();  // the largest half is 65504
+    const bool sums_in_half = world().size() > 1 && !ddp.stats().in_place;
+    EXPECT_EQ(torch::isfinite(net.w.grad()).all().item<bool>(), predivide == 0 || !sums_in_half);
   }
 }
 

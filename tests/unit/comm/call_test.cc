@@ -54,6 +54,7 @@ TEST(Call, EveryDifferenceCounts) {
   EXPECT_TRUE(differs(with([](Collective& op) { op.kind = Kind::kBroadcast; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.op = ReduceOp::kMin; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.root = 1; })));
+  EXPECT_TRUE(differs(with([](Collective& op) { op.wire = at::kBFloat16; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.seq = 8; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.name = "los"; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.name = ""; })));
