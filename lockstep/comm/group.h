@@ -11,6 +11,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/comm/exchange_options.h"
 #include "lockstep/comm/seam/collective.h"
 #include "lockstep/comm/seam/exchange.h"
 #include "lockstep/comm/work.h"

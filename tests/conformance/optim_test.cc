@@ -65,7 +65,7 @@ void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance
   copy_values(*net, *reference);
   const Optimizer fused = kind.fused(ddp);
   const Optimizer plain = kind.plain(reference->parameters());
-  for (int step = 0; step < 12; ++step) {
+  for (int step = 0; step < 5; ++step) {
     fused->zero_grad();
     backward(*net, world().rank(), step);
     fused->step();
