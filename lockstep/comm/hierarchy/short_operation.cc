@@ -29,7 +29,7 @@ bool ShortOperation::advance(base::Deadline deadline) {
   const std::size_t parity = number_ % 2;
   if (phase_ == Phase::kShow) {
     show();
-    boards_.advance(boards_.own().arrived, number_);
+    boards_.advance(boards_.own().arrived[parity], number_);
     phase_ = boards_.rank() == 0 ? Phase::kCollect : Phase::kRead;
   }
   if (phase_ == Phase::kCollect) {
@@ -60,7 +60,7 @@ void ShortOperation::show() {
 
 bool ShortOperation::all_have_shown(base::Deadline deadline) {
   for (; next_ < boards_.size(); ++next_)
-    if (!boards_.wait(next_, boards_.of(next_).arrived, number_, deadline)) return false;
+    if (!boards_.wait(next_, boards_.of(next_).arrived[number_ % 2], number_, deadline)) return false;
   return true;
 }
 
