@@ -136,12 +136,13 @@ Work Group::Impl::post(Request request) {
 
 void Group::Impl::carry_out(Request& request) {
   channel_.throw_if_closed();
-  const at::NoGradGuard no_grad;
   const Call mine = make_call(request.op, request.shape);
   if (members.size() > 1 && !request.prepare && !request.shape.may_differ && carry_out_compared(request, mine)) {
-    if (request.complete) request.complete();
-    return;
+    if (!request.complete) return;
+    const at::NoGradGuard no_grad;
+    return request.complete();
   }
+  const at::NoGradGuard no_grad;
   std::vector<Call> calls{mine};
   if (members.size() > 1) calls = compare(request, mine);
   if (request.prepare) request.prepare(request.op, calls);

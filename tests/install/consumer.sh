@@ -33,3 +33,10 @@ if cmake --fresh -G Ninja -S "$here/consumer" -B "$work/refused" -DCMAKE_PREFIX_
 fi
 tr -s '[:space:]' ' ' <"$work/refusal" | grep -F "libtorch in $other is 2.$minor.9" >/dev/null ||
   fail "the refusal does not name libtorch 2.$minor.9: $(cat "$work/refusal")"
+
+# The program for measurements finds its libtorch and its peers.
+installed=$("$prefix/bin/lockstep" bench all-reduce -n 2 --size 4K --rounds 1 --impl lockstep,gloo --json) || fail "the installed lockstep bench failed"
+[ "$(grep -c '"what":"all_reduce"' <<<"$installed")" = 2 ] || fail "the installed lockstep bench measured: $installed"
+for file in mpi_all_reduce.c ddp_step.py models.py; do
+  [ -e "$prefix/share/lockstep/bench/peers/$file" ] || fail "the peer $file was not installed"
+done
