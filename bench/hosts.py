@@ -96,17 +96,38 @@ def steps(args, bed):
                           "bound_s": round(max(compute, crossing), 6), "time_to_bound": round(mean / max(compute, crossing), 4)}), flush=True)
 
 
+def gpt(args, bed):
+    """A character-level GPT on this project's headers: its loss at the end, and what crosses, by host_sync_every."""
+    where = places(2, 2, "contiguous")
+    first = 0
+    for every in (1, 4, 16):
+        before = [bed.bytes_of(host) for host in (1, 2)]
+        job = Job(bed, where, [args.bin / "03_char_gpt", "--corpus", HERE.parent / "lockstep", "--batch-size", 16, "--steps", args.gpt_steps, "--sample", 0,
+                               "--host-sync-every", every], {"LOCKSTEP_LOG": "quiet"})
+        try:
+            loss = [float(line.split(":")[1].split()[0]) for line in job.talks.stdout if line.startswith("validation loss after")]
+            job.end()
+        finally:
+            job.stop()
+        after = [bed.bytes_of(host) for host in (1, 2)]
+        crossed = max(b - a for begin, end in zip(before, after) for a, b in zip(begin, end))
+        first = first or crossed
+        print(json.dumps({"what": "char_gpt", "impl": "hierarchy", "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
+                          "steps": args.gpt_steps, "validation_loss": loss[0], "wire_bytes": crossed, "bytes_to_every_1": round(crossed / first, 4)}), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path, default=HERE.parent / "build/release/bin")
     parser.add_argument("--rate", default="1gbit", help="of each link; the bounds are for 1gbit")
     parser.add_argument("--runs", type=int, default=3, help="of large all_reduces")
-    parser.add_argument("--only", nargs="+", choices=["large", "small", "4x4", "step"], default=["large", "small", "4x4", "step"])
+    parser.add_argument("--only", nargs="+", choices=["large", "small", "4x4", "step", "gpt"], default=["large", "small", "4x4", "step", "gpt"])
     parser.add_argument("--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'")
     parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
     parser.add_argument("--batch", type=int, default=16, help="of a step")
     parser.add_argument("--bucket-bytes", type=int, default=25 << 20, help="of a step's gradients")
     parser.add_argument("--steps", nargs="+", default=["1/float32", "1/bfloat16", "4/float32", "16/float32"], help="host_sync_every and wire")
+    parser.add_argument("--gpt-steps", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=250_000_000)
     args = parser.parse_args()
     hosts_bed.enter_cell(("ip", "tc"))
@@ -127,6 +148,8 @@ def main():
             all_reduces(args, bed, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes])
         if "step" in args.only:
             steps(args, bed)
+        if "gpt" in args.only:
+            gpt(args, bed)
 
 
 main()

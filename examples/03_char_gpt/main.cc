@@ -25,6 +25,7 @@ struct Options {
   std::int64_t batch_size = 16;
   std::int64_t block = 128;
   double lr = 3e-3;
+  std::int64_t host_sync_every = 1;
   std::int64_t seed = 1;
   std::int64_t sample = 300;
   std::string save;
@@ -38,6 +39,7 @@ Options read_options(int argc, char** argv) {
   arguments.integer("--batch-size", options.batch_size, 1, 65536, "pieces of text in a step, of all ranks together");
   arguments.integer("--block", options.block, 8, 4096, "characters in a piece of text");
   arguments.number("--lr", options.lr, 1e-6, 1, "highest learning rate");
+  arguments.integer("--host-sync-every", options.host_sync_every, 1, 1000000, "between hosts, average parameters every so many steps, not gradients");
   arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
   arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
@@ -67,7 +69,7 @@ double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
 }
 
 void train(Gpt& model, const CharDataset& text, const Options& options, lockstep::Group& world) {
-  lockstep::DistributedDataParallel ddp(model, world);
+  lockstep::DistributedDataParallel ddp(model, world, {.host_sync_every = static_cast<int>(options.host_sync_every)});
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(options.lr).weight_decay(0.01));
   auto loader = lockstep::data::make_loader(text, world,
                                             {.batch_size = options.batch_size / world.size(),
@@ -90,6 +92,7 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
       progress.step({{"loss", mean_loss.item<double>()}});
       ++step;
     }
+  ddp.average_hosts();
 }
 
 /// Goes on where `start` ends: `length` characters, each drawn from what the model expects after those before it.

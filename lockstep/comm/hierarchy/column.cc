@@ -15,7 +15,9 @@ namespace {
 
 using base::Deadline;
 
+// Of a piece, at most; a smaller slice is cut into kPieces, so that the wire is busy while a part is added, but not below the least.
 constexpr std::size_t kPieceBytes = 2 << 20;
+constexpr std::size_t kLeastPieceBytes = 256 << 10;
 // Pieces whose parts are on their way to their owners, and from them.
 constexpr std::size_t kScattering = 2;
 constexpr std::size_t kGathering = 2;
@@ -52,8 +54,8 @@ void Column::reserve(std::size_t piece_bytes) {
 void Column::all_reduce(const Slices& slices, ReduceOp op, int divisor, at::ScalarType wire) {
   if (slices.dtype != at::kFloat) wire = slices.dtype;
   const std::size_t unit = 64 * num_hosts_;
-  const std::size_t most = (kPieceBytes / c10::elementSize(wire) + unit - 1) / unit * unit;
-  const std::size_t step = std::min(most, (slices.count + unit - 1) / unit * unit);
+  const std::size_t wanted = std::clamp(slices.count * c10::elementSize(wire) / kPieces, kLeastPieceBytes, kPieceBytes);
+  const std::size_t step = (std::min(wanted / c10::elementSize(wire), slices.count) + unit - 1) / unit * unit;
   reserve(step * c10::elementSize(wire));
   if (wire != slices.dtype) wide_ = at::empty({static_cast<std::int64_t>(step)}, at::kFloat);
   const std::size_t num_pieces = slices.count == 0 ? 0 : (slices.count + step - 1) / step;

@@ -9,6 +9,7 @@ namespace {
 using base::Deadline;
 
 constexpr auto kSlice = std::chrono::milliseconds(20);  // of waiting, before a look at end() and at who else advances
+constexpr auto kRetry = std::chrono::milliseconds(1);   // when somebody else advances a short one
 
 }  // namespace
 
@@ -29,11 +30,12 @@ class Driver::Item final : public Pending {
   bool wait_until(Deadline deadline) override {
     while (!is_finished() && !deadline.expired()) {
       const Deadline slice = earlier(deadline, Deadline::in(kSlice));
-      if (driver_.num_long_.load() > 0) {
-        Pending::wait_until(slice);
+      // Who has the mutex may keep it for as long as a long operation lasts: this one may be over before.
+      if (driver_.num_long_.load() > 0 || !driver_.step_mutex_.try_lock()) {
+        Pending::wait_until(earlier(slice, Deadline::in(driver_.num_long_.load() > 0 ? kSlice : kRetry)));
         continue;
       }
-      const std::lock_guard lock(driver_.step_mutex_);
+      const std::lock_guard lock(driver_.step_mutex_, std::adopt_lock);
       while (!is_finished() && !slice.expired()) driver_.advance(slice);
     }
     return is_finished();
