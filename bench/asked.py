@@ -1,15 +1,24 @@
 """What is asked of Lockstep on one host, as data, beside lines of JSON of `lockstep bench`."""
 
-FUSED = ("lockstep-fused", "lockstep")  # the first that was measured counts
-STEPS = ("mlp-50m", "mlp-65m", "mlp-6m", "transformer-2m", "cnn-1m")
+import re
+
+OWN, FUSED, DDP = "lockstep", "lockstep-fused", "pytorch-ddp"
+# Model: the fused step and the step with torch's SGD, each beside unsynchronised processes with tuned malloc; PyTorch's DDP beside the fused step.
+STEPS = {
+    "mlp-50m": (0.85, 1.22, 3.2),
+    "mlp-65m": (0.83, 1.10, 2.2),
+    "mlp-6m": (0.98, 1.10, 1.7),
+    "transformer-2m": (0.98, 1.02, 1.15),
+    "cnn-1m": (1.04, 1.06, 1.3),
+}
 
 
 def find(lines, impl, **wanted):
-    """The line of an implementation; of several names the first that there is. None when it was not measured."""
-    for name in (impl,) if isinstance(impl, str) else impl:
-        for line in lines:
-            if line.get("impl", "").startswith(name) and all(line.get(key) == value for key, value in wanted.items()):
-                return line
+    """The line of an implementation, or of the first version of it; None when it was not measured."""
+    for line in lines:
+        name = line.get("impl", "")
+        if re.fullmatch(re.escape(impl) + r"([-.][\d.]+)?", name) and all(line.get(key) == value for key, value in wanted.items()):
+            return line
     return None
 
 
@@ -43,9 +52,14 @@ def rows(lines):
     yield "4K: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **reduce, bytes=4096)), "<=", 0.7
     yield "8 bytes: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **reduce, bytes=8)), "<=", 1.5
     yield "4K, 4 ranks: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **four, bytes=4096)), "<=", 0.7
-    for model in STEPS:
-        for peer in ("unsynchronised-tuned", "pytorch-ddp-tuned", "reducer-tuned"):
-            yield f"step {model}: {peer} takes", times(lines, FUSED, peer, what="step", model=model, optimizer="sgd"), ">=", 1
+    for model, (fused, plain, ddp) in STEPS.items():
+        step = {"what": "step", "model": model, "optimizer": "sgd"}
+        yield f"step {model}, fused: of unsynchronised ranks' time", times(lines, "unsynchronised-tuned", FUSED, **step), "<=", fused
+        yield f"step {model}, torch's SGD: of unsynchronised ranks' time", times(lines, "unsynchronised-tuned", OWN, **step), "<=", plain
+        yield f"step {model}: PyTorch's DDP takes, of the fused step's time", times(lines, FUSED, DDP, **step), ">=", ddp
+    step = {"what": "step", "model": "mlp-50m", "optimizer": "adamw"}
+    yield "step mlp-50m, AdamW fused: of unsynchronised ranks' time", times(lines, "unsynchronised-tuned", FUSED, **step), "<=", 0.45
+    yield "memory of 4 ranks, AdamW fused: of PyTorch's DDP's", times(lines, DDP, FUSED, what="memory"), "<=", 0.5
     yield "arena: forward and backward beside malloc", inverse(times(lines, "arena", "malloc", what="backward")), "<=", 0.6
     growth = {line["impl"]: line["ratio"] for line in lines if line["what"] == "arena_growth"}
     yield "arena: high water beside most in use, 2000 steps", growth.get("high water after 2000 steps"), "<=", 1.15
