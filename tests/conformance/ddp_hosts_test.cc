@@ -80,7 +80,8 @@ class FirstThenSecond final : public comm::GradientHook {
     if (bucket.index == 1)
       for (const auto limit = base::Deadline::in(std::chrono::seconds(20)); !came_ && !limit.expired();) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        came_ = !first_.equal(own_);
+        // The first slice and the last: each is another rank's work.
+        came_ = first_[0].item<float>() != own_[0].item<float>() && first_[-1].item<float>() != own_[-1].item<float>();
       }
     if (bucket.index == 0) {
       first_ = bucket.buffer;

@@ -303,6 +303,22 @@ TEST(Refused, WhatASourceMayBe) {
   EXPECT_EQ(result[2].item<double>(), 7);
 }
 
+TEST(Wire, WhereNothingCrossesNothingIsRoundedAndWhoCannotRoundSaysSo) {
+  const at::Tensor tensor = at::full({5}, 1.0009765625);  // no bfloat16
+  if (world().transport() != "gloo" && world().transport() != "mpi") {
+    Group here = world().split_by_host();
+    here.all_reduce(tensor, ReduceOp::kMax, {.wire = at::kBFloat16});
+    EXPECT_TRUE(tensor.eq(1.0009765625).all().item<bool>());
+    return;
+  }
+  try {
+    world().all_reduce(tensor, ReduceOp::kSum, {.wire = at::kBFloat16});
+    ADD_FAILURE() << "no error";
+  } catch (const base::UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("does not send float32 as BFloat16; allowed is float32"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Place, RanksOfOneHost) {
   EXPECT_EQ(world().local_rank(), world().rank());
   EXPECT_EQ(world().local_size(), world().size());

@@ -142,7 +142,7 @@ TEST(Joins, WhatIsHalfSetIsNamed) {
   expect_refused({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "123456"}},
                  "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
   expect_refused({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
-  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}}, "transport is \"gluu\"; allowed are auto, self, shm, gloo");
+  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}}, "transport is \"gluu\"; allowed are auto, self, shm, hierarchy, gloo, mpi");
   expect_refused({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
   expect_refused({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }

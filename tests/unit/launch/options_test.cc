@@ -76,7 +76,7 @@ TEST(Options, RefusalsNameArgumentValueAndWhatIsAllowed) {
   for (const char* bad : {"0", "-1", "12a", "4097", "99999999999999999999", " 1", "1.5"})
     EXPECT_THAT(error_of({"run", std::string("--ranks=") + bad, "p"}), AllOf(HasSubstr("-n"), HasSubstr(bad), HasSubstr("1 to 4096"))) << bad;
   EXPECT_THAT(error_of({"run", "-n", "two", "p"}), AllOf(HasSubstr("\"two\""), HasSubstr("1 to 4096")));
-  EXPECT_THAT(error_of({"run", "--transport", "tcp", "p"}), AllOf(HasSubstr("--transport is \"tcp\""), HasSubstr("auto, self, shm, gloo")));
+  EXPECT_THAT(error_of({"run", "--transport", "tcp", "p"}), AllOf(HasSubstr("--transport is \"tcp\""), HasSubstr("auto, self, shm, hierarchy, gloo, mpi")));
   EXPECT_THAT(error_of({"run", "--bind", "x", "p"}), AllOf(HasSubstr("--bind is \"x\""), HasSubstr("cores, none")));
   EXPECT_THAT(error_of({"run", "--grace", "-1", "p"}), AllOf(HasSubstr("--grace is \"-1\""), HasSubstr("0 or more")));
   EXPECT_THAT(error_of({"run", "--fail-grace", "inf", "p"}), HasSubstr("--fail-grace is \"inf\""));
