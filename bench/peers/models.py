@@ -64,9 +64,9 @@ def make_task(model):
         x, y = torch.randn(batch, width), torch.randn(batch, width)
         return mlp(width, layers), x, lambda output: functional.mse_loss(output, y)
     if model == "transformer-2m":
-        text, following = (torch.randint(VOCABULARY, (8, CONTEXT)) for _ in range(2))
+        text, following = (torch.randint(VOCABULARY, (4, CONTEXT)) for _ in range(2))
         return Transformer(), text, lambda output: functional.cross_entropy(output.flatten(0, 1), following.flatten())
     if model == "cnn-1m":
-        images, labels = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
+        images, labels = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
         return cnn(), images, lambda output: functional.cross_entropy(output, labels)
     raise SystemExit(f"unknown model {model}")

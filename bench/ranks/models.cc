@@ -84,8 +84,8 @@ class Text final : public Task {
 
  private:
   Transformer net_;
-  const Tensor text_ = torch::randint(kVocabulary, {8, kContext}, torch::kLong);
-  const Tensor next_ = torch::randint(kVocabulary, {8, kContext}, torch::kLong);
+  const Tensor text_ = torch::randint(kVocabulary, {4, kContext}, torch::kLong);
+  const Tensor next_ = torch::randint(kVocabulary, {4, kContext}, torch::kLong);
 };
 
 class Images final : public Task {
@@ -110,8 +110,8 @@ class Images final : public Task {
 
  private:
   nn::Sequential net_;
-  const Tensor images_ = torch::randn({16, 3, 32, 32});
-  const Tensor labels_ = torch::randint(10, {16}, torch::kLong);
+  const Tensor images_ = torch::randn({8, 3, 32, 32});
+  const Tensor labels_ = torch::randint(10, {8}, torch::kLong);
 };
 
 }  // namespace

@@ -21,6 +21,22 @@ void expect(bool good, const std::string& what) {
   if (!good) throw std::runtime_error("not so: " + what);
 }
 
+/// A write that all ranks would make to the same memory is refused at the next step.
+void write_behind_its_back(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world) {
+  {
+    const torch::NoGradGuard no_grad;
+    net->parameters()[0].mul_(1);
+  }
+  net->zero_grad();
+  net->forward(batch(world, 21)).pow(2).mean().backward();
+  try {
+    optimizer.step();
+    expect(false, "a write outside change_parameters() is refused");
+  } catch (const lockstep::UsageError& error) {
+    if (world.rank() == 0) std::cout << error.what() << '\n' << error.hint() << '\n';
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -70,19 +86,5 @@ int main() {
   // docs: end state
   expect(state.size() == 4 * 3, "three entries a parameter");
 
-  if (world.size() > 1 && optimizer.shares_parameters()) {
-    // A write that all ranks would make to the same memory is refused at the next step.
-    {
-      const torch::NoGradGuard no_grad;
-      net->parameters()[0].mul_(1);
-    }
-    net->zero_grad();
-    net->forward(batch(world, 21)).pow(2).mean().backward();
-    try {
-      optimizer.step();
-      expect(false, "a write outside change_parameters() is refused");
-    } catch (const lockstep::UsageError& error) {
-      if (world.rank() == 0) std::cout << error.what() << '\n' << error.hint() << '\n';
-    }
-  }
+  if (optimizer.shares_parameters()) write_behind_its_back(net, optimizer, world);
 }

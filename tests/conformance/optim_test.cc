@@ -291,8 +291,8 @@ TEST(Optim, ANormIsOfWhatHasAGradientNow) {
     net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
     norms[step] = fused.clip_grad_norm(1e9);
   }
-  EXPECT_EQ(norms[0], norms[2]);
-  EXPECT_NE(norms[0], norms[1]);
+  EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // over a wire, buckets are laid out anew in between
+  EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
 }
 
 TEST(Optim, GroupsAndSchedulers) {

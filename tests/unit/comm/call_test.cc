@@ -41,7 +41,9 @@ TEST(Call, EveryDifferenceCounts) {
     Difference difference{-1, -1};
     const bool found = find_difference({base_call(), base_call(), other}, sizes_may_differ, difference);
     EXPECT_TRUE(!found || (difference.odd == 2 && difference.other == 0));
-    if (!sizes_may_differ) EXPECT_EQ(key(other) != key(base_call()), found) << describe(other);
+    if (!sizes_may_differ) {
+      EXPECT_EQ(key(other) != key(base_call()), found) << describe(other);
+    }
     return found;
   };
   const auto with = [](auto change, at::Tensor tensor = at::zeros({64, 3})) {
