@@ -35,8 +35,8 @@ struct CallOptions {
 ///
 /// All ranks of a group make the same calls in the same order. Before any data moves the ranks compare kind, dtype, shape,
 /// root, operator and name of the call; when they differ, every rank gets a DesyncError that names two ranks and both
-/// calls. (The comparison costs one exchange of 256 bytes a rank; docs/03 says how long that takes. It is also what barrier()
-/// is.) A rank that waits for one that died, left, or waits for it in another operation is told so within about a second;
+/// calls. (Ranks that share memory compare when they meet for the operation; for others it is one exchange of 240 bytes a rank: docs/03 says
+/// how long that takes. It is also what barrier() is.) A rank that waits for one that died, left, or waits for it in another operation is told so within about a second;
 /// everything else ends with a TimeoutError at the operation's deadline. After such an error the group is closed.
 ///
 /// Tensors may have any strides: those that are not contiguous are copied. dtypes: float64, float32, float16, bfloat16,
