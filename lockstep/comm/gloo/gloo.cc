@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <cerrno>
+#include <csignal>
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -226,7 +227,18 @@ class GlooTransport final : public Transport {
 
 std::string gloo_missing() { return ""; }
 
+namespace {
+
+/// Gloo writes to the sockets of peers that may have gone, and wants EPIPE for it.
+void survive_broken_pipes() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
+  survive_broken_pipes();
   // Gloo's own clock never decides: our deadlines do, and they know who is missing.
   constexpr auto kNever = std::chrono::hours(24 * 30);
   auto settings = ProcessGroupGloo::Options::create(kNever);

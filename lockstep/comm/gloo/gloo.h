@@ -23,7 +23,8 @@ struct GlooOptions {
 /// Empty when it can be used, else why not.
 std::string gloo_missing();
 
-/// Connects all ranks; all of them call it. Throws CommError when one does not come in time.
+/// Connects all ranks; all of them call it. Where SIGPIPE would end the process it is ignored from then on: a peer that goes is an error of an
+/// operation. Throws CommError when one does not come in time.
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options);
 
 }  // namespace lockstep::comm
