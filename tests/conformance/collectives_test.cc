@@ -337,6 +337,22 @@ TEST(Collectives, TensorsThatOtherRanksCannotReach) {
   for (const std::int64_t count : {7, 1500, 400'003}) every_operation_on(count, outside);
 }
 
+TEST(Collectives, TensorsThatOnlySomeRanksCannotReach) {
+  const int size = world().size();
+  const std::int64_t counts[] = {131'072, 131'073, 400'003, 1, 1'000'000, 9};  // the first is the largest that goes in one piece
+  std::vector<at::Tensor> tensors;
+  std::vector<Work> works;  // one behind the other
+  for (std::size_t i = 0; i < std::size(counts); ++i) {
+    const at::Tensor mine = many(world().rank(), counts[i]);
+    const bool hidden = world().rank() == static_cast<int>(i) % size;
+    tensors.push_back(hidden ? outside(mine) : mine);
+    works.push_back(world().all_reduce_async(tensors.back()));
+  }
+  for (Work& work : works) work.wait();
+  for (std::size_t i = 0; i < std::size(counts); ++i)
+    EXPECT_TRUE(tensors[i].equal(many(0, counts[i]) * size + size * (size - 1) / 2)) << counts[i];
+}
+
 TEST(Collectives, RanksOfOneHostAddInTheirOrder) {
   if (world().transport() != "shm") return;
   for (const std::int64_t count : {9, 300'001}) {

@@ -123,6 +123,35 @@ TEST(Optim, BitsOfASerialReference) {
   }
 }
 
+/// 200 steps from the same start; what the parameters are then.
+std::vector<at::Tensor> two_hundred_steps(bool fused) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  const Kind& kind = kinds()[2];
+  const Optimizer optimizer = fused ? kind.fused(ddp) : kind.plain(net->parameters());
+  for (int step = 0; step < 200; ++step) {
+    optimizer->zero_grad();
+    backward(*net, world().rank(), step);
+    optimizer->step();
+  }
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().clone());
+  return values;
+}
+
+TEST(Optim, TwoHundredStepsAreTheSameBitsOnAllRanksAndAgain) {
+  if (world().size() > 4) return;  // it would take long
+  for (const bool fused : {false, true}) {
+    const auto first = two_hundred_steps(fused), again = two_hundred_steps(fused);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(torch::equal(first[i], again[i])) << "parameter " << i << ", fused " << fused;
+      EXPECT_TRUE(same_bits(first[i])) << "parameter " << i << ", fused " << fused;
+      EXPECT_TRUE(torch::isfinite(first[i]).all().item<bool>());
+    }
+  }
+}
+
 TEST(Optim, LowPrecisionKeepsItsStateInFloat) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     torch::manual_seed(1);

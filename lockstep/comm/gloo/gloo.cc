@@ -78,7 +78,7 @@ class GlooTransport final : public Transport {
     forget_done();
     running_.push_back(pending);
     try {
-      auto work = issue(op);
+      auto work = issue_alone(op);
       if (op.kind == Kind::kSend || op.kind == Kind::kRecv)
         wait_on_thread(std::move(work), pending, op);
       else
@@ -100,6 +100,13 @@ class GlooTransport final : public Transport {
   }
 
  private:
+  /// libtorch 2.11 notes every operation in a FlightRecorder of the process, in a map that two threads must not change at once.
+  auto issue_alone(const Collective& op) {
+    static std::mutex recorder;
+    const std::lock_guard lock(recorder);
+    return issue(op);
+  }
+
   /// c10d offers no future for point-to-point operations, only a wait that blocks.
   struct Waiter {
     std::thread thread;

@@ -16,6 +16,8 @@ constexpr std::size_t kChunkBytes = 512 << 10;  // claimed at once; 64 KiB to 4 
 constexpr std::size_t kPieceBytes = 1024;       // no smaller piece is worth another rank's look at the claims
 constexpr std::size_t kCopiedSum = 512;         // beyond it a sum in place, with two meetings, moves fewer cache lines between cores
 constexpr std::size_t kMaxPieces = 64;          // as many as a word of claims has bits
+constexpr std::uint64_t kOutside = ~std::uint64_t{0};  // an offset: of a tensor that is to go piece by piece
+constexpr std::size_t kCachedBytes = 256 << 10;  // a piece of an all_reduce outside the arena at most; no less than half of it
 
 }  // namespace
 
@@ -48,6 +50,10 @@ void Operation::show() {
   if (small_) return copy(slot_of(own), data, op_.input.nbytes());
   Arena& arena = Arena::process();
   if (!arena.contains(data)) {
+    if (num_pieces(op_) > 0) {
+      own.offset[parity] = kOutside;
+      return;
+    }
     staged_ = arena.allocate(op_.input.nbytes());
     std::memcpy(staged_, data, op_.input.nbytes());
     data = staged_;
@@ -95,7 +101,10 @@ void Operation::work() {
   char* output = op_.output.defined() ? static_cast<char*>(op_.output.mutable_data_ptr()) : nullptr;
   const auto all = static_cast<std::size_t>(boards_.size());
   switch (op_.kind) {
-    case Kind::kAllReduce: return small_ ? reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false) : reduce_claimed();
+    case Kind::kAllReduce:
+      piecemeal_ = num_pieces(op_) > 0 && anybody_is_outside();
+      if (piecemeal_) return;
+      return small_ ? reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false) : reduce_claimed();
     case Kind::kReduce:
       if (!small_) return reduce_claimed();
       if (at_root) reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false);
@@ -124,6 +133,25 @@ void Operation::work() {
     case Kind::kSend:
     case Kind::kRecv: return;
   }
+}
+
+std::uint32_t Operation::num_pieces(const Collective& op) {
+  if (op.kind != Kind::kAllReduce || op.input.nbytes() <= 2 * kCachedBytes) return 0;
+  return static_cast<std::uint32_t>((op.input.nbytes() + 2 * kCachedBytes - 1) / (2 * kCachedBytes) * 2);
+}
+
+Collective Operation::piece_of(const Collective& op, std::uint32_t piece) {
+  const std::int64_t count = op.input.numel(), pieces = num_pieces(op);
+  const std::int64_t first = count * piece / pieces, end = count * (piece + 1) / pieces;
+  Collective part = op;
+  part.input = part.output = op.input.view({-1}).narrow(0, first, end - first);
+  return part;
+}
+
+bool Operation::anybody_is_outside() const {
+  for (int member = 0; member < boards_.size(); ++member)
+    if (boards_.of(member).offset[number_ % 2] == kOutside) return true;
+  return false;
 }
 
 /// Pieces of which each rank does its own first, which its cache has from the last time, then those that nobody has begun.

@@ -123,14 +123,16 @@ class ShmTransport final : public Transport {
     }
     if (op.kind == Kind::kSend) return send(op);
     if (op.kind == Kind::kRecv) return receive(op);
-    return meet([&](std::uint32_t number) { return std::make_shared<Operation>(op, *boards_, number); });
+    const std::uint32_t number = reserve_numbers(op);
+    return collectives_.add(whole(op, std::make_shared<Operation>(op, *boards_, number), number));
   }
 
   PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
     if (aborted_.load() || op.kind == Kind::kSend || op.kind == Kind::kRecv) return nullptr;
-    const auto meeting = std::make_shared<Operation>(op, *boards_, ++number_, call);
-    if (collectives_.try_now(*meeting)) return done_;
-    return collectives_.add([meeting](Deadline deadline) { return meeting->advance(deadline); });
+    const std::uint32_t number = reserve_numbers(op);
+    const auto operation = std::make_shared<Operation>(op, *boards_, number, call);
+    if (collectives_.try_now(*operation) && !operation->piecemeal()) return done_;
+    return collectives_.add(whole(op, operation, number));
   }
 
   std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
@@ -152,6 +154,25 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  /// One, and as many more as an operation that goes piece by piece would need.
+  std::uint32_t reserve_numbers(const Collective& op) {
+    const std::uint32_t number = ++number_;
+    number_ += Operation::num_pieces(op);
+    return number;
+  }
+
+  /// The operation, and its pieces when it turns out to need them.
+  Queue::Step whole(const Collective& op, std::shared_ptr<Operation> operation, std::uint32_t number) {
+    return [this, op, operation = std::move(operation), number, done = std::uint32_t{0}, piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
+      if (!operation->advance(deadline)) return false;
+      for (; operation->piecemeal() && done < Operation::num_pieces(op); ++done, piece = nullptr) {
+        if (!piece) piece = std::make_shared<Operation>(Operation::piece_of(op, done), *boards_, number + 1 + done);
+        if (!piece->advance(deadline)) return false;
+      }
+      return true;
+    };
+  }
+
   PendingPtr meet(const std::function<std::shared_ptr<Meeting>(std::uint32_t number)>& make) {
     return collectives_.add([meeting = make(++number_)](Deadline deadline) { return meeting->advance(deadline); });
   }
