@@ -101,7 +101,7 @@ class GlooTransport final : public Transport {
 
  private:
   /// libtorch 2.11 notes every operation in a FlightRecorder of the process, in a map that two threads must not change at once.
-  auto issue_alone(const Collective& op) {
+  c10::intrusive_ptr<c10d::Work> issue_alone(const Collective& op) {
     static std::mutex recorder;
     const std::lock_guard lock(recorder);
     return issue(op);
