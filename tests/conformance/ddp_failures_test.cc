@@ -89,7 +89,9 @@ TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = world().rank() == 0 ? 0.1 : 0.2});
   const at::Tensor before = net->first->weight.detach().clone();
-  const bool shared = optimizer.shares_parameters();
+  const at::Tensor sharing = torch::full({1}, optimizer.shares_parameters(), at::kInt);
+  world().all_reduce(sharing, comm::ReduceOp::kMax);
+  const bool shared = sharing.item<int>() != 0;
   // With a copy on each rank it shows as soon as those are compared.
   expect_error(shared ? Cause::kDesync : Cause::kReplicaDiverged, {shared ? "step() on ranks" : "differs between ranks"}, [&] {
     for (int number = 0; number < 4; ++number) {
@@ -98,7 +100,7 @@ TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
       optimizer.step();
     }
   });
-  if (shared) {
+  if (optimizer.shares_parameters()) {
     EXPECT_TRUE(torch::equal(before, net->first->weight));
   }
 }
