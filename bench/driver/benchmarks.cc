@@ -24,6 +24,7 @@ constexpr auto kEnd = 20s;
 constexpr std::size_t kLarge = 16 << 20;        // from here on one repetition is a sample
 constexpr std::size_t kYardstick = 1 << 20;     // smaller copies stay in the cores' own caches
 constexpr std::size_t kMemory = 250 << 20;      // the yardstick beside training steps
+constexpr double kLibrary = 200 << 20;          // of a rank's own, libtorch and what it allocates
 constexpr double kSample = 5e-3;                // seconds that a sample of a small operation takes
 constexpr int kWarmSteps = 2, kLaunches = 3;
 
@@ -160,9 +161,10 @@ double parameter_bytes(const std::string& model) {
 void bench_step(const Options& options, const std::string& model, Report& report) {
   const Folder folder;
   std::vector<Entrant> entrants = step_entrants(options, model, report);
+  double rank_bytes = 2.0 * kMemory;
+  for (const Entrant& entrant : entrants) rank_bytes += entrant.copies * parameter_bytes(model) + kLibrary;
+  require_memory("bench step", rank_bytes * options.ranks);
   entrants.push_back(memcpy_entrant(options.ranks, kMemory));
-  const double copies = options.optimizer == "sgd" ? 5 : 6;  // parameters, gradients, buckets, state
-  require_memory("bench step", (copies * parameter_bytes(model) + (250 << 20)) * options.ranks * static_cast<double>(entrants.size()));
   double parameters = 0;
   Jobs jobs = start_training(entrants, folder.path(), &parameters);
   const std::int64_t steps = parameter_bytes(model) > 1e8 ? 5 : 8;

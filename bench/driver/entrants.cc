@@ -79,7 +79,9 @@ std::optional<std::string> python_or_report(const Options& options, Report& repo
 
 Entrant python_step(const std::string& python, const std::string& name, const std::string& way, const std::string& model,
                     const std::string& optimizer, int ranks, const Env& env) {
-  return under_run(name, ranks, {python, peers_folder() + "/ddp_step.py", way, model, optimizer, kPrefix}, false, env);
+  Entrant entrant = under_run(name, ranks, {python, peers_folder() + "/ddp_step.py", way, model, optimizer, kPrefix}, false, env);
+  entrant.copies = optimizer == "sgd" ? 4 : 5;
+  return entrant;
 }
 
 }  // namespace
@@ -105,8 +107,12 @@ std::vector<Entrant> all_reduce_entrants(const Options& options, std::size_t max
 std::vector<Entrant> step_entrants(const Options& options, const std::string& model, Report& report) {
   const int ranks = options.ranks;
   const std::string& optimizer = options.optimizer;
+  const double states = optimizer == "sgd" ? 1 : 2;
   const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
-    return under_run(name, ranks, rank_words({"step", impl, model, optimizer, kPrefix}), bound, env);
+    Entrant entrant = under_run(name, ranks, rank_words({"step", impl, model, optimizer, kPrefix}), bound, env);
+    // Parameters and state are there once for all ranks, gradients a rank; a reducer has buckets too.
+    entrant.copies = impl == "lockstep-fused" ? 1 + (1 + states) / ranks : impl.rfind("reducer", 0) == 0 ? 3 + states : 2 + states;
+    return entrant;
   };
   std::vector<Entrant> all = {own("lockstep-fused", "lockstep-fused", {}, true),
                               own("lockstep", "lockstep", {}, true),

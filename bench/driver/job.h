@@ -18,6 +18,7 @@ struct Entrant {
   std::vector<std::string> argv;
   std::map<std::string, std::string> env = {};  ///< on top of this process's
   int ranks = 2;
+  double copies = 0;  ///< of the model's parameters that a rank has: parameters, gradients, buckets, the optimizer's state
 };
 inline const std::string kPrefix = "@PREFIX@";
 

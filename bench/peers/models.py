@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-MLPS = {"mlp-50m": (4096, 3, 16), "mlp-65m": (4050, 4, 16), "mlp-6m": (1024, 6, 64)}  # width, layers, batch
+MLPS = {"mlp-50m": (4096, 3, 16), "mlp-65m": (2560, 10, 16), "mlp-6m": (1024, 6, 64)}  # width, layers, batch
 WIDTH, HEADS, BLOCKS, CONTEXT, VOCABULARY = 192, 6, 4, 128, 256
 
 

@@ -17,7 +17,7 @@ struct MlpShape {
   int layers;
   std::int64_t batch;
 };
-constexpr MlpShape kMlps[] = {{"mlp-50m", 4096, 3, 16}, {"mlp-65m", 4050, 4, 16}, {"mlp-6m", 1024, 6, 64}};
+constexpr MlpShape kMlps[] = {{"mlp-50m", 4096, 3, 16}, {"mlp-65m", 2560, 10, 16}, {"mlp-6m", 1024, 6, 64}};
 
 class Mlp final : public Task {
  public:

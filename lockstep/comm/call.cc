@@ -16,11 +16,11 @@ std::uint64_t hash(const std::string& text) {
   return value;
 }
 
-/// One round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+/// Half a round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): one to one, and every number
+/// that is mixed in goes through another half at least.
 std::uint64_t mix(std::uint64_t value) {
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
+  value *= 0xbf58476d1ce4e5b9u;
+  return value ^ (value >> 29);
 }
 
 bool same(const Call& a, const Call& b, bool sizes_may_differ) {
@@ -37,7 +37,13 @@ std::uint64_t key(const Call& call) {
   std::uint64_t value = mix(mix(call.seq + 0x9e3779b97f4a7c15u) ^ call.name_hash);
   value = mix(mix(value ^ small) ^ static_cast<std::uint64_t>(call.wire));
   for (int d = 0; d < call.dims; ++d) value = mix(value ^ static_cast<std::uint64_t>(call.sizes[d]));
-  return value;
+  return mix(value);
+}
+
+CallShape::CallShape(const at::Tensor& tensor, bool ranks_may_differ)
+    : dtype(static_cast<std::int16_t>(tensor.scalar_type())), dims(static_cast<std::uint8_t>(tensor.dim())), may_differ(ranks_may_differ) {
+  LOCKSTEP_CHECK(tensor.dim() <= Call::kMaxDims);  // Group has refused more
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes);
 }
 
 Call make_call(const Collective& op, const CallShape& shape) {
@@ -49,13 +55,9 @@ Call make_call(const Collective& op, const CallShape& shape) {
   call.kind = op.kind;
   call.op = op.op;
   call.wire = static_cast<std::int8_t>(op.wire);
-  call.dtype = -1;
-  if (shape.tensor.defined()) {
-    LOCKSTEP_CHECK(shape.tensor.dim() <= Call::kMaxDims);  // Group has refused more
-    call.dtype = static_cast<std::int16_t>(shape.tensor.scalar_type());
-    call.dims = static_cast<std::uint8_t>(shape.tensor.dim());
-    std::copy(shape.tensor.sizes().begin(), shape.tensor.sizes().end(), call.sizes);
-  }
+  call.dtype = shape.dtype;
+  call.dims = shape.dims;
+  std::copy(shape.sizes, shape.sizes + shape.dims, call.sizes);
   std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
   // Cut between characters: UTF-8's continuation bytes go with the one before.
   while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80) --length;

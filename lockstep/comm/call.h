@@ -27,9 +27,14 @@ struct Call {
 };
 static_assert(sizeof(Call) == 240);
 
-/// Which tensor of an operation tells its shape, and whether the ranks may differ in it.
+/// The shape that a call tells, of one of its tensors, of kMaxDims dimensions at most; and whether the ranks may differ in it.
 struct CallShape {
-  at::Tensor tensor;
+  CallShape() = default;
+  explicit CallShape(const at::Tensor& tensor, bool ranks_may_differ = false);
+
+  std::int64_t sizes[Call::kMaxDims];  // as many as `dims`
+  std::int16_t dtype = -1;
+  std::uint8_t dims = 0;
   bool may_differ = false;
 };
 

@@ -4,8 +4,8 @@
 #include <ATen/ops/from_blob.h>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/error.h"
 #include "lockstep/comm/arena/quarantine.h"
+#include "lockstep/comm/sparse_sum.h"
 
 namespace lockstep::comm {
 namespace {
@@ -73,30 +73,31 @@ at::Tensor DirectExchange::ready(std::size_t index, const at::Tensor& gradient, 
 }
 
 Attendance DirectExchange::finish(Sink& sink) {
-  deadline_ = base::Deadline::in(timeout_);
-  check_header();
-  if (attendance_.active > 0) {
-    start_along();
+  return end([&] {
     reduce_all();
     wait_along();
     if (!company_) deliver(sink);
-    ++stats_.exchanges;
-  }
-  open_ = false;
-  states_.assign(parts_.size(), {});
-  return attendance_;
+  });
 }
 
 Attendance DirectExchange::finish_pieces(PieceSink& sink) {
-  deadline_ = base::Deadline::in(timeout_);
-  check_header();
-  if (attendance_.active > 0) {
-    start_along();
+  return end([&] {
     if (use_ == Use::kMeans)  // this rank keeps company, and has no say
       reduce_all();
     else
       give_all(sink);
     wait_along();
+  });
+}
+
+/// `work` is what is done with what all have shown, and waits for what goes along.
+template <typename Work>
+Attendance DirectExchange::end(const Work& work) {
+  deadline_ = base::Deadline::in(timeout_);
+  check_header();
+  if (attendance_.active > 0) {
+    start_along();
+    work();
     ++stats_.exchanges;
   }
   open_ = false;
@@ -108,9 +109,7 @@ void DirectExchange::give_all(PieceSink& sink) {
   ++stats_.operations;
   wait(*reducer_->finish_with(company_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
   for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (reducer_->sparse(i))
-      throw base::UsageError("the gradient of " + parts_[i].name + " is sparse; a fused optimizer takes dense ones",
-                             "make the embedding with sparse(false), or use an optimizer of torch::optim");
+    if (reducer_->sparse(i)) refuse_sparse(parts_[i].name);
   if (company_ && use_ != Use::kUpdate) return;
   for (std::size_t i = 0; i < parts_.size(); ++i)
     if (reducer_->dense(i)) sink.taken(i);

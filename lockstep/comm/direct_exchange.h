@@ -38,6 +38,8 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
     at::Tensor mean;      // where the mean will be: what was shown
   };
   bool lies_well(std::size_t index, const at::Tensor& gradient) const;
+  template <typename Work>
+  Attendance end(const Work& work);
   void reduce_all();
   void give_all(PieceSink& sink);
   void read_missing();

@@ -30,7 +30,7 @@ void check_writable(Kind kind, const at::Tensor& tensor) {
 /// An operation in place: on the tensor itself, or on a copy that is copied back when it is not contiguous.
 Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
   if (result_here) check_writable(op.kind, tensor);
-  Request request{.op = std::move(op), .shape = {tensor}};
+  Request request{.op = std::move(op), .shape = CallShape(tensor)};
   request.op.input = tensor.contiguous();
   request.op.output = request.op.input;
   if (result_here && !request.op.input.is_same(tensor))
@@ -41,7 +41,7 @@ Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
 /// An operation from one tensor to another; `told` is the one whose shape the ranks compare.
 Request across(Collective op, const at::Tensor& output, const at::Tensor& input, const at::Tensor& told) {
   if (output.defined()) check_writable(op.kind, output);
-  Request request{.op = std::move(op), .shape = {told}};
+  Request request{.op = std::move(op), .shape = CallShape(told)};
   if (input.defined()) request.op.input = input.contiguous();
   if (!output.defined()) return request;
   request.op.output = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
@@ -158,7 +158,7 @@ Request barrier_request(Impl& impl, const CallOptions& options) {
 template <typename Impl>
 Request all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                    const CallOptions& options) {
-  Request request{.op = impl.make(Kind::kAllGather, input, options), .shape = {input, /*may_differ=*/true}};
+  Request request{.op = impl.make(Kind::kAllGather, input, options), .shape = CallShape(input, /*ranks_may_differ=*/true)};
   auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<Call>>>();
   request.prepare = [gathered, input](Collective& op, const std::vector<Call>& calls) {
     std::int64_t largest = 0;
@@ -186,7 +186,7 @@ Request broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const 
   if (bytes.size() > kMaxBytes)
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
   const at::Tensor mine = impl.rank == root ? tensor_of(bytes) : at::empty({0}, at::kByte);
-  Request request{.op = impl.make(Kind::kBroadcast, mine, options), .shape = {mine, /*may_differ=*/true}};
+  Request request{.op = impl.make(Kind::kBroadcast, mine, options), .shape = CallShape(mine, /*ranks_may_differ=*/true)};
   impl.check_root(Kind::kBroadcast, root);
   request.op.root = root;
   auto moved = std::make_shared<at::Tensor>();

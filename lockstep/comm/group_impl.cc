@@ -36,7 +36,7 @@ Group::Impl::~Impl() {
 }
 
 Deadline Group::Impl::deadline(const CallOptions& options) const {
-  return options.deadline.value_or(Deadline::in(world->timeout));
+  return options.deadline ? *options.deadline : Deadline::about(world->timeout);
 }
 
 Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const {

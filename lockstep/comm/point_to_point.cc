@@ -49,7 +49,7 @@ std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Ten
   sent->op.root = to;
   const std::uint64_t seq = channel.next();
   sent->op.seq = seq;
-  const Call call = make_call(sent->op, {tensor});
+  const Call call = make_call(sent->op, CallShape(tensor));
   sent->text = describe(call) + " to rank " + std::to_string(members[static_cast<std::size_t>(to)]);
   // Two messages on the wire for one operation: their tags are 2 seq and 2 seq + 1.
   Collective header = sent->op;
@@ -66,7 +66,7 @@ std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Ten
 void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   channel.throw_if_closed();
   const at::NoGradGuard no_grad;
-  const Call expected = make_call(op, {target});
+  const Call expected = make_call(op, CallShape(target));
   const std::string text = describe(expected) + " from rank " + std::to_string(channel.members()[0]);
   const std::uint64_t seq = op.seq;
   Collective header = op;

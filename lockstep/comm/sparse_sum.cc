@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/base/error.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -46,6 +48,11 @@ at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double sca
   const at::Tensor all_indices = gather_rows(indices, counts, wire);
   const at::Tensor all_values = gather_rows(values.contiguous(), counts, wire);
   return at::sparse_coo_tensor(all_indices.t(), all_values, like.sizes(), value_options.layout(at::kSparse)).coalesce();
+}
+
+void refuse_sparse(const std::string& parameter) {
+  throw base::UsageError("the gradient of " + parameter + " is sparse; a fused optimizer takes dense ones",
+                         "make the embedding with sparse(false), or use an optimizer of torch::optim");
 }
 
 }  // namespace lockstep::comm

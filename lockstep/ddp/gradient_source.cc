@@ -24,14 +24,14 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
   if (updated_)
     throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
                      "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
-  updated_ = &updated;
-  if (leaves_gradients()) return true;
-  if (peers_.transport() != "hierarchy") return false;
-  sharers_ = peers_.split_by_host();
-  std::vector<comm::Part> parts;
-  for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
-  among_sharers_ = sharers_->make_exchange("means", std::move(parts), {.bucket_bytes = {1}});
-  return among_sharers_->pieces() != nullptr;
+  if (peers_.transport() == "hierarchy") {
+    sharers_ = peers_.split_by_host();
+    std::vector<comm::Part> parts;
+    for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
+    among_sharers_ = sharers_->make_exchange("means", std::move(parts), {.bucket_bytes = {1}});
+  }
+  updated_ = &updated;  // what throws has come before
+  return leaves_gradients() || (among_sharers_ && among_sharers_->pieces());
 }
 
 void DistributedDataParallel::Impl::detach() noexcept {

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/sparse_sum.h"
 #include "lockstep/optim/fingerprint.h"
 
 namespace lockstep::optim {
@@ -51,13 +52,16 @@ double FusedUpdate::clip_grad_norm(double max_norm) {
 }
 
 void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
-  use_ = use;
+  struct Meanwhile {
+    Meanwhile(comm::Use& place, comm::Use now) : place_(place) { place_ = now; }
+    ~Meanwhile() { place_ = comm::Use::kUpdate; }  // for those whom this rank keeps company
+    comm::Use& place_;
+  } const meanwhile(use_, use);
   const at::NoGradGuard no_grad;
   if (attached_.gives_pieces)
     source_->give(use, options, *this);
   else
     pass_alone();
-  use_ = comm::Use::kUpdate;  // for those whom this rank keeps company
 }
 
 /// Over this rank's own gradients.
@@ -67,9 +71,7 @@ void FusedUpdate::pass_alone() {
     const at::Tensor& tensor = parameters[part].tensor;
     at::Tensor gradient = tensor.grad();
     if (!gradient.defined()) continue;
-    if (gradient.layout() != at::kStrided)
-      throw UsageError("the gradient of " + parameters[part].name + " is sparse; a fused optimizer takes dense ones",
-                       "make the embedding with sparse(false), or use an optimizer of torch::optim");
+    if (gradient.layout() != at::kStrided) comm::refuse_sparse(parameters[part].name);
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
       gradient = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
     const void* data = gradient.const_data_ptr();
@@ -122,7 +124,7 @@ void FusedUpdate::taken(std::size_t part) {
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
   comm::Group& group = source_->sharers();
   group.barrier({.name = "change_parameters"});  // nobody reads them any more
-  if (!home_.shared() || home_.first()) change();
+  if (home_.first()) change();
   group.barrier({.name = "change_parameters"});
   home_.note_changes();
 }

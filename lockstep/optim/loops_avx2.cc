@@ -5,7 +5,7 @@
 
 #include "lockstep/optim/loops.h"
 
-#pragma GCC optimize("O3", "fp-contract=off", "no-math-errno")
+#pragma GCC optimize("O3", "fp-contract=off")
 #pragma GCC target("avx2,f16c")
 #define LOCKSTEP_ISA avx2
 #include "lockstep/optim/loops_body.h"

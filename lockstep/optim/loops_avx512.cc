@@ -5,7 +5,7 @@
 
 #include "lockstep/optim/loops.h"
 
-#pragma GCC optimize("O3", "fp-contract=off", "no-math-errno")
+#pragma GCC optimize("O3", "fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
 #define LOCKSTEP_ISA avx512
 #include "lockstep/optim/loops_body.h"

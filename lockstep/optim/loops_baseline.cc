@@ -4,6 +4,6 @@
 
 #include "lockstep/optim/loops.h"
 
-#pragma GCC optimize("O3", "fp-contract=off", "no-math-errno")
+#pragma GCC optimize("O3", "fp-contract=off")
 #define LOCKSTEP_ISA baseline
 #include "lockstep/optim/loops_body.h"

@@ -56,7 +56,10 @@ ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::s
   find_siblings();
   make_states(num_states);
   make_sums();
-  note_changes();
+  for (const Parameter& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    seen_.push_back({tensor.const_data_ptr(), tensor.scalar_type(), tensor.strides().vec(), tensor._version()});
+  }
 }
 
 ParameterHome::~ParameterHome() {
@@ -171,11 +174,7 @@ void ParameterHome::note_update(std::size_t part) {
 }
 
 void ParameterHome::note_changes() {
-  seen_.clear();
-  for (const Parameter& parameter : parameters_) {
-    const at::Tensor& tensor = parameter.tensor;
-    seen_.push_back({tensor.const_data_ptr(), tensor.scalar_type(), tensor.strides().vec(), tensor._version()});
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) seen_[i].version = parameters_[i].tensor._version();
 }
 
 }  // namespace lockstep::optim

@@ -42,7 +42,7 @@ class TorchRule : public Rule {
   const std::vector<std::string>& state_names() const override { return state_names_; }
 
   std::uint64_t prepare() override {
-    std::vector<double> numbers;
+    numbers_.clear();
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
       for (const at::Tensor& tensor : group.params()) {
@@ -50,10 +50,10 @@ class TorchRule : public Rule {
         if (found == places_.end())
           throw base::UsageError("lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
         const std::size_t part = found->second;
-        scalars_[part] = read(options, steps(part), numbers);
+        scalars_[part] = read(options, steps(part), numbers_);
       }
     }
-    return fingerprint(numbers);
+    return fingerprint(numbers_);
   }
 
   void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
@@ -68,11 +68,11 @@ class TorchRule : public Rule {
     return state ? list(*state) : std::vector<at::Tensor>(state_names_.size());
   }
   void set_states(std::size_t part, std::int64_t steps, const std::vector<at::Tensor>& states) override {
-    auto& place = optimizer_.state()[keys_[part]];
     if (steps == 0) {
       optimizer_.state().erase(keys_[part]);
       return;
     }
+    auto& place = optimizer_.state()[keys_[part]];
     if (!place) place = std::make_unique<State>();
     store(static_cast<State&>(*place), steps, states);
   }
@@ -96,6 +96,7 @@ class TorchRule : public Rule {
   std::vector<void*> keys_;  // of torch's state, by part
   std::unordered_map<const void*, std::size_t> places_;
   std::vector<Scalars> scalars_;
+  std::vector<double> numbers_;  // of prepare()
 };
 
 }  // namespace lockstep::optim

@@ -18,13 +18,6 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-const Capabilities kCapabilities{
-    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
-              Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
-    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
-    .devices = {at::kCPU},
-};
-
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMin: return c10d::ReduceOp::MIN;
@@ -66,7 +59,10 @@ class GlooTransport final : public Transport {
   }
 
   std::string_view name() const override { return "gloo"; }
-  const Capabilities& capabilities() const override { return kCapabilities; }
+  const Capabilities& capabilities() const override {
+    static const Capabilities all = everything_on_cpu();
+    return all;
+  }
 
   PendingPtr start(const Collective& op) override {
     const std::lock_guard lock(mutex_);

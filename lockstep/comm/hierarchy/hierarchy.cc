@@ -16,14 +16,6 @@ namespace {
 
 using base::Deadline;
 
-const Capabilities kCapabilities{
-    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
-              Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
-    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
-    .devices = {at::kCPU},
-    .wires = {at::kFloat, at::kBFloat16, at::kHalf},
-};
-
 class HierarchyTransport final : public Transport {
  public:
   explicit HierarchyTransport(const HierarchyOptions& options)
@@ -47,7 +39,14 @@ class HierarchyTransport final : public Transport {
   }
 
   std::string_view name() const override { return "hierarchy"; }
-  const Capabilities& capabilities() const override { return kCapabilities; }
+  const Capabilities& capabilities() const override {
+    static const Capabilities all = [] {
+      Capabilities can = everything_on_cpu();
+      can.wires = {at::kFloat, at::kBFloat16, at::kHalf};
+      return can;
+    }();
+    return all;
+  }
 
   PendingPtr start(const Collective& op) override {
     switch (op.kind) {

@@ -18,13 +18,6 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-const Capabilities kCapabilities{
-    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
-              Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
-    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
-    .devices = {at::kCPU},
-};
-
 constexpr int kTags = 32768;  // as many as every MPI has
 constexpr int kYields = 1000;  // looks before a wait begins to sleep between them
 constexpr auto kPause = std::chrono::microseconds(50);
@@ -98,7 +91,10 @@ class MpiTransport final : public Transport {
   }
 
   std::string_view name() const override { return "mpi"; }
-  const Capabilities& capabilities() const override { return kCapabilities; }
+  const Capabilities& capabilities() const override {
+    static const Capabilities all = everything_on_cpu();
+    return all;
+  }
 
   PendingPtr start(const Collective& op) override {
     auto pending = std::make_shared<MpiPending>(op, size_);

@@ -24,6 +24,9 @@ struct Capabilities {
   std::vector<at::ScalarType> wires = {at::kFloat};
 };
 
+/// Every kind and dtype, of tensors on the CPU.
+Capabilities everything_on_cpu();
+
 /// What a rank has called, as bytes that are the same on all ranks that called the same; for a transport that compares it on the way.
 struct ComparedCall {
   const void* bytes = nullptr;

@@ -26,17 +26,25 @@ CommonMemory wrap(SharedMemory memory, bool first) {
 
 SharedMemory make(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
   const base::HostMemory host = base::HostMemory::now();
-  if (host.available_bytes < bytes) {
-    const std::string why = "memory of " + std::to_string(bytes) + " bytes for all ranks of this host: " + host.limited_by + " has " +
-                            std::to_string(host.available_bytes) + " left";
-    store.set(kKey, kNone + why, deadline);
-    throw base::CommError(base::Cause::kResource, "optimizer", 0, 0, why);
-  }
+  if (host.available_bytes < bytes)
+    throw base::CommError(base::Cause::kResource, "optimizer", 0, 0,
+                          "memory of " + std::to_string(bytes) + " bytes for all ranks of this host: " + host.limited_by + " has " +
+                              std::to_string(host.available_bytes) + " left");
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
   base::PrivateDoor door(base::Env::process().tmpdir.value_or("/tmp"));
   store.set(kKey, door.path(), deadline);
   for (int others = size - 1; others > 0; --others) base::send_parcel(door.accept(deadline).get(), bytes, memory.fd().get());
   return memory;
+}
+
+/// The others need not wait for what does not come.
+SharedMemory make_or_tell(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
+  try {
+    return make(store, size, bytes, deadline);
+  } catch (const base::Error& error) {
+    store.set(kKey, kNone + std::string(error.what()), deadline);
+    throw;
+  }
 }
 
 SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline deadline) {
@@ -58,7 +66,7 @@ CommonMemory make_common_memory(job::Store& store, int rank, int size, std::size
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t whole = (bytes + page - 1) / page * page;
   try {
-    return wrap(rank == 0 ? make(store, size, whole, deadline) : receive(store, rank, whole, deadline), rank == 0);
+    return wrap(rank == 0 ? make_or_tell(store, size, whole, deadline) : receive(store, rank, whole, deadline), rank == 0);
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "optimizer", rank, -1, std::string("memory for all ranks of this host: ") + error.what());
   }

@@ -22,7 +22,7 @@ constexpr std::size_t kCachedBytes = 256 << 10;  // a piece of an all_reduce out
 }  // namespace
 
 Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t number, const ComparedCall& call)
-    : Meeting(boards, number), op_(op), call_(call), small_([&] {
+    : Meeting(boards, number), op_(&op), call_(call), small_([&] {
         // The same on all ranks: the size of one rank's part tells the others.
         const bool parts_of_input = op.kind == Kind::kScatter || op.kind == Kind::kAllToAll || op.kind == Kind::kReduceScatter;
         const at::Tensor& part = parts_of_input ? op.output : op.input;
@@ -34,8 +34,13 @@ Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t n
 Operation::~Operation() {
   if (!exposed() || small_)
     Arena::process().free(staged_);
-  else if (!staged_ && op_.input.defined())
-    keep_for_ever(op_.input);  // it was given up while others may still write there
+  else if (!staged_ && op_->input.defined())
+    keep_for_ever(op_->input);  // it was given up while others may still write there
+}
+
+void Operation::keep() {
+  kept_ = std::make_unique<const Collective>(*op_);
+  op_ = kept_.get();
 }
 
 void Operation::show() {
@@ -43,19 +48,19 @@ void Operation::show() {
   const std::size_t parity = number_ % 2;
   if (boards_.rank() == 0) own.claims[parity].store(0, std::memory_order_relaxed);
   if (call_.bytes) show_call(own);
-  const bool from_root = op_.kind == Kind::kBroadcast || op_.kind == Kind::kScatter;
-  if (!op_.input.defined() || (from_root && op_.root != boards_.rank())) return;
-  const void* data = op_.input.const_data_ptr();
-  if (tiny_) return copy(own.arrived[parity].data, data, op_.input.nbytes());
-  if (small_) return copy(slot_of(own), data, op_.input.nbytes());
+  const bool from_root = op_->kind == Kind::kBroadcast || op_->kind == Kind::kScatter;
+  if (!op_->input.defined() || (from_root && op_->root != boards_.rank())) return;
+  const void* data = op_->input.const_data_ptr();
+  if (tiny_) return copy(own.arrived[parity].data, data, op_->input.nbytes());
+  if (small_) return copy(slot_of(own), data, op_->input.nbytes());
   Arena& arena = Arena::process();
   if (!arena.contains(data)) {
-    if (num_pieces(op_) > 0) {
+    if (num_pieces(*op_) > 0) {
       own.offset[parity] = kOutside;
       return;
     }
-    staged_ = arena.allocate(op_.input.nbytes());
-    std::memcpy(staged_, data, op_.input.nbytes());
+    staged_ = arena.allocate(op_->input.nbytes());
+    std::memcpy(staged_, data, op_->input.nbytes());
     data = staged_;
   }
   own.offset[parity] = arena.offset_of(data);
@@ -97,35 +102,35 @@ void Operation::work() {
   differ_ = call_.bytes && !all_called_the_same();
   if (differ_) return;
   const int rank = boards_.rank();
-  const bool at_root = op_.root == rank;
-  char* output = op_.output.defined() ? static_cast<char*>(op_.output.mutable_data_ptr()) : nullptr;
+  const bool at_root = op_->root == rank;
+  char* output = op_->output.defined() ? static_cast<char*>(op_->output.mutable_data_ptr()) : nullptr;
   const auto all = static_cast<std::size_t>(boards_.size());
-  switch (op_.kind) {
+  switch (op_->kind) {
     case Kind::kAllReduce:
-      piecemeal_ = num_pieces(op_) > 0 && anybody_is_outside();
+      piecemeal_ = num_pieces(*op_) > 0 && anybody_is_outside();
       if (piecemeal_) return;
-      return small_ ? reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false) : reduce_claimed();
+      return small_ ? reduce_into(0, static_cast<std::size_t>(op_->input.numel()), false) : reduce_claimed();
     case Kind::kReduce:
       if (!small_) return reduce_claimed();
-      if (at_root) reduce_into(0, static_cast<std::size_t>(op_.input.numel()), false);
+      if (at_root) reduce_into(0, static_cast<std::size_t>(op_->input.numel()), false);
       return;
     case Kind::kReduceScatter: {
-      const auto count = static_cast<std::size_t>(op_.output.numel());
+      const auto count = static_cast<std::size_t>(op_->output.numel());
       return reduce_into(count * static_cast<std::size_t>(rank), count, false);
     }
     case Kind::kBroadcast:
-      if (!at_root) copy(output, data_of(op_.root), op_.input.nbytes());
+      if (!at_root) copy(output, data_of(op_->root), op_->input.nbytes());
       return;
     case Kind::kScatter:
-      return copy(output, data_of(op_.root) + op_.output.nbytes() * static_cast<std::size_t>(rank), op_.output.nbytes());
+      return copy(output, data_of(op_->root) + op_->output.nbytes() * static_cast<std::size_t>(rank), op_->output.nbytes());
     case Kind::kGather:
       if (!at_root) return;
       [[fallthrough]];
     case Kind::kAllGather:
-      for (std::size_t m = 0; m < all; ++m) copy(output + m * op_.input.nbytes(), data_of(static_cast<int>(m)), op_.input.nbytes());
+      for (std::size_t m = 0; m < all; ++m) copy(output + m * op_->input.nbytes(), data_of(static_cast<int>(m)), op_->input.nbytes());
       return;
     case Kind::kAllToAll: {
-      const std::size_t part = op_.input.nbytes() / all;
+      const std::size_t part = op_->input.nbytes() / all;
       for (std::size_t m = 0; m < all; ++m) copy(output + m * part, data_of(static_cast<int>(m)) + static_cast<std::size_t>(rank) * part, part);
       return;
     }
@@ -156,8 +161,8 @@ bool Operation::anybody_is_outside() const {
 
 /// Pieces of which each rank does its own first, which its cache has from the last time, then those that nobody has begun.
 void Operation::reduce_pieces() {
-  const std::size_t element = op_.input.element_size();
-  const auto count = static_cast<std::size_t>(op_.input.numel());
+  const std::size_t element = op_->input.element_size();
+  const auto count = static_cast<std::size_t>(op_->input.numel());
   const auto ranks = static_cast<std::size_t>(boards_.size());
   const std::size_t share = (count * element + ranks - 1) / ranks;
   const std::size_t step = std::clamp((share + kPieceBytes - 1) / kPieceBytes * kPieceBytes, kPieceBytes, kChunkBytes) / element;
@@ -173,9 +178,9 @@ void Operation::reduce_pieces() {
 }
 
 void Operation::reduce_claimed() {
-  if (op_.input.nbytes() <= kMaxPieces * kChunkBytes) return reduce_pieces();
-  const std::size_t element = op_.input.element_size();
-  const auto count = static_cast<std::size_t>(op_.input.numel());
+  if (op_->input.nbytes() <= kMaxPieces * kChunkBytes) return reduce_pieces();
+  const std::size_t element = op_->input.element_size();
+  const auto count = static_cast<std::size_t>(op_->input.numel());
   const std::size_t step = kChunkBytes / element;
   std::atomic<std::uint64_t>& claims = boards_.of(0).claims[number_ % 2];
   for (;;) {
@@ -187,24 +192,24 @@ void Operation::reduce_claimed() {
 
 /// Elements [first, first + count) of all inputs: to where they came from on all ranks (or the root), else to this rank's output.
 void Operation::reduce_into(std::size_t first, std::size_t count, bool everywhere) {
-  const std::size_t offset = first * op_.input.element_size();
+  const std::size_t offset = first * op_->input.element_size();
   c10::SmallVector<const void*, 16> inputs;
   c10::SmallVector<void*, 16> outputs;
   for (int member = 0; member < boards_.size(); ++member) {
     char* data = data_of(member) + offset;
     inputs.push_back(data);
-    if (everywhere && (op_.kind == Kind::kAllReduce || member == op_.root)) outputs.push_back(data);
+    if (everywhere && (op_->kind == Kind::kAllReduce || member == op_->root)) outputs.push_back(data);
   }
-  if (!everywhere) outputs.push_back(op_.output.mutable_data_ptr());
-  reduce({.dtype = op_.input.scalar_type(), .op = op_.op, .inputs = inputs.data(), .num_inputs = inputs.size(),
+  if (!everywhere) outputs.push_back(op_->output.mutable_data_ptr());
+  reduce({.dtype = op_->input.scalar_type(), .op = op_->op, .inputs = inputs.data(), .num_inputs = inputs.size(),
           .outputs = outputs.data(), .num_outputs = outputs.size(), .count = count,
-          .divisor = op_.op == ReduceOp::kMean ? boards_.size() : 1});
+          .divisor = op_->op == ReduceOp::kMean ? boards_.size() : 1});
 }
 
 void Operation::finish() {
   if (!staged_) return;
-  if (op_.kind == Kind::kAllReduce || (op_.kind == Kind::kReduce && op_.root == boards_.rank()))
-    std::memcpy(op_.output.mutable_data_ptr(), staged_, op_.output.nbytes());
+  if (op_->kind == Kind::kAllReduce || (op_->kind == Kind::kReduce && op_->root == boards_.rank()))
+    std::memcpy(op_->output.mutable_data_ptr(), staged_, op_->output.nbytes());
   Arena::process().free(std::exchange(staged_, nullptr));
 }
 

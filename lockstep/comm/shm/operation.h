@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "lockstep/comm/seam/transport.h"
 #include "lockstep/comm/shm/meeting.h"
@@ -12,8 +13,12 @@ namespace lockstep::comm {
 /// the arena. An all_reduce of a large one outside it does nothing but find that out: see piecemeal(). With a `call` the ranks compare theirs when they meet, by its key; nothing else happens when they differ.
 class Operation final : public Meeting {
  public:
+  /// `op` must live as long as this, or until keep().
   Operation(const Collective& op, const Boards& boards, std::uint32_t number, const ComparedCall& call = {});
   ~Operation() override;
+
+  /// Makes `op` its own.
+  void keep();
 
   /// Once it is finished: some rank's tensor is outside the arena, nothing has been added, and each rank must go on with num_pieces() operations,
   /// those of piece_of() with the numbers that follow. Pieces stay in cache on their way in and out.
@@ -37,7 +42,8 @@ class Operation final : public Meeting {
   char* slot_of(const Board& board) const;
   char* data_of(int member) const;
 
-  const Collective op_;
+  std::unique_ptr<const Collective> kept_;
+  const Collective* op_;
   const ComparedCall call_;
   const bool small_;
   const bool tiny_;          // so small that it goes with the signal

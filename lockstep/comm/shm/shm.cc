@@ -17,14 +17,6 @@ namespace {
 
 using base::Deadline;
 
-const Capabilities kCapabilities{
-    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
-              Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
-    .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
-    .devices = {at::kCPU},
-    .wires = {at::kFloat, at::kBFloat16, at::kHalf},
-};
-
 constexpr auto kSlice = std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live
 
 /// Work that is done in order, by whoever waits for any of it.
@@ -113,7 +105,14 @@ class ShmTransport final : public Transport {
   }
 
   std::string_view name() const override { return "shm"; }
-  const Capabilities& capabilities() const override { return kCapabilities; }
+  const Capabilities& capabilities() const override {
+    static const Capabilities all = [] {
+      Capabilities can = everything_on_cpu();
+      can.wires = {at::kFloat, at::kBFloat16, at::kHalf};
+      return can;
+    }();
+    return all;
+  }
 
   PendingPtr start(const Collective& op) override {
     if (aborted_.load()) {
@@ -124,15 +123,15 @@ class ShmTransport final : public Transport {
     if (op.kind == Kind::kSend) return send(op);
     if (op.kind == Kind::kRecv) return receive(op);
     const std::uint32_t number = reserve_numbers(op);
-    return collectives_.add(whole(op, std::make_shared<Operation>(op, *boards_, number), number));
+    return add(op, std::make_shared<Operation>(op, *boards_, number), number);
   }
 
   PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
     if (aborted_.load() || op.kind == Kind::kSend || op.kind == Kind::kRecv) return nullptr;
     const std::uint32_t number = reserve_numbers(op);
     const auto operation = std::make_shared<Operation>(op, *boards_, number, call);
-    if (collectives_.try_now(*operation) && !operation->piecemeal()) return done_;
-    return collectives_.add(whole(op, operation, number));
+    if (collectives_.try_now(*operation) && !operation->piecemeal()) return {PendingPtr(), done_.get()};  // owned by this transport: nothing to count
+    return add(op, operation, number);
   }
 
   std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
@@ -162,15 +161,23 @@ class ShmTransport final : public Transport {
   }
 
   /// The operation, and its pieces when it turns out to need them.
-  Queue::Step whole(const Collective& op, std::shared_ptr<Operation> operation, std::uint32_t number) {
-    return [this, op, operation = std::move(operation), number, done = std::uint32_t{0}, piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
+  PendingPtr add(const Collective& op, std::shared_ptr<Operation> operation, std::uint32_t number) {
+    operation->keep();
+    return collectives_.add([this, op, operation = std::move(operation), number, done = std::uint32_t{0}, piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
       if (!operation->advance(deadline)) return false;
       for (; operation->piecemeal() && done < Operation::num_pieces(op); ++done, piece = nullptr) {
-        if (!piece) piece = std::make_shared<Operation>(Operation::piece_of(op, done), *boards_, number + 1 + done);
+        if (!piece) piece = make_piece(op, done, number + 1 + done);
         if (!piece->advance(deadline)) return false;
       }
       return true;
-    };
+    });
+  }
+
+  std::shared_ptr<Operation> make_piece(const Collective& op, std::uint32_t piece, std::uint32_t number) {
+    const Collective part = Operation::piece_of(op, piece);
+    auto operation = std::make_shared<Operation>(part, *boards_, number);
+    operation->keep();
+    return operation;
   }
 
   PendingPtr meet(const std::function<std::shared_ptr<Meeting>(std::uint32_t number)>& make) {

@@ -10,16 +10,16 @@ namespace {
 Collective reduce_call() {
   return {.kind = Kind::kReduce, .name = "loss", .op = ReduceOp::kMax, .root = 2, .seq = 7};
 }
-Call base_call() { return make_call(reduce_call(), {at::zeros({64, 3})}); }
+Call base_call() { return make_call(reduce_call(), CallShape(at::zeros({64, 3}))); }
 
 TEST(Call, SaysWhatWasCalled) {
   EXPECT_EQ(describe(base_call()), "reduce(loss: float32[64,3], root 2, max)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce}, {at::zeros({1024})})), "all_reduce(float32[1024])");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce, .op = ReduceOp::kMean}, {at::zeros({}, at::kDouble)})), "all_reduce(float64[], mean)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kBroadcast, .root = 1}, {at::zeros({0}, at::kBool)})), "broadcast(bool[0], root 1)");
+  EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce}, CallShape(at::zeros({1024})))), "all_reduce(float32[1024])");
+  EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce, .op = ReduceOp::kMean}, CallShape(at::zeros({}, at::kDouble)))), "all_reduce(float64[], mean)");
+  EXPECT_EQ(describe(make_call({.kind = Kind::kBroadcast, .root = 1}, CallShape(at::zeros({0}, at::kBool)))), "broadcast(bool[0], root 1)");
   EXPECT_EQ(describe(make_call({.kind = Kind::kBarrier}, {})), "barrier()");
   EXPECT_EQ(describe(make_call({.kind = Kind::kBarrier, .name = "end"}, {})), "barrier(end)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kSend, .op = ReduceOp::kMax, .root = 1}, {at::zeros({2}, at::kHalf)})), "send(float16[2])");
+  EXPECT_EQ(describe(make_call({.kind = Kind::kSend, .op = ReduceOp::kMax, .root = 1}, CallShape(at::zeros({2}, at::kHalf)))), "send(float16[2])");
 }
 
 TEST(Call, LabelsNameAndNumber) {
@@ -49,7 +49,7 @@ TEST(Call, EveryDifferenceCounts) {
   const auto with = [](auto change, at::Tensor tensor = at::zeros({64, 3})) {
     Collective op = reduce_call();
     change(op);
-    return make_call(op, {tensor});
+    return make_call(op, CallShape(tensor));
   };
   const auto nothing = [](Collective&) {};
   EXPECT_FALSE(differs(with(nothing)));
