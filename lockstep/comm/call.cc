@@ -47,21 +47,20 @@ CallShape::CallShape(const at::Tensor& tensor, bool ranks_may_differ)
 }
 
 Call make_call(const Collective& op, const CallShape& shape) {
-  Call call;
-  std::memset(&call, 0, sizeof call);
+  Call call;  // every byte is set below: it travels
   call.seq = op.seq;
   call.name_hash = hash(op.name);
+  std::fill(std::copy(shape.sizes, shape.sizes + shape.dims, call.sizes), std::end(call.sizes), 0);
   call.root = op.root;
+  call.dtype = shape.dtype;
   call.kind = op.kind;
   call.op = op.op;
   call.wire = static_cast<std::int8_t>(op.wire);
-  call.dtype = shape.dtype;
   call.dims = shape.dims;
-  std::copy(shape.sizes, shape.sizes + shape.dims, call.sizes);
   std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
   // Cut between characters: UTF-8's continuation bytes go with the one before.
   while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80) --length;
-  std::memcpy(call.name, op.name.data(), length);
+  std::fill(std::copy_n(op.name.data(), length, call.name), std::end(call.name), '\0');
   return call;
 }
 

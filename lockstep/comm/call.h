@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/comm/seam/collective.h"
@@ -25,7 +26,7 @@ struct Call {
   std::uint8_t dims;
   char name[kNameBytes];  // the name's beginning, NUL-terminated
 };
-static_assert(sizeof(Call) == 240);
+static_assert(sizeof(Call) == 240 && std::has_unique_object_representations_v<Call>);
 
 /// The shape that a call tells, of one of its tensors, of kMaxDims dimensions at most; and whether the ranks may differ in it.
 struct CallShape {
