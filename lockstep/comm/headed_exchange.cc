@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/rank_page.h"
 #include "lockstep/comm/sparse_sum.h"
 
 namespace lockstep::comm {
@@ -40,6 +41,7 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
   along_pending_.clear();
   company_ = step.joined;
   call_ = step.use == Use::kMeans ? "backward()" : step.use == Use::kNorm ? "clip_grad_norm()" : "step()";
+  if (step.use != Use::kNorm) base::RankPage::process().exchanges.fetch_add(1, std::memory_order_relaxed);
   const ExchangeHeader header = make_header(seq_, plan, step);
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
   Collective op = blank(Kind::kAllGather, name_);

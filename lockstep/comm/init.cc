@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/rank_page.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/torchrun_store.h"
 #include "lockstep/comm/world.h"
@@ -151,6 +152,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
     throw;
   }
   world->watch = std::make_shared<Watch>(world->store, world->identity.rank, base::host_name());
+  base::show_process(world->identity.rank, world->identity.world_size, world->identity.job, world->transport);
   say_what_was_found(*world, reason);
   return world;
 }

@@ -16,9 +16,21 @@ const char* const kUsage =
     "\n"
     "Commands:\n"
     "  run        start N ranks of a program on this machine, and end all of them when one fails\n"
+"  status     show the ranks that run here: how far they are, and what their arenas hold\n"
     "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
     "\n"
     "lockstep COMMAND --help shows the options of a command; lockstep --version the version.\n";
+
+const char* const kStatusUsage =
+    "usage: lockstep status [--json]\n"
+    "\n"
+    "Shows your ranks on this machine, whoever started them: how many exchanges of gradients they have begun, and of the\n"
+    "arena, the memory that neighbours read, what is in use, the most that was, and what the process holds. Ranks appear when\n"
+    "lockstep::init() returns.\n"
+    "\n"
+    "Options:\n"
+    "  -h,--help                   show this text\n"
+    "  --json                      one object a line, sizes in bytes\n";
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
@@ -148,6 +160,13 @@ Command parse_run(std::vector<std::string> words) {
   return command;
 }
 
+Command parse_status(const std::vector<std::string>& words) {
+  if (words.empty()) return {Verb::kStatus, {}, "", {}};
+  if (words.size() == 1 && words[0] == "--json") return {Verb::kStatus, {}, "", {}, true};
+  if (words.size() == 1 && (words[0] == "--help" || words[0] == "-h")) return {Verb::kPrint, {}, kStatusUsage, {}};
+  throw base::UsageError("lockstep status: " + base::quoted(words.back(), 80) + " is not known; allowed are --json and --help");
+}
+
 }  // namespace
 
 Command parse_command_line(std::vector<std::string> arguments) {
@@ -156,13 +175,14 @@ Command parse_command_line(std::vector<std::string> arguments) {
     arguments.erase(arguments.begin());
     return parse_run(std::move(arguments));
   }
+  if (verb == "status") return parse_status({arguments.begin() + 1, arguments.end()});
   if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
   if (verb == "agent" && arguments.size() == 1) return {Verb::kAgent, {}, "", {}};
   if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
   if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
-  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, bench, --help and --version")
+  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, status, bench, --help and --version")
                                       : "lockstep: the command is " + base::quoted(verb, 80) +
-                                            "; allowed are run, bench, --help and --version");
+                                            "; allowed are run, status, bench, --help and --version");
 }
 
 }  // namespace lockstep::launcher

@@ -24,6 +24,7 @@ struct RunOptions {
 
 enum class Verb {
   kRun,    ///< start ranks
+  kStatus, ///< show the ranks that run here
   kBench,  ///< measure: the program lockstep-bench, which has torch, goes on with Command::words
   kAgent,  ///< be the agent of a host; the launcher calls this, not a person
   kPrint,  ///< help or version: show Command::text
@@ -34,6 +35,7 @@ struct Command {
   RunOptions run;
   std::string text;
   std::vector<std::string> words;
+  bool json = false;  ///< of kStatus
 };
 
 /// Reads the arguments after the program's name. Pure. Throws UsageError, one line that names the argument, the value got

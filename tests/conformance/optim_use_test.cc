@@ -1,8 +1,12 @@
 // Fused optimizers: what a program may do around step(), and what is refused.
+#include <unistd.h>
+
 #include <sstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/rank_page.h"
 #include "lockstep/ddp/replicas.h"
+#include "lockstep/launch/status.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim_reference.h"
@@ -80,6 +84,35 @@ TEST(OptimUse, ChangesBehindItsBackAreNoticed) {
   step();
   net->to(at::kDouble);
   EXPECT_THROW(step(), base::UsageError);
+}
+
+TEST(OptimUse, OthersSeeHowFarTheRanksAre) {
+  const auto own = base::look_at_rank(::getpid());
+  ASSERT_TRUE(own);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  constexpr int kSteps = 3;
+  for (int i = 0; i < kSteps; ++i) {
+    fused.zero_grad();
+    backward(*net, world().rank(), i);
+    fused.clip_grad_norm(1);
+    fused.step();
+  }
+  world().barrier();
+  std::vector<base::RankSeen> ranks = launcher::find_ranks();
+  std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
+  ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
+  for (int rank = 0; rank < world().size(); ++rank) {
+    const base::RankSeen& seen = ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(seen.rank, rank);
+    EXPECT_EQ(seen.transport, world().transport());
+    // A world of one exchanges nothing.
+    if (world().size() > 1) EXPECT_GE(seen.exchanges, own->exchanges + kSteps);
+    if (on_shm()) EXPECT_GT(seen.live_bytes, 0u);
+    EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
+  }
+  world().barrier();
 }
 
 TEST(OptimUse, RanksOfAHostHaveOneCopy) {

@@ -80,6 +80,7 @@ void Arena::free(void* block) noexcept {
   if (Slab* slab = slab_of_page_[page]) return free_small(*slab, block);
   const std::lock_guard lock(pages_mutex_);
   pages_.give(page);
+  show();
 }
 
 void* Arena::allocate_pages(std::uint32_t count) {
@@ -94,6 +95,7 @@ void* Arena::allocate_pages(std::uint32_t count) {
     pages_.give(*page);
     throw;
   }
+  show();
   return page_address(*page);
 }
 
@@ -156,6 +158,7 @@ void Arena::release_slab(Slab& slab) noexcept {
     const std::lock_guard lock(pages_mutex_);
     slab_pages_ -= slab.num_pages;
     pages_.give(slab.page);
+    show();
   }
   delete &slab;
 }
@@ -200,7 +203,22 @@ std::size_t Arena::trim_locked() {
     pages += warm;
   }
   resident_pages_ -= pages;
+  show();
   return pages * kPage;
+}
+
+void Arena::show() noexcept {
+  if (!shown_) return;
+  shown_->live.store(pages_.in_use() * kPage, std::memory_order_relaxed);
+  shown_->peak_live.store(pages_.peak_in_use() * kPage, std::memory_order_relaxed);
+  shown_->high_water.store(pages_.high_water() * kPage, std::memory_order_relaxed);
+  shown_->resident.store(resident_pages_ * kPage, std::memory_order_relaxed);
+}
+
+void Arena::show_in(base::ArenaNumbers& numbers) {
+  const std::lock_guard lock(pages_mutex_);
+  shown_ = &numbers;
+  show();
 }
 
 std::size_t Arena::trim() {
@@ -229,6 +247,7 @@ void Arena::unlock_all() {
 
 void Arena::become_private() {
   // The mapping was not inherited (MADV_DONTFORK): at the same addresses comes one whose changes stay here.
+  shown_ = nullptr;  // it is the parent's
   ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, memory_.fd().get(), 0);
   unlock_all();
 }
@@ -238,6 +257,7 @@ Arena& Arena::process() {
     // A quarter more addresses than memory: what fragments need.
     const auto memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     auto* made = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
+    made->show_in(base::RankPage::process().arena);
     ::pthread_atfork([] { process().lock_all(); }, [] { process().unlock_all(); }, [] { process().become_private(); });
     return made;
   }();

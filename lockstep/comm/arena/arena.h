@@ -7,6 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 
+#include "lockstep/base/rank_page.h"
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/page_heap.h"
@@ -47,6 +48,8 @@ class Arena {
   std::size_t trim();
   ArenaStats stats() const;
   const base::SharedMemory& memory() const { return memory_; }
+  /// From now on keeps stats() up to date in `numbers` as well, which must live as long as this.
+  void show_in(base::ArenaNumbers& numbers);
 
   /// The arena of this process, made at the first call and never destroyed: tensors in static objects outlive main(). A child made
   /// by fork() keeps what it sees of it, copied as it writes: nothing that it does reaches this process or its neighbours.
@@ -63,6 +66,7 @@ class Arena {
   void make_resident(std::uint32_t page, std::uint32_t count);
   void reserve(std::uint64_t bytes);
   std::size_t trim_locked();
+  void show() noexcept;
   char* page_address(std::uint32_t page) const;
   std::uint32_t page_of(const void* address) const;
   void lock_all();
@@ -81,6 +85,7 @@ class Arena {
   std::uint64_t resident_pages_ = 0;
   std::uint64_t granted_bytes_ = 0;  // that the host is known to have
   std::uint64_t slab_pages_ = 0;
+  base::ArenaNumbers* shown_ = nullptr;
 };
 
 }  // namespace lockstep::comm

@@ -36,6 +36,14 @@ TEST(Options, DefaultsAreThoseOfTheHeader) {
   EXPECT_THAT(run.command, ElementsAre("prog"));
 }
 
+TEST(Options, StatusTakesOneOption) {
+  EXPECT_EQ(parse_command_line({"status"}).verb, Verb::kStatus);
+  EXPECT_FALSE(parse_command_line({"status"}).json);
+  EXPECT_TRUE(parse_command_line({"status", "--json"}).json);
+  EXPECT_EQ(parse_command_line({"status", "--help"}).verb, Verb::kPrint);
+  EXPECT_THAT(error_of({"status", "--jsn"}), AllOf(HasSubstr("\"--jsn\""), HasSubstr("allowed are --json")));
+}
+
 TEST(Options, EverySpellingOfTheNumberOfRanks) {
   for (const Words& words : {Words{"-n", "3", "p"}, Words{"-np", "3", "p"}, Words{"-n3", "p"}, Words{"-np3", "p"}, Words{"--ranks=3", "p"},
                              Words{"--ranks", "3", "--", "p"}}) {

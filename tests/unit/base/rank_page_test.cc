@@ -1,0 +1,47 @@
+#include "lockstep/base/rank_page.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace lockstep::base {
+namespace {
+
+TEST(RankPage, IsSeenAsItWasWritten) {
+  EXPECT_FALSE(look_at_rank(::getpid()));
+  show_process(3, 4, "job\n\x1b[31m" + std::string(100, 'x'), "shm");
+  RankPage::process().exchanges = 7;
+  RankPage::process().arena.resident = std::uint64_t{5} << 40;
+  const auto seen = look_at_rank(::getpid());
+  ASSERT_TRUE(seen);
+  EXPECT_EQ(seen->pid, ::getpid());
+  EXPECT_EQ(seen->rank, 3);
+  EXPECT_EQ(seen->world_size, 4);
+  EXPECT_EQ(seen->job, "job??[31m" + std::string(54, 'x'));  // cut, and without what a terminal would obey
+  EXPECT_EQ(seen->transport, "shm");
+  EXPECT_EQ(seen->exchanges, 7u);
+  EXPECT_EQ(seen->resident_bytes, std::uint64_t{5} << 40);
+}
+
+TEST(RankPage, AChildOfARankIsNone) {
+  show_process(0, 1, "job", "self");
+  int go[2];
+  ASSERT_EQ(::pipe(go), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    RankPage::process().exchanges += 1;  // must not fault
+    char byte = 0;
+    ::_exit(::read(go[0], &byte, 1) == 1 ? 0 : 1);
+  }
+  EXPECT_FALSE(look_at_rank(child));
+  EXPECT_EQ(::write(go[1], "x", 1), 1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_FALSE(look_at_rank(child));  // it has ended
+  ::close(go[0]);
+  ::close(go[1]);
+}
+
+}  // namespace
+}  // namespace lockstep::base
