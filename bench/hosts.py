@@ -82,14 +82,14 @@ def steps(args, bed):
     """Training steps of 10 M parameters, against the larger of computing alone and what must cross."""
     parameters = 10 * 1001 * 1000
     where = places(2, 2, "contiguous")
-    for every, wire in (step.split("/") for step in args.steps):
+    for every, wire, optimizer in (step.split("/") for step in args.steps):
         every = int(every)
-        words = [args.bin / "bench_hosts_rank", "step", every, wire, 16, args.batch, args.bucket_bytes]
+        words = [args.bin / "bench_hosts_rank", "step", every, wire, 16, args.batch, args.bucket_bytes, optimizer]
         answer, crossed = run(bed, Job, where, words, {"LOCKSTEP_LOG": "quiet"}, phases=2)
         compute = statistics.median(answer["compute_seconds"])
         crossing = 8 * parameters * (4 if wire == "float32" else 2) / PAYLOAD_BITS_PER_S / every
         mean = statistics.mean(answer["seconds"])
-        print(json.dumps({"what": "step", "impl": "hierarchy", "wire": wire, "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
+        print(json.dumps({"what": "step", "impl": "hierarchy", "optimizer": optimizer, "wire": wire, "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
                           "bytes": 4 * parameters, "batch": args.batch, "bucket_bytes": args.bucket_bytes,
                           "median_s": round(statistics.median(answer["seconds"]), 6), "mean_s": round(mean, 6),
                           "min_s": round(min(answer["seconds"]), 6), "runs": 16, "wire_bytes": round(crossed / 16), "compute_s": round(compute, 6),
@@ -125,8 +125,9 @@ def main():
     parser.add_argument("--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'")
     parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
     parser.add_argument("--batch", type=int, default=16, help="of a step")
-    parser.add_argument("--bucket-bytes", type=int, default=25 << 20, help="of a step's gradients")
-    parser.add_argument("--steps", nargs="+", default=["1/float32", "1/bfloat16", "4/float32", "16/float32"], help="host_sync_every and wire")
+    parser.add_argument("--bucket-bytes", type=int, default=2 << 20, help="of a step's gradients")
+    parser.add_argument("--steps", nargs="+", default=["1/float32/fused", "1/float32/torch", "1/bfloat16/fused", "4/float32/fused", "16/float32/fused"],
+                        help="host_sync_every, wire and optimizer")
     parser.add_argument("--gpt-steps", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=250_000_000)
     args = parser.parse_args()

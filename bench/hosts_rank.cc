@@ -2,7 +2,7 @@
 // "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a line of JSON.
 //
 //   bench_hosts_rank all_reduce BYTES WIRE RUNS
-//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES
+//   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER (torch or fused)
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -60,7 +60,7 @@ void all_reduce(Group& world, std::int64_t bytes, at::ScalarType wire, int runs)
   print(world, seconds, "");
 }
 
-void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs) {
+void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch_size, int runs, bool fused) {
   torch::manual_seed(1);
   constexpr int kLayers = 10;
   constexpr std::int64_t kWidth = 1000;
@@ -71,15 +71,16 @@ void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch
   }
   torch::manual_seed(static_cast<std::uint64_t>(world.rank()));
   const at::Tensor batch = torch::randn({batch_size, kWidth});
-  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  std::unique_ptr<torch::optim::Optimizer> optimizer = std::make_unique<torch::optim::SGD>(net->parameters(), 0.01);
   const auto step = [&] {
     net->zero_grad();
     torch::mse_loss(net->forward(batch), batch).backward();
-    optimizer.step();
+    optimizer->step();
   };
   for (int warm = 0; warm < 5; ++warm) step();
   const auto alone = measure(world, runs, step);
   lockstep::DistributedDataParallel ddp(net, world, options);
+  if (fused) optimizer = std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 0.01});
   for (int warm = 0; warm < 16; ++warm) step();  // as many as replicas are compared in, and a whole number of averages
   const auto together = measure(world, runs, step);
   std::string compute = ", \"compute_seconds\": [";
@@ -93,14 +94,14 @@ int main(int argc, char** argv) {
   try {
     const std::string what = argc >= 5 ? argv[1] : "";
     const auto number = [&](int i) { return lockstep::base::parse_int_in("argument", argv[i], 1, 1 << 30); };
-    if (!(what == "all_reduce" && argc == 5) && !(what == "step" && argc == 7))
-      throw lockstep::UsageError("usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES");
+    if (!(what == "all_reduce" && argc == 5) && !(what == "step" && argc == 8))
+      throw lockstep::UsageError("usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER");
     Group world = lockstep::init();
     if (what == "all_reduce")
       all_reduce(world, number(2), wire_of(argv[3]), static_cast<int>(number(4)));
     else
       steps(world, {.bucket_bytes = {1 << 20, number(6)}, .wire = wire_of(argv[3]), .host_sync_every = static_cast<int>(number(2))}, number(5),
-            static_cast<int>(number(4)));
+            static_cast<int>(number(4)), std::string(argv[7]) == "fused");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());
     return 1;

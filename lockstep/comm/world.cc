@@ -14,9 +14,8 @@
 namespace lockstep::comm {
 namespace {
 
-// Operations of gloo that are carried out at once: hierarchy has as many pieces under way.
-constexpr int kFewThreads = 2;
-constexpr int kManyThreads = 4;
+// Operations of one gloo transport that are carried out at once.
+constexpr int kThreads = 2;
 // Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
 constexpr const char* kGlooAndMpi = "gloo and mpi";
 
@@ -98,14 +97,14 @@ void prepare_transport(World& world, base::Deadline deadline) {
     world.neighbours = Neighbours::meet(*world.store, world.identity.neighbours, world.identity.rank, deadline);
 }
 
-std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members, int threads) const {
+std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members) const {
   return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
                               .rank = place_in(members),
                               .size = static_cast<int>(members.size()),
                               .address = address,
                               .interface = interface,
                               .timeout = timeout,
-                              .threads = threads});
+                              .threads = kThreads});
 }
 
 std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
@@ -116,10 +115,8 @@ std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::v
 }
 
 std::shared_ptr<Transport> World::make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const {
-  const bool small_by_mpi = outer == kGlooAndMpi;
-  if (leg == Leg::kSmall && !small_by_mpi) return nullptr;
-  if (outer == "mpi" || leg == Leg::kSmall) return make_mpi(name, members);
-  return make_gloo(name, members, leg == Leg::kLarge ? kManyThreads : kFewThreads);
+  if (outer == "mpi" || (outer == kGlooAndMpi && leg == Leg::kSmall)) return make_mpi(name, members);
+  return make_gloo(name, members);
 }
 
 int World::place_in(const std::vector<int>& members) const {
@@ -149,7 +146,7 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
                                        return make_outer(leg, name + "/" + part, ranks);
                                      }});
   if (transport == "mpi") return make_mpi(name, members);
-  return make_gloo(name, members, kFewThreads);
+  return make_gloo(name, members);
 }
 
 }  // namespace lockstep::comm

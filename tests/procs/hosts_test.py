@@ -45,7 +45,7 @@ def half_crosses_as_bfloat16(bed, binary):
 
 
 def averaging_every_fourth_step_sends_a_quarter(bed, binary):
-    crossed = {every: run(bed, Job, places(2, 2, "contiguous"), [binary, "step", every, "float32", 8, 8, 25 << 20], QUIET, phases=2)[1] for every in (1, 4)}
+    crossed = {every: run(bed, Job, places(2, 2, "contiguous"), [binary, "step", every, "float32", 8, 8, 25 << 20, "torch"], QUIET, phases=2)[1] for every in (1, 4)}
     ratio = crossed[4] / crossed[1]
     check(0.2 < ratio <= 1.05 / 4, f"host_sync_every 4 sends {ratio:.4f} of what 1 does")
 

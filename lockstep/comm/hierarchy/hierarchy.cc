@@ -25,14 +25,22 @@ class HierarchyTransport final : public Transport {
       for (int& member : members) member = options.members[static_cast<std::size_t>(member)];
       return members;
     };
-    const auto& here = plan_.hosts[static_cast<std::size_t>(place_.host)];
-    boards_ = Boards::meet(options.neighbours, *store_, world(here), place_.local, Deadline::in(options.timeout));
-    if (place_.local < plan_.num_columns)
-      outer_ = options.make_outer(Leg::kLarge, "column" + std::to_string(place_.local), world(plan_.column(place_.local)));
+    const auto meet = [&](const std::string& name) {
+      job::PrefixStore store(name, store_);
+      const auto& here = plan_.hosts[static_cast<std::size_t>(place_.host)];
+      return Boards::meet(options.neighbours, store, world(here), place_.local, Deadline::in(options.timeout));
+    };
+    short_.boards = meet("short");
     if (place_.local == 0) leaders_ = options.make_outer(Leg::kSmall, "leaders", world(plan_.column(0)));
-    if (place_.local == 0 && !leaders_) leaders_ = outer_;
+    for (std::size_t i = 0; i < kTracks; ++i) {
+      Track& track = long_[i];
+      const std::string name = std::to_string(place_.local) + "." + std::to_string(i);
+      track.boards = meet("long" + std::to_string(i));
+      if (place_.local >= plan_.num_columns) continue;
+      track.outer = options.make_outer(Leg::kLarge, "column" + name, world(plan_.column(place_.local)));
+      track.column = std::make_unique<Column>(track.outer, place_.host, static_cast<int>(plan_.hosts.size()), aborted_);
+    }
     flat_ = options.make_outer(Leg::kFlat, "flat", options.members);
-    if (outer_) column_ = std::make_unique<Column>(outer_, place_.host, static_cast<int>(plan_.hosts.size()), aborted_);
   }
   ~HierarchyTransport() override {
     abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "hierarchy", rank_, rank_, "the transport was closed")));
@@ -63,35 +71,47 @@ class HierarchyTransport final : public Transport {
   void abort(std::exception_ptr cause) noexcept override {
     const std::lock_guard lock(abort_mutex_);
     if (aborted_.exchange(true)) return;
-    driver_.end(cause);
-    for (const auto& transport : {outer_, leaders_, flat_})
+    short_.driver.end(cause);
+    for (Track& track : long_) track.driver.end(cause);
+    for (const auto& transport : {long_[0].outer, long_[1].outer, leaders_, flat_})
       if (transport) transport->abort(cause);
   }
 
  private:
+  /// Operations that go one after another.
+  struct Track {
+    std::unique_ptr<Boards> boards;
+    std::uint32_t number = 0;          // of operations that have been started, the same on all ranks of a host
+    std::shared_ptr<Transport> outer;  // of this rank's column, when it is in one; of long operations only
+    std::unique_ptr<Column> column;    // likewise
+    Driver driver;  // last: its thread ends before what it uses
+  };
+  // Long operations take turns: while the last pieces of one travel, the first of the next do too, and the wire is not idle in between.
+  static constexpr std::size_t kTracks = 2;
+
   PendingPtr start_short(const Collective& op) {
-    auto operation = std::make_shared<ShortOperation>(op, *boards_, ++number_, plan_, rank_, leaders_.get(), results_);
-    return driver_.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/false);
+    auto operation = std::make_shared<ShortOperation>(op, *short_.boards, ++short_.number, plan_, rank_, leaders_.get(), results_);
+    return short_.driver.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/false);
   }
   PendingPtr start_long(const Collective& op) {
-    auto operation = std::make_shared<LongOperation>(op, *boards_, ++number_, plan_, rank_, column_.get());
-    return driver_.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/true);
+    Track& track = long_[num_long_++ % kTracks];
+    auto operation = std::make_shared<LongOperation>(op, *track.boards, ++track.number, plan_, rank_, track.column.get());
+    return track.driver.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/true);
   }
 
   const std::shared_ptr<job::Store> store_;
   const int rank_;
   const HostPlan plan_;
   const HostPlan::Place place_;
-  std::unique_ptr<Boards> boards_;
-  std::shared_ptr<Transport> outer_;    // of this rank's column, when it is in one
   std::shared_ptr<Transport> leaders_;  // of the first ranks of the hosts, when it is one
   std::shared_ptr<Transport> flat_;
   std::atomic<bool> aborted_{false};
-  std::unique_ptr<Column> column_;
   Results results_;
-  std::uint32_t number_ = 0;  // of operations that go through the boards, the same on all ranks of a host
+  std::size_t num_long_ = 0;  // operations, the same on all ranks
   std::mutex abort_mutex_;  // held by abort()
-  Driver driver_;  // last: its thread ends before what it uses
+  // Last: their threads end before what they use.
+  Track short_;
+  Track long_[kTracks];
 };
 
 }  // namespace

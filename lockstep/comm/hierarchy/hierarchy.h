@@ -26,7 +26,7 @@ struct HierarchyOptions {
   std::vector<int> hosts;             // of each member: any number that is the same for members of one host; at least two differ
   int rank = 0;                       // here
   std::chrono::milliseconds timeout{};  // for the others to come
-  /// Connects `members`, world ranks of which this is one; all of them call it with the same name. Null for kSmall: that of kLarge serves.
+  /// Connects `members`, world ranks of which this is one; all of them call it with the same name.
   std::function<std::shared_ptr<Transport>(Leg leg, const std::string& name, const std::vector<int>& members)> make_outer;
 };
 
@@ -38,8 +38,8 @@ struct HierarchyOptions {
 /// Sums add the ranks of a host in their order, then the hosts in theirs: the same bits everywhere and every time. float16 and bfloat16 are
 /// rounded once a host and once at the end; so is float32 when Collective::wire says so, from 4 KiB on.
 ///
-/// Small operations advance while somebody waits. Large ones have a thread (one a transport, made by the first), so that gradients travel
-/// during backward(). Waits for the other members. Throws CommError.
+/// Small operations advance while somebody waits, and overtake large ones. Those go on two tracks in turn, each with connections and a thread
+/// of its own (made by its first), so that gradients travel during backward(). Waits for the other members. Throws CommError.
 std::shared_ptr<Transport> make_hierarchy_transport(const HierarchyOptions& options);
 
 }  // namespace lockstep::comm
