@@ -7,6 +7,7 @@ nsenter, ip and, for shaping, tc.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -37,6 +38,8 @@ def enter_cell(tools=("ip",)):
             skip("this kernel or container makes no namespaces")
         os.environ[_IN_CELL] = "1"
         os.execvp(cell[0], [*cell, sys.executable, *sys.argv])
+    # The first process of a cell ignores what it has no handler for.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sh("mount", "--make-rprivate", "/")
     sh("mount", "-t", "tmpfs", "tmpfs", "/run")
     os.mkdir("/run/netns")

@@ -80,6 +80,16 @@ class MpiJob(Job):
         self.talks = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 
+    def stop(self):
+        # Asked, it ends its daemons and ranks; killed, it would leave them.
+        if self.processes[0].poll() is None:
+            self.processes[0].terminate()
+            try:
+                self.processes[0].wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                pass
+        super().stop()
+
 
 def run(bed, job_type, where, words, env, phases=1):
     """The answer, and the bytes of the busiest direction of a host in the last phase."""

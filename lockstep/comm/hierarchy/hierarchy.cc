@@ -31,13 +31,13 @@ class HierarchyTransport final : public Transport {
       return Boards::meet(options.neighbours, store, world(here), place_.local, Deadline::in(options.timeout));
     };
     short_.boards = meet("short");
+    for (std::size_t i = 0; i < kTracks; ++i) long_[i].boards = meet("long" + std::to_string(i));
+    // Nobody waits for a neighbour any more: where the first connection is MPI's, all ranks must come to it.
     if (place_.local == 0) leaders_ = options.make_outer(Leg::kSmall, "leaders", world(plan_.column(0)));
-    for (std::size_t i = 0; i < kTracks; ++i) {
+    for (std::size_t i = 0; i < kTracks && place_.local < plan_.num_columns; ++i) {
       Track& track = long_[i];
-      const std::string name = std::to_string(place_.local) + "." + std::to_string(i);
-      track.boards = meet("long" + std::to_string(i));
-      if (place_.local >= plan_.num_columns) continue;
-      track.outer = options.make_outer(Leg::kLarge, "column" + name, world(plan_.column(place_.local)));
+      const std::string name = "column" + std::to_string(place_.local) + "." + std::to_string(i);
+      track.outer = options.make_outer(Leg::kLarge, name, world(plan_.column(place_.local)));
       track.column = std::make_unique<Column>(track.outer, place_.host, static_cast<int>(plan_.hosts.size()), aborted_);
     }
     flat_ = options.make_outer(Leg::kFlat, "flat", options.members);
