@@ -15,7 +15,7 @@ namespace lockstep::comm {
 namespace {
 
 // Operations of one gloo transport that are carried out at once.
-constexpr int kThreads = 2;
+constexpr int kThreads = 4;
 // Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
 constexpr const char* kGlooAndMpi = "gloo and mpi";
 

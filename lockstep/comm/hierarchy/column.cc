@@ -19,8 +19,8 @@ using base::Deadline;
 constexpr std::size_t kPieceBytes = 2 << 20;
 constexpr std::size_t kLeastPieceBytes = 256 << 10;
 // Pieces whose parts are on their way to their owners, and from them.
-constexpr std::size_t kScattering = 2;
-constexpr std::size_t kGathering = 2;
+constexpr std::size_t kScattering = 3;
+constexpr std::size_t kGathering = 3;
 constexpr std::size_t kPieces = kScattering + kGathering + 1;
 constexpr auto kSlice = std::chrono::milliseconds(20);
 
