@@ -15,7 +15,7 @@ help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
 	@echo "make build   release build; programs and examples are then in $(BIN)"
 	@echo "make test    build and run every test"
-	@echo "make bench   measure Lockstep beside its peers on this machine, 15 minutes, and write docs/benchmarks.md"
+	@echo "make bench   measure Lockstep beside its peers on this machine, 20 minutes, and write docs/benchmarks.md"
 	@echo "make lint    check the rules of the house, without building"
 	@echo "make bench-hosts   measure between hosts, on network namespaces with links of 1 Gb/s (root)"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"

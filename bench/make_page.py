@@ -17,7 +17,7 @@ import asked
 import page
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What is measured, with limits on the rounds that keep all of it under 15 minutes on a quiet machine of two cores.
+# What is measured, with limits on the rounds that keep all of it near 20 minutes on a quiet machine of two cores.
 PARTS = [
     ["all-reduce", "-n", "2"],
     ["all-reduce", "-n", "4", "--rounds", "5"],
