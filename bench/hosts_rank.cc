@@ -25,6 +25,12 @@ at::ScalarType wire_of(const std::string& name) {
   throw lockstep::UsageError("WIRE is " + name + "; allowed are float32, bfloat16 and float16");
 }
 
+bool is_fused(const std::string& optimizer) {
+  if (optimizer != "torch" && optimizer != "fused")
+    throw lockstep::UsageError("OPTIMIZER is " + optimizer + "; allowed are torch and fused");
+  return optimizer == "fused";
+}
+
 /// Seconds of each of `runs` calls; rank 0 gets leave for them first.
 std::vector<double> measure(Group& world, int runs, const std::function<void()>& call) {
   if (world.rank() == 0) {
@@ -101,7 +107,7 @@ int main(int argc, char** argv) {
       all_reduce(world, number(2), wire_of(argv[3]), static_cast<int>(number(4)));
     else
       steps(world, {.bucket_bytes = {1 << 20, number(6)}, .wire = wire_of(argv[3]), .host_sync_every = static_cast<int>(number(2))}, number(5),
-            static_cast<int>(number(4)), std::string(argv[7]) == "fused");
+            static_cast<int>(number(4)), is_fused(argv[7]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());
     return 1;

@@ -14,8 +14,9 @@
 namespace lockstep::comm {
 namespace {
 
-// Operations of one gloo transport that are carried out at once.
-constexpr int kThreads = 4;
+// Operations of gloo that are carried out at once; hierarchy has six pieces of a large one under way.
+constexpr int kFewThreads = 2;
+constexpr int kManyThreads = 4;
 // Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
 constexpr const char* kGlooAndMpi = "gloo and mpi";
 
@@ -97,14 +98,14 @@ void prepare_transport(World& world, base::Deadline deadline) {
     world.neighbours = Neighbours::meet(*world.store, world.identity.neighbours, world.identity.rank, deadline);
 }
 
-std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members) const {
+std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members, int threads) const {
   return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
                               .rank = place_in(members),
                               .size = static_cast<int>(members.size()),
                               .address = address,
                               .interface = interface,
                               .timeout = timeout,
-                              .threads = kThreads});
+                              .threads = threads});
 }
 
 std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::vector<int>& members) const {
@@ -116,7 +117,7 @@ std::shared_ptr<Transport> World::make_mpi(const std::string& name, const std::v
 
 std::shared_ptr<Transport> World::make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const {
   if (outer == "mpi" || (outer == kGlooAndMpi && leg == Leg::kSmall)) return make_mpi(name, members);
-  return make_gloo(name, members);
+  return make_gloo(name, members, leg == Leg::kLarge ? kManyThreads : kFewThreads);
 }
 
 int World::place_in(const std::vector<int>& members) const {
@@ -146,7 +147,7 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
                                        return make_outer(leg, name + "/" + part, ranks);
                                      }});
   if (transport == "mpi") return make_mpi(name, members);
-  return make_gloo(name, members);
+  return make_gloo(name, members, kFewThreads);
 }
 
 }  // namespace lockstep::comm

@@ -16,7 +16,7 @@ const char* const kUsage =
     "\n"
     "Commands:\n"
     "  run        start N ranks of a program on this machine, and end all of them when one fails\n"
-"  status     show the ranks that run here: how far they are, and what their arenas hold\n"
+    "  status     show the ranks that run here: how far they are, and what their arenas hold\n"
     "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
     "\n"
     "lockstep COMMAND --help shows the options of a command; lockstep --version the version.\n";

@@ -48,11 +48,7 @@ class HierarchyTransport final : public Transport {
 
   std::string_view name() const override { return "hierarchy"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = [] {
-      Capabilities can = everything_on_cpu();
-      can.wires = {at::kFloat, at::kBFloat16, at::kHalf};
-      return can;
-    }();
+    static const Capabilities all = everything_on_cpu({at::kFloat, at::kBFloat16, at::kHalf});
     return all;
   }
 
@@ -72,9 +68,12 @@ class HierarchyTransport final : public Transport {
     const std::lock_guard lock(abort_mutex_);
     if (aborted_.exchange(true)) return;
     short_.driver.end(cause);
-    for (Track& track : long_) track.driver.end(cause);
-    for (const auto& transport : {long_[0].outer, long_[1].outer, leaders_, flat_})
-      if (transport) transport->abort(cause);
+    for (Track& track : long_) {
+      track.driver.end(cause);
+      if (track.outer) track.outer->abort(cause);
+    }
+    if (leaders_) leaders_->abort(cause);
+    if (flat_) flat_->abort(cause);
   }
 
  private:

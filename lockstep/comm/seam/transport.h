@@ -25,7 +25,7 @@ struct Capabilities {
 };
 
 /// Every kind and dtype, of tensors on the CPU.
-Capabilities everything_on_cpu();
+Capabilities everything_on_cpu(std::vector<at::ScalarType> wires = {at::kFloat});
 
 /// What a rank has called, as bytes that are the same on all ranks that called the same; for a transport that compares it on the way.
 struct ComparedCall {

@@ -10,7 +10,8 @@
 namespace lockstep::comm {
 
 /// A Collective. Small tensors go through the boards; large ones are read and written where they lie, by way of a copy when that is not in
-/// the arena. An all_reduce of a large one outside it does nothing but find that out: see piecemeal(). With a `call` the ranks compare theirs when they meet, by its key; nothing else happens when they differ.
+/// the arena. An all_reduce of a large one outside it does nothing but find that out: see piecemeal(). With a `call` the ranks compare
+/// theirs when they meet, by its key; nothing else happens when they differ.
 class Operation final : public Meeting {
  public:
   /// `op` must live as long as this, or until keep().
@@ -19,6 +20,7 @@ class Operation final : public Meeting {
 
   /// Makes `op` its own.
   void keep();
+  const Collective& op() const { return *op_; }
 
   /// Once it is finished: some rank's tensor is outside the arena, nothing has been added, and each rank must go on with num_pieces() operations,
   /// those of piece_of() with the numbers that follow. Pieces stay in cache on their way in and out.

@@ -106,11 +106,7 @@ class ShmTransport final : public Transport {
 
   std::string_view name() const override { return "shm"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = [] {
-      Capabilities can = everything_on_cpu();
-      can.wires = {at::kFloat, at::kBFloat16, at::kHalf};
-      return can;
-    }();
+    static const Capabilities all = everything_on_cpu({at::kFloat, at::kBFloat16, at::kHalf});
     return all;
   }
 
@@ -123,7 +119,7 @@ class ShmTransport final : public Transport {
     if (op.kind == Kind::kSend) return send(op);
     if (op.kind == Kind::kRecv) return receive(op);
     const std::uint32_t number = reserve_numbers(op);
-    return add(op, std::make_shared<Operation>(op, *boards_, number), number);
+    return add(std::make_shared<Operation>(op, *boards_, number), number);
   }
 
   PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
@@ -131,7 +127,7 @@ class ShmTransport final : public Transport {
     const std::uint32_t number = reserve_numbers(op);
     const auto operation = std::make_shared<Operation>(op, *boards_, number, call);
     if (collectives_.try_now(*operation) && !operation->piecemeal()) return {PendingPtr(), done_.get()};  // owned by this transport: nothing to count
-    return add(op, operation, number);
+    return add(operation, number);
   }
 
   std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
@@ -161,12 +157,12 @@ class ShmTransport final : public Transport {
   }
 
   /// The operation, and its pieces when it turns out to need them.
-  PendingPtr add(const Collective& op, std::shared_ptr<Operation> operation, std::uint32_t number) {
+  PendingPtr add(const std::shared_ptr<Operation>& operation, std::uint32_t number) {
     operation->keep();
-    return collectives_.add([this, op, operation = std::move(operation), number, done = std::uint32_t{0}, piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
+    return collectives_.add([this, operation, number, done = std::uint32_t{0}, piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
       if (!operation->advance(deadline)) return false;
-      for (; operation->piecemeal() && done < Operation::num_pieces(op); ++done, piece = nullptr) {
-        if (!piece) piece = make_piece(op, done, number + 1 + done);
+      for (; operation->piecemeal() && done < Operation::num_pieces(operation->op()); ++done, piece = nullptr) {
+        if (!piece) piece = make_piece(operation->op(), done, number + 1 + done);
         if (!piece->advance(deadline)) return false;
       }
       return true;
