@@ -111,7 +111,7 @@ std::vector<Entrant> step_entrants(const Options& options, const std::string& mo
   const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
     Entrant entrant = under_run(name, ranks, rank_words({"step", impl, model, optimizer, kPrefix}), bound, env);
     // Parameters and state are there once for all ranks, gradients a rank; a reducer has buckets too.
-    entrant.copies = impl == "lockstep-fused" ? 1 + (1 + states) / ranks : impl.rfind("reducer", 0) == 0 ? 3 + states : 2 + states;
+    entrant.copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks : impl.rfind("reducer", 0) == 0 ? 3 + states : 2 + states;
     return entrant;
   };
   std::vector<Entrant> all = {own("lockstep-fused", "lockstep-fused", {}, true),
@@ -120,7 +120,8 @@ std::vector<Entrant> step_entrants(const Options& options, const std::string& mo
                               own("unsynchronised-tuned", "unsynchronised", kTuned, true),
                               own("reducer", "reducer", {}, false),
                               own("reducer-tuned", "reducer", kTuned, false)};
-  std::vector<Entrant> asked = {own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
+  std::vector<Entrant> asked = {own("lockstep-fused-early", "lockstep-fused-early", {}, true),
+                                own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
                                 own("reducer-views", "reducer-views", {}, false),
                                 own("reducer-views-tuned", "reducer-views", kTuned, false)};
   if (const auto python = python_or_report(options, report)) {

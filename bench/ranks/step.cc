@@ -23,9 +23,13 @@ std::unique_ptr<torch::optim::Optimizer> torch_optimizer(torch::nn::Module& net,
   throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
 }
 
-std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel& ddp, const std::string& name) {
-  if (name == "sgd") return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
-  if (name == "adamw") return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 1e-4});
+std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel& ddp, const std::string& name, bool in_backward) {
+  const auto ready = [&](auto optimizer) {
+    optimizer->update_in_backward(in_backward);
+    return optimizer;
+  };
+  if (name == "sgd") return ready(std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}));
+  if (name == "adamw") return ready(std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 1e-4}));
   throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
 }
 
@@ -35,9 +39,9 @@ Way make_way(const std::string& impl, torch::nn::Module& net, const std::string&
     auto ddp = std::make_shared<DistributedDataParallel>(net, init());
     return {.optimizer = torch_optimizer(net, optimizer), .kept = ddp};
   }
-  if (impl == "lockstep-fused") {
+  if (impl == "lockstep-fused" || impl == "lockstep-fused-early") {
     auto ddp = std::make_shared<DistributedDataParallel>(net, init());
-    return {.optimizer = fused_optimizer(*ddp, optimizer), .kept = ddp};
+    return {.optimizer = fused_optimizer(*ddp, optimizer, impl == "lockstep-fused-early"), .kept = ddp};
   }
   if (impl == "reducer" || impl == "reducer-views") {
     auto reducer = std::make_shared<ReducerPeer>(net, impl == "reducer-views");
@@ -51,7 +55,7 @@ Way make_way(const std::string& impl, torch::nn::Module& net, const std::string&
     return {.kept = std::make_shared<Group>(world)};
   }
   throw UsageError("lockstep-bench rank step: the implementation is " + impl +
-                   "; allowed are lockstep, lockstep-fused, reducer, reducer-views, unsynchronised and backward-only");
+                   "; allowed are lockstep, lockstep-fused, lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
 }
 
 double step(Task& task, Way& way, std::int64_t batch) {
@@ -72,7 +76,7 @@ void step_rank(const std::string& impl, const std::string& model, const std::str
   torch::manual_seed(1);
   // Before the model, so that it is born where the implementation wants it; init() again gives the same group.
   std::optional<Group> world;
-  if (impl == "lockstep" || impl == "lockstep-fused" || impl == "backward-only") world = init();
+  if (impl.rfind("lockstep", 0) == 0 || impl == "backward-only") world = init();
   const std::unique_ptr<Task> task = make_task(model);
   Way way = make_way(impl, task->net(), optimizer);
   double parameters = 0;

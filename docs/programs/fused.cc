@@ -62,6 +62,14 @@ int main() {
   optimizer.step();
   // docs: end average
 
+  // docs: begin backward
+  optimizer.update_in_backward();
+  optimizer.zero_grad();
+  net->forward(batch(world, 21)).pow(2).mean().backward();  // parameters are updated when it returns
+  optimizer.step();                                         // ends the step
+  // docs: end backward
+  optimizer.update_in_backward(false);
+
   // docs: begin change
   optimizer.change_parameters([&] {
     const torch::NoGradGuard no_grad;

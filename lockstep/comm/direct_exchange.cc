@@ -39,7 +39,8 @@ void DirectExchange::begin(const StepIdentity& step, std::vector<Collective> alo
   shown_.clear();
   order_.clear();
   stats_.started_early = 0;
-  reducer_->open(step.use == Use::kMeans);
+  reducer_->open(step.use == Use::kMeans ? Early::kReduce : step.use == Use::kEarlyUpdate ? Early::kGive : Early::kNothing);
+  early_sink_ = nullptr;
   averaged_ = step.averaged;
   open_ = true;
 }
@@ -57,6 +58,7 @@ at::Tensor DirectExchange::ready(std::size_t index, const at::Tensor& gradient, 
   state.gradient = gradient;
   order_.push_back(index);
   ++stats_.started_early;
+  if (early_sink_ && all_have_begun()) give_early();
   if (!is_dense(gradient)) {
     reducer_->show(index, nullptr, fresh);
     return {};
@@ -70,6 +72,13 @@ at::Tensor DirectExchange::ready(std::size_t index, const at::Tensor& gradient, 
   shown_.insert(data);
   reducer_->show(index, data, fresh);
   return staged && fresh ? state.mean : at::Tensor();
+}
+
+/// Nothing is given before all ranks are known to be in the same update.
+void DirectExchange::give_early() {
+  check_header();
+  if (attendance_.active == channel_->size()) reducer_->give_early(*early_sink_, divisor_);
+  early_sink_ = nullptr;
 }
 
 Attendance DirectExchange::finish(Sink& sink) {
@@ -110,7 +119,7 @@ void DirectExchange::give_all(PieceSink& sink) {
   wait(*reducer_->finish_with(company_ ? nullptr : &sink, averaged_ ? 1 : divisor_, averaged_), name_);
   for (std::size_t i = 0; i < parts_.size(); ++i)
     if (reducer_->sparse(i)) refuse_sparse(parts_[i].name);
-  if (company_ && use_ != Use::kUpdate) return;
+  if (company_ && use_ == Use::kNorm) return;
   for (std::size_t i = 0; i < parts_.size(); ++i)
     if (reducer_->dense(i)) sink.taken(i);
 }

@@ -29,6 +29,7 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
 
   PieceExchange* pieces() override { return this; }
   Attendance finish_pieces(PieceSink& sink) override;
+  void give_to(PieceSink& sink) override { early_sink_ = &sink; }
   CommonMemory make_common(std::size_t bytes) override { return reducer_->make_common(bytes); }
 
  private:
@@ -40,6 +41,7 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
   bool lies_well(std::size_t index, const at::Tensor& gradient) const;
   template <typename Work>
   Attendance end(const Work& work);
+  void give_early();
   void reduce_all();
   void give_all(PieceSink& sink);
   void read_missing();
@@ -50,6 +52,7 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
   std::vector<State> states_;
   std::unordered_set<const void*> shown_;           // in this exchange: two parameters may have one gradient
   bool open_ = false;
+  PieceSink* early_sink_ = nullptr;                 // that gets nothing yet
   bool averaged_ = false;                           // what is shown in this exchange, already
   std::vector<std::size_t> order_;                  // of the last exchange
 };

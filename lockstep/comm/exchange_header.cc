@@ -1,5 +1,6 @@
 #include "lockstep/comm/exchange_header.h"
 
+#include <array>
 #include <cstring>
 #include <functional>
 
@@ -15,6 +16,8 @@ struct Field {
 std::string count(std::int64_t n, const char* one, const char* many) {
   return std::to_string(n) + " " + (n == 1 ? one : many);
 }
+
+constexpr std::array kUses = {"averages gradients", "takes the norm of gradients", "updates parameters", "updates parameters in backward()"};
 
 const Field kFields[] = {
     {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.seq); },
@@ -33,7 +36,7 @@ const Field kFields[] = {
     {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
      [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); }, false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.use}; },
-     [](std::int64_t v) { return std::string(v == 0 ? "averages gradients" : v == 1 ? "takes the norm of gradients" : "updates parameters"); }, false},
+     [](std::int64_t v) { return std::string(kUses.at(static_cast<std::size_t>(v))); }, false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.averaged}; },
      [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has gradients of its own"); }, false},
     {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.options); },

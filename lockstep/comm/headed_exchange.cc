@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <cstring>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank_page.h"
@@ -40,7 +41,7 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
   along_ = std::move(along);
   along_pending_.clear();
   company_ = step.joined;
-  call_ = step.use == Use::kMeans ? "backward()" : step.use == Use::kNorm ? "clip_grad_norm()" : "step()";
+  call_ = step.use == Use::kMeans || step.use == Use::kEarlyUpdate ? "backward()" : step.use == Use::kNorm ? "clip_grad_norm()" : "step()";
   if (step.use != Use::kNorm) base::RankPage::process().exchanges.fetch_add(1, std::memory_order_relaxed);
   const ExchangeHeader header = make_header(seq_, plan, step);
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
@@ -48,9 +49,11 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
   op.input = header_;
   op.output = headers_;
   header_pending_ = start(op);
+  header_checked_ = false;
 }
 
 void HeadedExchange::check_header() {
+  if (std::exchange(header_checked_, true)) return;
   wait(*header_pending_, name_);
   std::vector<ExchangeHeader> headers(static_cast<std::size_t>(channel_->size()));
   std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ExchangeHeader));

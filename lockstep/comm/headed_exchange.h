@@ -24,7 +24,7 @@ class HeadedExchange : public Exchange {
 
   /// Numbers the exchange and sends the header. `plan` must be equal on all ranks.
   void open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along);
-  /// Waits for all headers; fills attendance_ and what follows it. Throws DesyncError.
+  /// Waits for all headers; fills attendance_ and what follows it. Once it has, it does nothing until the next open(). Throws DesyncError.
   void check_header();
   void start_along();
   void wait_along();
@@ -56,6 +56,7 @@ class HeadedExchange : public Exchange {
   at::Tensor header_;
   at::Tensor headers_;
   PendingPtr header_pending_;
+  bool header_checked_ = false;
 };
 
 }  // namespace lockstep::comm

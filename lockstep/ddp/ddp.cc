@@ -145,6 +145,7 @@ void DistributedDataParallel::Impl::backward_begun() {
     accumulating_ = true;
   if (!any_gradient)
     for (Watched& parameter : parameters_) parameter.dirty = false;
+  left_over_ = any_gradient;
   deferred_ = reentrant_ || !options_.overlap || exchanges_ == 0;
 }
 
@@ -157,13 +158,14 @@ void DistributedDataParallel::Impl::accumulated(std::size_t index) {
   Watched& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
   reached_ = true;
-  if (no_sync_ > 0 || leaves_gradients()) {
+  if (updater_) refuse_early_update();
+  if (no_sync_ > 0 || (leaves_gradients() && !updater_)) {
     parameter.dirty = true;
     averaged_ = false;
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!open_) begin_exchange(group_.step_identity());
+  if (!open_) updater_ ? begin_update() : begin_exchange(group_.step_identity());
   if (exchange_->is_ready(index))
     throw UsageError("the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
                      "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
@@ -174,6 +176,8 @@ void DistributedDataParallel::Impl::accumulated(std::size_t index) {
 }
 
 void DistributedDataParallel::Impl::hand_over(std::size_t index, bool fresh) {
+  // What refers to the old values without needing this gradient fails from now on, instead of using new ones.
+  if (updater_) torch::autograd::impl::bump_version(parameters_[index].tensor);
   // Released here and now, its memory serves the gradients of the next layers.
   const at::Tensor place = exchange_->ready(index, parameters_[index].tensor.grad(), fresh);
   if (place.defined()) take(index, place);
@@ -181,10 +185,11 @@ void DistributedDataParallel::Impl::hand_over(std::size_t index, bool fresh) {
 
 void DistributedDataParallel::Impl::backward_ended() {
   backwards_ += reached_;
-  if (leaves_gradients()) {
+  if (leaves_gradients() && !updater_) {
     for (std::size_t i = 0; reached_ && i < parameters_.size(); ++i) witness_.note(i, parameters_[i].tensor.grad());
   } else if (open_) {
     finish_exchange();
+    if (updater_) end_update();
   } else if (!reached_ && quiet == 0) {
     ++lost_backwards_;
   }
@@ -225,7 +230,8 @@ void DistributedDataParallel::Impl::finish_exchange() {
     if (!exchange_->is_ready(i) && parameter.tensor.grad().defined())
       hand_over(i, parameter.dirty);
   }
-  close_exchange(exchange_->finish(*this), !leaves_gradients());
+  const bool gives = updater_ && leaves_gradients();
+  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this), updater_ || !leaves_gradients());
   for (Watched& parameter : parameters_) parameter.dirty = false;
 }
 
@@ -275,6 +281,9 @@ void DistributedDataParallel::Impl::take(std::size_t index, const at::Tensor& me
 }
 
 void DistributedDataParallel::Impl::enter_no_sync() {
+  if (updater_)
+    throw UsageError("no_sync(): the optimizer updates parameters in backward() (update_in_backward()), and keeps no gradients for a later one",
+                     "do without update_in_backward()");
   ++no_sync_;
   ++quiet;
 }

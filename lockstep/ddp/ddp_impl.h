@@ -54,6 +54,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   comm::Group& sharers() override { return sharers_ ? *sharers_ : peers_; }
   bool attach(comm::PieceSink& updated) override;
   std::uint64_t backwards() const override { return backwards_; }
+  void update_in_backward(BackwardUpdater* updater) override;
+  void require_unchanged() const override;
   void detach() noexcept override;
   comm::CommonMemory make_common(std::size_t bytes) override;
   void average() override;
@@ -80,7 +82,9 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void give_own(comm::StepIdentity step, comm::PieceSink& sink);
   void give_means(comm::StepIdentity step, comm::PieceSink& sink);
   void require_open() const;
-  void require_unchanged() const;
+  void begin_update();
+  void end_update();
+  void refuse_early_update() const;
   /// backward() leaves each rank its own gradients, for an optimizer.
   bool leaves_gradients() const { return updated_ != nullptr && exchange_->pieces() != nullptr; }
   void hand_over(std::size_t index, bool fresh);
@@ -101,9 +105,11 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   std::optional<comm::Group> sharers_;                  // with an optimizer, when peers_ are on several hosts: those of this host
   std::unique_ptr<comm::Exchange> among_sharers_;       // of the means that exchange_ has brought
   comm::PieceSink* updated_ = nullptr;  // of the optimizer of lockstep::optim; null: there is none
+  BackwardUpdater* updater_ = nullptr;  // the same optimizer, when it updates in backward()
   bool averaged_ = false;        // where it leaves gradients: they are means
   std::uint64_t backwards_ = 0;  // that reached a parameter
   GradientWitness witness_;
+  bool left_over_ = false;       // gradients were there before this backward
   bool open_ = false;            // this backward has begun an exchange
   bool deferred_ = false;        // nothing is given to the exchange before the end of this backward
   bool reentrant_ = false;       // the model has been seen to run backward inside backward

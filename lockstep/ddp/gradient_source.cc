@@ -34,8 +34,42 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
   return leaves_gradients() || (among_sharers_ && among_sharers_->pieces());
 }
 
+void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
+  require_open();
+  if (no_sync_ > 0) throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");
+  updater_ = updater;
+  witness_.forget();
+}
+
+void DistributedDataParallel::Impl::refuse_early_update() const {
+  const std::string start = "backward() that updates parameters (update_in_backward() of the optimizer): ";
+  if (left_over_)
+    throw UsageError(start + "gradients of an earlier one are there, and would be counted again",
+                     "call zero_grad() before each backward(); to accumulate gradients, do without update_in_backward()");
+  if (reentrant_)
+    throw UsageError(start + "the model runs backward() inside backward(), which may need the old values of a parameter that has been updated",
+                     "do without update_in_backward()");
+}
+
+/// The first gradient of a backward() that updates parameters.
+void DistributedDataParallel::Impl::begin_update() {
+  comm::StepIdentity step = group_.step_identity();
+  const std::uint64_t options = updater_->begin_update();
+  if (!leaves_gradients()) return begin_exchange(step);
+  step.use = comm::Use::kEarlyUpdate;
+  step.options = options;
+  begin_exchange(step);
+  exchange_->pieces()->give_to(*updated_);
+}
+
+void DistributedDataParallel::Impl::end_update() {
+  updater_->end_update(leaves_gradients());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) witness_.note(i, parameters_[i].tensor.grad());
+}
+
 void DistributedDataParallel::Impl::detach() noexcept {
   updated_ = nullptr;
+  updater_ = nullptr;
   averaged_ = false;
   witness_.forget();
   among_sharers_.reset();
@@ -50,8 +84,11 @@ comm::CommonMemory DistributedDataParallel::Impl::make_common(std::size_t bytes)
 void DistributedDataParallel::Impl::require_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!witness_.unchanged(i, parameters_[i].tensor.grad()))
-      throw UsageError("the gradient of " + parameters_[i].name + " was changed between backward() and step(), while it was this rank's own",
-                       "call the optimizer's average_gradients() before changing gradients, or clip_grad_norm() instead of torch's");
+      throw updater_ ? UsageError("the gradient of " + parameters_[i].name + " was changed between backward() and step(), after it had been used: backward() "
+                                  "updates parameters",
+                                  "do without update_in_backward() of the optimizer")
+                     : UsageError("the gradient of " + parameters_[i].name + " was changed between backward() and step(), while it was this rank's own",
+                                  "call the optimizer's average_gradients() before changing gradients, or clip_grad_norm() instead of torch's");
 }
 
 void DistributedDataParallel::Impl::average() {

@@ -11,6 +11,17 @@
 
 namespace lockstep::ddp {
 
+/// An optimizer that updates in backward().
+class BackwardUpdater {
+ public:
+  virtual ~BackwardUpdater() = default;
+  /// backward() has reached its first parameter. Returns a fingerprint of what is done with pieces, as for GradientSource::give(). Throws UsageError, which
+  /// leaves backward().
+  virtual std::uint64_t begin_update() = 0;
+  /// backward() is over. `given`: so have been all pieces; otherwise gradients are means.
+  virtual void end_update(bool given) = 0;
+};
+
 /// The gradients of a DistributedDataParallel, for one optimizer that updates parameters in the pass that reads all ranks' gradients. After the
 /// DistributedDataParallel has gone, every call but detach() is a UsageError.
 class GradientSource {
@@ -31,6 +42,12 @@ class GradientSource {
   virtual bool attach(comm::PieceSink& updated) = 0;
   /// How many calls of backward() have reached a parameter.
   virtual std::uint64_t backwards() const = 0;
+  /// From the next backward() on: each tells `updater` when it begins and ends, and where it would leave each rank its own gradients it
+  /// gives their pieces to the sink of attach(), as they come. A backward() before which gradients are there, or in which another one runs, is a UsageError then,
+  /// as is no_sync(). Null: no more. Waits for nobody. Throws UsageError under no_sync().
+  virtual void update_in_backward(BackwardUpdater* updater) = 0;
+  /// Throws UsageError when a gradient is not what backward() left, where that was noted: where it leaves each rank its own, and with an updater.
+  virtual void require_unchanged() const = 0;
   /// backward() averages again.
   virtual void detach() noexcept = 0;
 

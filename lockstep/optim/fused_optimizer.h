@@ -50,6 +50,14 @@ class FusedOptimizer {
   /// Calls `change` once for each copy of the parameters, which it may write; on some ranks it is not called at all. It must not
   /// call anything that waits for other ranks.
   void change_parameters(const std::function<void()>& change);
+  /// From now on parameters are updated in backward(): where all ranks are on one host (shm) each as soon as all ranks have its gradient, while others are
+  /// still computed; elsewhere at the end. When backward() returns all are updated, by options as they were at its beginning; step() ends the
+  /// step. It saves a pass over memory that is cold by then where gradients are large and few; measure it. Some things cannot be had with it: UsageError
+  /// of whatever comes first are clip_grad_norm(), average_gradients(), no_sync(), gradients that were there before backward(), a second backward() before step(), a
+  /// model that runs backward() inside backward() (gradient checkpointing), parameters that share a storage, gradients changed before step(). A graph that uses a
+  /// parameter's values without needing its gradient (W.detach()) fails as autograd's other writes in place do; one that uses W.variable_data() computes with new values.
+  /// After an error of backward() parameters are unspecified. All ranks call it alike, between steps; waits for nobody.
+  void update_in_backward(bool on = true);
   /// True when the ranks of this host have one copy of the parameters.
   bool shares_parameters() const;
 

@@ -27,16 +27,55 @@ FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule
 FusedUpdate::~FusedUpdate() = default;
 
 void FusedUpdate::step() {
-  home_.require_untouched();
+  if (in_backward_) {
+    source_->require_unchanged();
+    updated_ = false;
+    return source_->sharers().step();
+  }
   if (source_->backwards() != clipped_) scale_ = 1;
-  pass(comm::Use::kUpdate, fingerprint({scale_, std::bit_cast<double>(rule_.prepare())}));
+  pass(comm::Use::kUpdate, prepare());
   scale_ = 1;
   home_.note_changes();  // parameters may have been averaged between hosts besides
   source_->sharers().step();
 }
 
+/// Of an update; a fingerprint of it.
+std::uint64_t FusedUpdate::prepare() {
+  home_.require_untouched();
+  return fingerprint({scale_, std::bit_cast<double>(rule_.prepare())});
+}
+
+void FusedUpdate::update_in_backward(bool on) {
+  if (on) home_.require_own_storages();
+  source_->update_in_backward(on ? this : nullptr);
+  in_backward_ = on;
+  updated_ = false;
+  scale_ = 1;
+}
+
+std::uint64_t FusedUpdate::begin_update() {
+  if (updated_)
+    throw UsageError("backward(): the one before has updated parameters (update_in_backward()), and step() has not been called since",
+                     "to accumulate gradients, do without update_in_backward()");
+  return options_ = prepare();
+}
+
+void FusedUpdate::end_update(bool given) {
+  if (!given) pass(comm::Use::kUpdate, options_);
+  home_.note_changes();
+  updated_ = true;
+}
+
+void FusedUpdate::average_gradients() {
+  if (in_backward_) throw UsageError("average_gradients(): backward() has updated parameters already (update_in_backward())");
+  source_->average();
+}
+
 double FusedUpdate::clip_grad_norm(double max_norm) {
   if (!(max_norm > 0)) throw UsageError("clip_grad_norm: max_norm is " + std::to_string(max_norm) + "; allowed is more than 0");
+  if (in_backward_)
+    throw UsageError("clip_grad_norm(): backward() updates parameters before the norm of all gradients is known (update_in_backward())",
+                     "do without update_in_backward()");
   home_.require_untouched();
   scale_ = 1;
   summed_.assign(home_.parameters().size(), false);

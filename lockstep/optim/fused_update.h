@@ -15,7 +15,7 @@ namespace lockstep::optim {
 
 /// What FusedOptimizer (fused_optimizer.h) does. Where ranks reach each other's memory, each takes pieces of the work as it has time, and
 /// parameters and state are there once; elsewhere each rank updates its own from gradients that backward() has averaged.
-class FusedUpdate final : private comm::PieceSink {
+class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater {
  public:
   /// `rule` outlives this.
   FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule);
@@ -23,9 +23,10 @@ class FusedUpdate final : private comm::PieceSink {
 
   bool shares_parameters() const { return home_.shared(); }
   void step();
-  void average_gradients() { source_->average(); }
+  void average_gradients();
   double clip_grad_norm(double max_norm);
   void change_parameters(const std::function<void()>& change);
+  void update_in_backward(bool on);
 
   /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
   void adopt_loaded();
@@ -42,6 +43,9 @@ class FusedUpdate final : private comm::PieceSink {
 
   void take(const comm::Piece& piece) override;
   void taken(std::size_t part) override;
+  std::uint64_t begin_update() override;
+  void end_update(bool given) override;
+  std::uint64_t prepare();
   void pass(comm::Use use, std::uint64_t options);
   void pass_alone();
   Run run_of(const comm::Piece& piece) const;
@@ -54,6 +58,9 @@ class FusedUpdate final : private comm::PieceSink {
   std::vector<bool> summed_;            // parts whose squares the last pass has summed
   double scale_ = 1;                    // for gradients of backward() number clipped_
   std::uint64_t clipped_ = 0;
+  bool in_backward_ = false;
+  bool updated_ = false;                // in a backward(), since the last step()
+  std::uint64_t options_ = 0;           // of that update
 };
 
 }  // namespace lockstep::optim

@@ -168,6 +168,14 @@ void ParameterHome::require_untouched() const {
   }
 }
 
+void ParameterHome::require_own_storages() const {
+  for (const std::vector<std::size_t>& together : siblings_)
+    if (together.size() > 1)
+      throw UsageError("update_in_backward(): parameters " + parameters_[together[0]].name + " and " + parameters_[together[1]].name +
+                           " are in one storage, so that one would be updated while a graph may need the other",
+                       "do without update_in_backward(), or give them memory of their own");
+}
+
 void ParameterHome::note_update(std::size_t part) {
   torch::autograd::impl::bump_version(parameters_[part].tensor);
   for (const std::size_t other : siblings_[part]) seen_[other].version = parameters_[other].tensor._version();

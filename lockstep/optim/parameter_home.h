@@ -40,6 +40,8 @@ class ParameterHome {
   /// Throws UsageError when a parameter is not what it was: another dtype or shape, and, if shared, another place, or values that somebody
   /// wrote, as far as autograd's count of changes tells.
   void require_untouched() const;
+  /// Throws UsageError when two parameters have their elements in one storage: then one may be updated while a graph still needs the other.
+  void require_own_storages() const;
   /// This part has been changed with leave: autograd is told, so that a graph which needs the old values fails instead of using new ones.
   void note_update(std::size_t part);
   /// Whatever has been changed was allowed.

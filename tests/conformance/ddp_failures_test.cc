@@ -117,6 +117,61 @@ TEST(DdpFailures, OneRankClipsAndTheOthersStep) {
   });
 }
 
+TEST(DdpFailures, OneRankUpdatesInBackward) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  if (!optimizer.shares_parameters() || world().transport() != "shm") return;  // elsewhere it is the same to the others
+  const at::Tensor before = net->first->weight.detach().clone();
+  optimizer.update_in_backward(world().rank() == 1);
+  expect_error(Cause::kDesync, {"rank 0 updates parameters, rank 1 updates parameters in backward()"}, [&] {
+    forward_backward(net, 0);
+    optimizer.step();
+  });
+  EXPECT_TRUE(torch::equal(before, net->first->weight));
+}
+
+TEST(DdpFailures, RanksUpdateInBackwardByOtherOptions) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  if (!optimizer.shares_parameters() || world().transport() != "shm") return;
+  optimizer.update_in_backward();
+  at::Tensor before;
+  const auto step = [&](int number) {
+    optimizer.zero_grad();
+    forward_backward(net, number);
+    optimizer.step();
+  };
+  step(0);
+  step(1);  // from here on gradients are used early
+  before = net->first->weight.detach().clone();
+  world().barrier();
+  optimizer.param_groups()[0].options().set_lr(world().rank() == 0 ? 0.1 : 0.2);
+  expect_error(Cause::kDesync, {"backward() on ranks", "fingerprint"}, [&] { step(2); });
+  EXPECT_TRUE(torch::equal(before, net->first->weight));
+}
+
+TEST(DdpFailures, AnAliasOfAParameterThatBackwardUpdates) {
+  torch::manual_seed(1);
+  Mlp net(7, 7, 7);
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  optimizer.update_in_backward();
+  const auto run = [&](int number, bool with_alias) {
+    optimizer.zero_grad();
+    at::Tensor x = net->first->forward(batch_of(world().rank(), number, {4, 7}));
+    if (with_alias) x = torch::mm(x, net->second->weight.detach());
+    net->second->forward(x).pow(2).sum().backward();
+    optimizer.step();
+  };
+  run(0, false);
+  run(1, false);
+  EXPECT_THROW(run(2, true), std::exception);  // autograd's own error, or the other ranks' word that a backward() has failed
+}
+
 TEST(DdpFailures, OneBackwardTooManyAfterTheStepShowsByTheBatches) {
   Mlp net;
   DistributedDataParallel ddp(net, world());

@@ -39,6 +39,23 @@ struct BranchyImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branchy);
 
+/// Runs `function` again in backward(), with a backward() of its own: what gradient checkpointing does.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t module) {
+    context->save_for_backward({x});
+    context->saved_data["module"] = module;
+    const at::NoGradGuard no_grad;
+    return torch::tanh((*reinterpret_cast<torch::nn::LinearImpl*>(module)).forward(x));
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+    const at::AutoGradMode grad(true);
+    at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    auto* module = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["module"].toInt());
+    torch::tanh(module->forward(x)).backward(grads[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
 /// What rank `rank` would draw at `step`: every rank can compute every rank's.
 inline at::Tensor batch_of(int rank, int step, at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
   const auto seed = static_cast<std::uint64_t>(1000 * step + rank + 1);

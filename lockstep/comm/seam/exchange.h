@@ -29,9 +29,10 @@ struct Part {
 
 /// What an exchange is for.
 enum class Use : std::uint8_t {
-  kMeans,   ///< gradients become their means
-  kNorm,    ///< their pieces are looked at
-  kUpdate,  ///< parameters are updated from their pieces
+  kMeans,        ///< gradients become their means
+  kNorm,         ///< their pieces are looked at
+  kUpdate,       ///< parameters are updated from their pieces
+  kEarlyUpdate,  ///< as soon as all ranks have a gradient, while others are still computed
 };
 
 /// Which step this is, as far as each rank can tell by itself. It travels in the exchange's header; ranks that differ in it
@@ -76,6 +77,8 @@ class PieceExchange {
   /// Instead of Exchange::finish(), when begin() was told another use than kMeans. A rank that keeps company gets no pieces, and taken() only
   /// of an update. Throws as finish() does, and UsageError, on all ranks, when some rank has a sparse gradient: no sink got anything then.
   virtual Attendance finish_pieces(PieceSink& sink) = 0;
+  /// After begin() with kEarlyUpdate: ready() may give pieces, too. When a gradient turns out to be sparse later, some have been given.
+  virtual void give_to(PieceSink& sink) = 0;
   /// Memory that all ranks of the exchange see. All call it, between exchanges. Throws CommError.
   virtual CommonMemory make_common(std::size_t bytes) = 0;
 };

@@ -38,6 +38,13 @@ struct CommonMemory {
   bool first = true;           // on one of the ranks
 };
 
+/// What is done during a round, before its end, with the parts that all ranks have shown.
+enum class Early {
+  kNothing,
+  kReduce,
+  kGive,  ///< their pieces go to sinks, once give_early() has said where to
+};
+
 /// A fixed list of parts, the same on all ranks. One round after another: open(), show() for each part that this rank has, in any order,
 /// then finish(). Neighbours write into what was shown from then until the end of the round, or for ever if the round is never ended.
 class InPlaceReducer {
@@ -49,8 +56,11 @@ class InPlaceReducer {
   /// A tensor that they can reach, like `part` and in `strides`, contents unspecified.
   virtual at::Tensor make_reachable(const at::Tensor& part, at::IntArrayRef strides) = 0;
 
-  /// `early`: what all have shown may be reduced at once, this rank's share of it. Otherwise nothing is reduced before the end.
-  virtual void open(bool early) = 0;
+  /// `early` is the same on all ranks that show something in this round. Before the end a rank does at most its share of it.
+  virtual void open(Early early) = 0;
+  /// In a round of Early::kGive in which all ranks show something, when they are known to do the same: from now on show() gives pieces to `sink`. finish_with() gets
+  /// the same arguments.
+  virtual void give_early(PieceSink& sink, int divisor) = 0;
   /// Part `index` lies at `data`, contiguous or in the strides that all ranks use for it; null: this rank has a sparse gradient, which is
   /// not reduced here. `fresh` as in Exchange::ready().
   virtual void show(std::size_t index, void* data, bool fresh) = 0;
@@ -59,7 +69,7 @@ class InPlaceReducer {
   virtual PendingPtr finish() = 0;
   /// The same without reducing: once every rank has called it, the pieces of parts that are fresh somewhere go to the ranks' sinks, to be
   /// divided by `divisor`; done when all have been taken. None goes to a rank without a sink. With `first_only` ranks hold the same gradients already, and
-  /// a piece has those of the first rank alone. Not when a rank has shown a sparse one: then no sink gets anything.
+  /// a piece has those of the first rank alone. Not when a rank has shown a sparse one: then no sink gets anything any more.
   virtual PendingPtr finish_with(PieceSink* sink, int divisor, bool first_only) = 0;
 
   // After finish() or finish_with() is done, until the next open():

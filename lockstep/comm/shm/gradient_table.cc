@@ -43,7 +43,7 @@ class GradientTable::Giving final : public Meeting {
   void show() override {}
   void work() override {
     table_.look();
-    if (sink_) table_.give_lots(*sink_, divisor_, first_only_);
+    if (sink_) table_.give_rest(*sink_, divisor_, first_only_);
   }
   void finish() override {}
   bool ends_with_work() const override { return false; }
@@ -99,12 +99,18 @@ void GradientTable::make_lots() {
   }
 }
 
-void GradientTable::open(bool early) {
+void GradientTable::open(Early early) {
   ++round_;
   early_ = early;
+  early_sink_ = nullptr;
   states_.assign(parts_.size(), {});
   waiting_.clear();
   anybody_reads_ = false;
+}
+
+void GradientTable::give_early(PieceSink& sink, int divisor) {
+  early_sink_ = &sink;
+  early_divisor_ = divisor;
 }
 
 void GradientTable::show(std::size_t index, void* data, bool fresh) {
@@ -112,9 +118,9 @@ void GradientTable::show(std::size_t index, void* data, bool fresh) {
   mine.flags = (fresh ? kFresh : 0) | (data ? kHere : kSparse);
   mine.offset = data ? Arena::process().offset_of(data) : 0;
   mine.shown.store(round_, std::memory_order_release);
-  if (!early_) return;
+  if (early_ == Early::kNothing) return;
   waiting_.push_back(index);
-  help();
+  if (early_ == Early::kReduce || early_sink_) help();
 }
 
 bool GradientTable::has_shown(int member, std::size_t index) const {
@@ -151,24 +157,40 @@ bool GradientTable::claim(std::size_t index, std::uint32_t limit, std::uint32_t&
   }
 }
 
-void GradientTable::reduce_pieces(std::size_t index, std::uint32_t at_most) {
+/// Calls `take(first, count)` for pieces of a part that this rank claims, as long as it has claimed fewer than `at_most`.
+template <typename Take>
+void GradientTable::take_pieces(std::size_t index, std::uint32_t at_most, const Take& take) {
   const Part& part = parts_[index];
   std::uint32_t piece = 0;
   while (states_[index].taken < at_most && claim(index, part.num_pieces, piece)) {
     ++states_[index].taken;
     const std::size_t first = piece * part.piece_elements;
-    const std::size_t offset = first * c10::elementSize(part.dtype);
-    c10::SmallVector<const void*, 16> inputs;
-    c10::SmallVector<void*, 16> outputs;
-    for (int member = 0; member < boards_.size(); ++member) {
-      if (!has_shown(member, index)) continue;
-      char* data = boards_.arena_of(member) + showing(member, index).offset + offset;
-      inputs.push_back(data);
-      outputs.push_back(data);
-    }
-    reduce({.dtype = part.dtype, .op = ReduceOp::kSum, .inputs = inputs.data(), .num_inputs = inputs.size(), .outputs = outputs.data(),
-            .num_outputs = outputs.size(), .count = std::min(part.piece_elements, part.num_elements - first), .divisor = boards_.size()});
+    take(first, std::min(part.piece_elements, part.num_elements - first));
   }
+}
+
+void GradientTable::reduce_piece(std::size_t index, std::size_t first, std::size_t count) {
+  const std::size_t offset = first * c10::elementSize(parts_[index].dtype);
+  c10::SmallVector<const void*, 16> inputs;
+  c10::SmallVector<void*, 16> outputs;
+  for (int member = 0; member < boards_.size(); ++member) {
+    if (!has_shown(member, index)) continue;
+    char* data = boards_.arena_of(member) + showing(member, index).offset + offset;
+    inputs.push_back(data);
+    outputs.push_back(data);
+  }
+  reduce({.dtype = parts_[index].dtype, .op = ReduceOp::kSum, .inputs = inputs.data(), .num_inputs = inputs.size(), .outputs = outputs.data(),
+          .num_outputs = outputs.size(), .count = count, .divisor = boards_.size()});
+}
+
+/// What is done early.
+void GradientTable::work_on(std::size_t index, std::uint32_t at_most) {
+  take_pieces(index, at_most, [&](std::size_t first, std::size_t count) {
+    if (early_sink_)
+      give(*early_sink_, {.part = index, .first = first, .count = count, .divisor = early_divisor_}, false);
+    else
+      reduce_piece(index, first, count);
+  });
 }
 
 void GradientTable::help() {
@@ -178,7 +200,7 @@ void GradientTable::help() {
       ++at;
       continue;
     }
-    reduce_pieces(*at, share_of(*at));
+    work_on(*at, share_of(*at));
     at = waiting_.erase(at);
   }
 }
@@ -212,11 +234,21 @@ void GradientTable::look() {
 void GradientTable::reduce_rest() {
   look();
   for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (states_[i].dense) reduce_pieces(i, parts_[i].num_pieces);
+    if (states_[i].dense)
+      take_pieces(i, parts_[i].num_pieces, [&](std::size_t first, std::size_t count) { reduce_piece(i, first, count); });
+}
+
+void GradientTable::give_rest(PieceSink& sink, int divisor, bool first_only) {
+  if (std::any_of(states_.begin(), states_.end(), [](const State& state) { return state.sparse; })) return;
+  if (early_ != Early::kGive) return give_lots(sink, divisor, first_only);
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (states_[i].dense)
+      take_pieces(i, parts_[i].num_pieces, [&](std::size_t first, std::size_t count) {
+        give(sink, {.part = i, .first = first, .count = count, .divisor = divisor}, first_only);
+      });
 }
 
 void GradientTable::give_lots(PieceSink& sink, int divisor, bool first_only) {
-  if (std::any_of(states_.begin(), states_.end(), [](const State& state) { return state.sparse; })) return;
   std::uint32_t number = 0;
   while (claim(parts_.size(), static_cast<std::uint32_t>(lots_.size()), number)) {
     const Lot& lot = lots_[number];

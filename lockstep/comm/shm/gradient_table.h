@@ -21,8 +21,8 @@ struct Showing {
 };
 
 /// Piece by piece, `kPieceBytes` each, parts are claimed by whoever comes: during backward at most this rank's share of a part, or the rank
-/// that is later would do all the work; at the end whatever is left. Which rank adds does not change the sum. Where pieces go to sinks, small
-/// parts are claimed several at a time.
+/// that is later would do all the work; at the end whatever is left. Which rank adds does not change the sum. Where pieces go to sinks at the end
+/// only, small parts are claimed several at a time.
 class GradientTable final : public InPlaceReducer {
  public:
   static constexpr std::size_t kPieceBytes = 512 << 10;
@@ -35,7 +35,8 @@ class GradientTable final : public InPlaceReducer {
 
   bool reaches(const void* address) const override;
   at::Tensor make_reachable(const at::Tensor& part, at::IntArrayRef strides) override;
-  void open(bool early) override;
+  void open(Early early) override;
+  void give_early(PieceSink& sink, int divisor) override;
   void show(std::size_t index, void* data, bool fresh) override;
   PendingPtr finish() override;
   PendingPtr finish_with(PieceSink* sink, int divisor, bool first_only) override;
@@ -69,6 +70,7 @@ class GradientTable final : public InPlaceReducer {
   };
   void make_lots();
   void look();
+  void give_rest(PieceSink& sink, int divisor, bool first_only);
   void give_lots(PieceSink& sink, int divisor, bool first_only);
   void give(PieceSink& sink, const Piece& piece, bool first_only);
   bool has_shown(int member, std::size_t index) const;
@@ -76,7 +78,10 @@ class GradientTable final : public InPlaceReducer {
   bool shown_by_all(std::size_t index) const;
   std::uint32_t share_of(std::size_t index) const;
   bool claim(std::size_t word, std::uint32_t limit, std::uint32_t& number);
-  void reduce_pieces(std::size_t index, std::uint32_t at_most);
+  template <typename Take>
+  void take_pieces(std::size_t index, std::uint32_t at_most, const Take& take);
+  void work_on(std::size_t index, std::uint32_t at_most);
+  void reduce_piece(std::size_t index, std::size_t first, std::size_t count);
   void help();
   void reduce_rest();
 
@@ -89,7 +94,9 @@ class GradientTable final : public InPlaceReducer {
   std::vector<Showing*> tables_;                     // of each member
   std::atomic<std::uint64_t>* claims_ = nullptr;     // by part, then one for lots, in the first member's table: round and next piece
   std::uint32_t round_ = 0;
-  bool early_ = true;
+  Early early_ = Early::kReduce;
+  PieceSink* early_sink_ = nullptr;                  // Early::kGive: not before there is one
+  int early_divisor_ = 1;
   int num_common_ = 0;
   std::vector<State> states_;
   std::vector<std::size_t> waiting_;                 // parts shown by this rank of which its share is not done

@@ -37,6 +37,7 @@ TEST(ExchangeHeader, EveryDifferenceHasItsSentence) {
   EXPECT_EQ(against([](StepIdentity& s) { s.divide_by_active = true; }), "");
   EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kNorm; }), "rank 0 averages gradients, rank 2 takes the norm of gradients");
   EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kUpdate; }), "rank 0 averages gradients, rank 2 updates parameters");
+  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kEarlyUpdate; }), "rank 0 averages gradients, rank 2 updates parameters in backward()");
   EXPECT_EQ(against([](StepIdentity& s) { s.averaged = true; }), "rank 0 has gradients of its own, rank 2 has averaged gradients");
   EXPECT_EQ(against([](StepIdentity& s) { s.options = 7; }),
             "rank 0 has an optimizer whose options or steps have the fingerprint 0, rank 2 has an optimizer whose options or steps have the "
