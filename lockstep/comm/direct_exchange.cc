@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/arena/quarantine.h"
 #include "lockstep/comm/sparse_sum.h"
 
@@ -38,6 +39,7 @@ void DirectExchange::begin(const StepIdentity& step, std::vector<Collective> alo
   states_.assign(parts_.size(), {});
   shown_.clear();
   order_.clear();
+  copied_.clear();
   stats_.started_early = 0;
   reducer_->open(step.use == Use::kMeans ? Early::kReduce : step.use == Use::kEarlyUpdate ? Early::kGive : Early::kNothing);
   early_sink_ = nullptr;
@@ -67,6 +69,7 @@ at::Tensor DirectExchange::ready(std::size_t index, const at::Tensor& gradient, 
   const bool staged = !lies_well(index, gradient);
   state.mean = staged ? reducer_->make_reachable(parts_[index].like, strides_[index]).copy_(gradient) : gradient;
   stats_.passes_in += staged;
+  if (staged) copied_.push_back(index);
   stats_.bytes += static_cast<std::int64_t>(state.mean.nbytes());
   void* data = state.mean.mutable_data_ptr();
   shown_.insert(data);
@@ -111,7 +114,14 @@ Attendance DirectExchange::end(const Work& work) {
   }
   open_ = false;
   states_.assign(parts_.size(), {});
+  if (!copied_.empty() && !copies_reported_ && channel_->rank() == 0) report_copies();
   return attendance_;
+}
+
+void DirectExchange::report_copies() {
+  copies_reported_ = true;
+  base::log_info(std::to_string(copied_.size()) + " of " + std::to_string(parts_.size()) + " gradients are copied before they are reduced, " +
+                 parts_[copied_.front()].name + " first: other ranks cannot reach their memory, or their strides are not the parameter's, or two have one memory");
 }
 
 void DirectExchange::give_all(PieceSink& sink) {

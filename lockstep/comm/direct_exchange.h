@@ -14,7 +14,7 @@ namespace lockstep::comm {
 
 /// ready() shows the others where a gradient lies, and reduces this rank's share of what all have shown; finish() the rest. Which parts
 /// a rank has travels with what it shows, so that unused ones cost nothing. No gradient is copied but one that the others cannot reach or
-/// whose strides are not the parameter's: it is written into memory of the exchange, and is counted in passes_in.
+/// whose strides are not the parameter's: it is written into memory of the exchange, is counted in passes_in, and rank 0 says so the first time.
 class DirectExchange final : public HeadedExchange, public PieceExchange {
  public:
   DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
@@ -39,6 +39,7 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
     at::Tensor mean;      // where the mean will be: what was shown
   };
   bool lies_well(std::size_t index, const at::Tensor& gradient) const;
+  void report_copies();
   template <typename Work>
   Attendance end(const Work& work);
   void give_early();
@@ -55,6 +56,8 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
   PieceSink* early_sink_ = nullptr;                 // that gets nothing yet
   bool averaged_ = false;                           // what is shown in this exchange, already
   std::vector<std::size_t> order_;                  // of the last exchange
+  std::vector<std::size_t> copied_;                 // in this exchange, because they do not lie well
+  bool copies_reported_ = false;
 };
 
 }  // namespace lockstep::comm

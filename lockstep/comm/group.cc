@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/bucket_size.h"
 #include "lockstep/comm/direct_exchange.h"
 #include "lockstep/comm/group_impl.h"
@@ -364,6 +365,7 @@ std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Par
   for (const Part& part : parts) likes.push_back(part.like);
   // A hook wants buckets.
   auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(likes);
+  if (options.hook && rank() == 0) base::log_info("gradients of " + name + " are packed into buckets for the hook " + options.hook->name());
   auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, world.watch);
   if (reducer)
     return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), world.timeout, std::move(reducer));

@@ -129,12 +129,18 @@ TEST(DdpGradients, OtherStridesOnOneRank) {
     at::Tensor w;
   } net;
   DistributedDataParallel ddp(net, world());
+  testing::internal::CaptureStderr();
   for (int step = 0; step < 3; ++step) {
     // A gradient that is there is added to where it lies, in its own strides.
     net.w.mutable_grad() = world().rank() == 0 ? torch::ones({4, 6}).t() : torch::ones({6, 4});
     (net.w * batch_of(world().rank(), step, {6, 4})).sum().backward();
     expect_gradients(net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{batch_of(rank, step, {6, 4}) + 1}; }));
   }
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string copies = "lockstep: 1 of 1 gradients are copied before they are reduced, w first";
+  const bool says = ddp.stats().in_place && world().rank() == 0;
+  EXPECT_EQ(said.find(copies) != std::string::npos, says) << said;
+  EXPECT_EQ(said.find(copies), said.rfind(copies));  // once
 }
 
 TEST(DdpGradients, KnobsChangeTheWayAndNotTheMean) {

@@ -211,7 +211,11 @@ class GatherHook final : public comm::GradientHook {
 
 TEST(DdpHooks, APlainHookEqualsNoHook) {
   Mlp with, without;
+  testing::internal::CaptureStderr();
   DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
+  const std::string said = testing::internal::GetCapturedStderr();
+  const bool exchanges = world().size() > 1 && world().rank() == 0;
+  EXPECT_EQ(said.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) != std::string::npos, exchanges) << said;
   DistributedDataParallel b(without, world());
   copy_values(*without, *with);
   for (int step = 0; step < 4; ++step) {
