@@ -15,5 +15,6 @@ for program in "$bin"/*; do
 done
 
 [ "$checked" -gt 0 ] || { echo "no program in $bin" >&2; exit 1; }
-nm -D --undefined-only "$bin/lockstep" | grep -q __stack_chk_fail || { echo "the program lockstep guards no stack" >&2; exit 1; }
+symbols=$(nm -D --undefined-only "$bin/lockstep")
+grep -q __stack_chk_fail <<<"$symbols" || { echo "the program lockstep guards no stack" >&2; exit 1; }
 echo "$checked programs are hardened"
