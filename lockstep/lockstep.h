@@ -4,6 +4,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/comm/arena/arena_stats.h"
+#include "lockstep/comm/failure.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/data/loader.h"
@@ -27,10 +28,13 @@ using base::UsageError;
 
 using comm::arena_stats;
 using comm::ArenaStats;
+using comm::Busy;
 using comm::CallOptions;
 using comm::Group;
 using comm::init;
 using comm::InitOptions;
+using comm::kPreemptedExitCode;
+using comm::main;
 using comm::ReduceOp;
 using comm::trim_arena;
 using comm::Work;

@@ -42,6 +42,7 @@ def plain(line):
     line = re.sub(r"\bhost=\S+", "host=H", line)
     line = re.sub(r"\b127\.0\.0\.1:\d+", "127.0.0.1:N", line)
     line = re.sub(r"\b[0-9a-f]{16}\b", "HASH", line)
+    line = re.sub(r"\bfor \d+\.\d s\b", "for T s", line)
     return line.rstrip()
 
 
@@ -68,7 +69,7 @@ def faults(path, bin_folder):
     with open(path) as file:
         page = file.read()
     known = causes()
-    used = re.findall(r"^FATAL cause=(\w+)", page, re.M)
+    used = re.findall(r"^(?:FATAL|WARN) cause=(\w+)", page, re.M)
     for cause in used:
         if cause not in known:
             yield f"FATAL cause={cause}: there is no such cause"

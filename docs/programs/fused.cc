@@ -37,9 +37,19 @@ void write_behind_its_back(torch::nn::Sequential& net, torch::optim::Optimizer& 
   }
 }
 
+int end_of_step(lockstep::Group& world, torch::nn::Sequential& net) {
+  // docs: begin leave
+  if (world.stop_requested()) {
+    if (world.rank() == 0) lockstep::save(net, "net.safetensors");
+    return lockstep::kPreemptedExitCode;  // 75; lockstep run returns it too
+  }
+  // docs: end leave
+  return 0;
+}
+
 }  // namespace
 
-int main() {
+int train(int, char**) {
   lockstep::Group world = lockstep::init();
   auto net = make_net();
   // docs: begin optimizer
@@ -55,6 +65,7 @@ int main() {
   }
   // docs: end optimizer
 
+  expect(end_of_step(world, net) == 0, "nobody has asked");
   // docs: begin average
   net->forward(batch(world, 20)).pow(2).mean().backward();
   optimizer.average_gradients();
@@ -95,4 +106,9 @@ int main() {
   expect(state.size() == 4 * 3, "three entries a parameter");
 
   if (optimizer.shares_parameters()) write_behind_its_back(net, optimizer, world);
+  return 0;
 }
+
+// docs: begin main
+int main(int argc, char** argv) { return lockstep::main(argc, argv, train); }
+// docs: end main

@@ -76,6 +76,22 @@ void evaluation_on_one_rank(Group& world) {
   // docs: end evaluation
 }
 
+void evaluate(Net& net, Group& world) {
+  const torch::NoGradGuard no_grad;
+  net->forward(some_batch(world));
+}
+
+void long_work(Group& world) {
+  Net net;
+  // docs: begin busy
+  if (world.rank() == 0) {
+    const auto busy = world.busy("evaluate");  // or world.alive() now and then
+    evaluate(net, world);
+  }
+  world.barrier();  // the others wait as long as it takes
+  // docs: end busy
+}
+
 void two_forwards(Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
@@ -149,6 +165,7 @@ void accumulation(Group& world) {
 void fine(Group& world) {
   branches(world);
   evaluation_on_one_rank(world);
+  long_work(world);
   two_forwards(world);
   names(world);
   optimizer_before(world);

@@ -186,6 +186,11 @@ std::vector<Row> what_waits_for_nobody(Group& world, std::optional<Group>& sub) 
        [&world] { world.all_reduce(part()); }, finish},
       both("Group::step(), steps()", [&world] { world.step(), world.steps(); }),
       both("Group::count_batch()", [&world] { world.count_batch(); }),
+      both("Group::alive(), busy()",
+           [&world] {
+             world.alive();
+             const auto busy = world.busy("work");
+           }),
       both("~Group()", [&sub] { sub.reset(); }),
       {"launch() in a rank", Waits::kNothing, [] { lockstep::launch({}, 0, nullptr); }},
   };

@@ -23,13 +23,17 @@ constexpr std::array kRows = {
     Row{Cause::kDesync, "DESYNC", 70},
     Row{Cause::kConfigMismatch, "CONFIG_MISMATCH", 70},
     Row{Cause::kReplicaDiverged, "REPLICA_DIVERGED", 70},
+    Row{Cause::kNonFinite, "NON_FINITE", 70},
     Row{Cause::kUnevenInput, "UNEVEN_INPUT", 70},
     Row{Cause::kUnkillable, "UNKILLABLE", 70},
     Row{Cause::kInternal, "INTERNAL", 70},
     Row{Cause::kResource, "RESOURCE", 74},
     Row{Cause::kProtocol, "PROTOCOL", 76},
+    Row{Cause::kPreempted, "PREEMPTED", 75},
+    Row{Cause::kStraggler, "STRAGGLER", 0},
     Row{Cause::kJoinTimeout, "JOIN_TIMEOUT", 124},
     Row{Cause::kRankStuck, "RANK_STUCK", 124},
+    Row{Cause::kRankStalled, "RANK_STALLED", 124},
 };
 
 const Row& row(Cause cause) {

@@ -19,13 +19,17 @@ enum class Cause {
   kDesync,           ///< ranks made different calls
   kConfigMismatch,   ///< ranks differ in program, library, model or options
   kReplicaDiverged,  ///< a parameter that must be equal on all ranks is not
+  kNonFinite,        ///< a gradient has an infinity or a NaN
   kUnevenInput,      ///< a rank finished while others still needed it
   kUnkillable,       ///< a process did not end after SIGKILL
   kInternal,         ///< a defect of Lockstep
   kResource,         ///< the system refused a process, descriptor or memory
   kProtocol,         ///< bytes that are not of our protocol
+  kPreempted,        ///< all ranks left at one step because somebody asked them to
+  kStraggler,        ///< only of a warning: a rank takes much longer than the others
   kJoinTimeout,      ///< ranks did not arrive in time
-  kRankStuck,        ///< an operation did not finish in time
+  kRankStuck,        ///< ranks wait, and none gets on
+  kRankStalled,      ///< no thread of a rank runs, not even the one that only shows that it is there
 };
 
 /// "DESYNC", "RANK_DIED", ...

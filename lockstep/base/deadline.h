@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 
 namespace lockstep::base {
 
@@ -18,13 +17,6 @@ class Deadline {
   static Deadline in(std::chrono::duration<Rep, Period> limit) {
     if (limit > std::chrono::hours(24 * 3650)) return never();
     return Deadline(Clock::now() + std::chrono::duration_cast<Clock::duration>(limit));
-  }
-  /// The same but for a few milliseconds, the kernel's tick; for the price of a read from memory.
-  static Deadline about(std::chrono::milliseconds limit) {
-    timespec tick{};
-    if (limit > std::chrono::hours(24 * 3650) || ::clock_gettime(CLOCK_MONOTONIC_COARSE, &tick) != 0) return in(limit);
-    // CLOCK_MONOTONIC is what steady_clock shows.
-    return Deadline(Clock::time_point(std::chrono::seconds(tick.tv_sec) + std::chrono::nanoseconds(tick.tv_nsec) + limit));
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
   /// For waits that something else bounds; say what, where you use it.

@@ -18,6 +18,7 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.lockstep_num_nodes = get("LOCKSTEP_NUM_NODES");
   env.lockstep_store = get("LOCKSTEP_STORE");
   env.lockstep_job = get("LOCKSTEP_JOB");
+  env.lockstep_page = get("LOCKSTEP_PAGE");
   env.lockstep_terminal = get("LOCKSTEP_TERMINAL");
   env.lockstep_env_from = get("LOCKSTEP_ENV_FROM");
   env.lockstep_transport = get("LOCKSTEP_TRANSPORT");
@@ -28,6 +29,7 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.lockstep_interface = get("LOCKSTEP_INTERFACE");
   env.lockstep_host_id = get("LOCKSTEP_HOST_ID");
   env.lockstep_outer = get("LOCKSTEP_OUTER");
+  env.lockstep_inject = get("LOCKSTEP_INJECT");
   env.lockstep_log = get("LOCKSTEP_LOG");
   env.lockstep_program = get("LOCKSTEP_PROGRAM");
   env.omp_num_threads = get("OMP_NUM_THREADS");

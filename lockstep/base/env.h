@@ -20,17 +20,19 @@ struct Env {
   Value lockstep_num_nodes;         ///< LOCKSTEP_NUM_NODES: number of hosts
   Value lockstep_store;             ///< LOCKSTEP_STORE: host:port of the launcher's store
   Value lockstep_job;               ///< LOCKSTEP_JOB: identifies the job to its store
+  Value lockstep_page;              ///< LOCKSTEP_PAGE: descriptor of the memory in which this rank shows itself to its agent
   Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns that a rank's line has on the launcher's terminal, when it is one
 
   // Set by a user.
   Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep, torchrun, mpi or pmi
   Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo or mpi
   Value lockstep_arena;      ///< LOCKSTEP_ARENA: on or off; by default it is on when ranks share a host
-  Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that an operation may wait for other ranks, default 300
+  Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that a rank waits for others that make no progress, default 300; 0: for ever
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks to come, default 60
   Value lockstep_interface;  ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_host_id;    ///< LOCKSTEP_HOST_ID: a name for this host; ranks with different names share no memory
   Value lockstep_outer;      ///< LOCKSTEP_OUTER: what carries bytes between hosts: auto, gloo or mpi
+  Value lockstep_inject;     ///< LOCKSTEP_INJECT: a fault that is to happen, as --inject of `lockstep run` takes it
   Value lockstep_log;        ///< LOCKSTEP_LOG: quiet, info (default) or debug
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
   Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set

@@ -2,18 +2,21 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <string_view>
 
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
-#include "lockstep/base/shared_memory.h"
+#include "lockstep/base/parse.h"
 
 namespace lockstep::base {
 namespace {
@@ -30,9 +33,7 @@ std::string link_of(const std::string& path) {
 /// Printable, and of the array alone.
 template <std::size_t n>
 std::string text_of(const char (&text)[n]) {
-  std::string result(text, ::strnlen(text, n));
-  std::replace_if(result.begin(), result.end(), [](char c) { return std::isprint(static_cast<unsigned char>(c)) == 0; }, '?');
-  return result;
+  return printable(std::string_view(text, ::strnlen(text, n)));
 }
 
 template <std::size_t n>
@@ -42,31 +43,81 @@ void put(char (&place)[n], const std::string& text) {
   place[length] = 0;
 }
 
-std::optional<RankSeen> read(const Fd& fd, pid_t pid) {
-  alignas(RankPage) char bytes[sizeof(RankPage)];
-  if (::pread(fd.get(), bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) return std::nullopt;
-  const auto& page = *reinterpret_cast<const RankPage*>(bytes);
-  // A forked child has the descriptor as well.
-  if (std::memcmp(page.magic, RankPage::kMagic, sizeof page.magic) != 0 || page.pid != pid) return std::nullopt;
-  return RankSeen{.pid = pid,
-                  .rank = page.rank,
-                  .world_size = page.world_size,
-                  .job = text_of(page.job),
-                  .transport = text_of(page.transport),
-                  .exchanges = page.exchanges,
-                  .live_bytes = page.arena.live,
-                  .peak_live_bytes = page.arena.peak_live,
-                  .high_water_bytes = page.arena.high_water,
-                  .resident_bytes = page.arena.resident};
+std::int64_t monotonic_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+/// The processor's counter has gone evenly since the page was shown.
+void to_nanoseconds(const RankPage& page, RankSeen& seen) {
+  const std::int64_t counted = ticks() - page.shown_ticks;
+  const double rate = counted > 0 ? static_cast<double>(seen.looked_ns - page.shown_ns) / static_cast<double>(counted) : 1;
+  const auto convert = [&](std::int64_t time) {
+    return page.shown_ns + static_cast<std::int64_t>(static_cast<double>(time - page.shown_ticks) * rate);
+  };
+  for (FlightSeen& operation : seen.operations) {
+    operation.begun = convert(operation.begun);
+    if (!operation.goes_on()) operation.ended = convert(operation.ended);
+  }
+}
+
+std::optional<RankSeen> read(const Fd& fd) {
+  const auto copy = std::make_unique<std::uint64_t[]>(sizeof(RankPage) / sizeof(std::uint64_t) + 1);
+  if (::pread(fd.get(), copy.get(), sizeof(RankPage), 0) != static_cast<ssize_t>(sizeof(RankPage))) return std::nullopt;
+  const auto& page = *reinterpret_cast<const RankPage*>(copy.get());
+  if (std::memcmp(page.magic, RankPage::kMagic, sizeof page.magic) != 0) return std::nullopt;
+  RankSeen seen{.pid = page.pid,
+                .rank = page.rank,
+                .world_size = page.world_size,
+                .job = text_of(page.job),
+                .transport = text_of(page.transport),
+                .steps = page.step(),
+                .batches = page.batches,
+                .exchanges = page.exchanges,
+                .waiting = page.waiting != 0,
+                .left = page.left != 0,
+                .busy_with = page.busy > 0 ? text_of(page.busy_with) : "",
+                .live_bytes = page.arena.live,
+                .peak_live_bytes = page.arena.peak_live,
+                .high_water_bytes = page.arena.high_water,
+                .resident_bytes = page.arena.resident,
+                .looked_ns = monotonic_ns(),
+                .operations = read_flight(page.flight)};
+  to_nanoseconds(page, seen);
+  return seen;
+}
+
+}  // namespace
+
+SharedMemory make_rank_page() { return SharedMemory::create(kName, sizeof(RankPage)); }
+
+// Zeroed at first, as it should be; a constructor would touch all of it.
+RankPage& page_in(const SharedMemory& memory) { return *std::launder(reinterpret_cast<RankPage*>(memory.data())); }
+
+namespace {
+
+/// What whoever watches this process has made for it. A program that lies between may have closed it; and a process that a rank has started
+/// leaves the rank its own.
+std::optional<SharedMemory> given_page() {
+  const auto& number = Env::process().lockstep_page;
+  const auto fd = number ? parse_int(*number) : std::nullopt;
+  if (!fd || *fd <= STDERR_FILENO || link_of("/proc/self/fd/" + std::to_string(*fd)) != kLink) return std::nullopt;
+  try {
+    ::fcntl(static_cast<int>(*fd), F_SETFD, FD_CLOEXEC);
+    SharedMemory memory = SharedMemory::map(Fd(static_cast<int>(*fd)), sizeof(RankPage));
+    const pid_t owner = page_in(memory).pid;
+    if (owner != 0 && owner != ::getpid() && ::kill(owner, 0) == 0) return std::nullopt;
+    return memory;
+  } catch (const SystemError&) {
+    return std::nullopt;  // of another version of Lockstep
+  }
 }
 
 }  // namespace
 
 RankPage& RankPage::process() {
   static RankPage* const page = [] {
-    static SharedMemory* const memory = new SharedMemory(SharedMemory::create(kName, static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))));
+    auto given = given_page();
+    static SharedMemory* const memory = new SharedMemory(given ? std::move(*given) : make_rank_page());
     ::madvise(memory->data(), memory->size(), MADV_DOFORK);  // a child that counts on must not fault
-    return new (memory->data()) RankPage();
+    return &page_in(*memory);
   }();
   return *page;
 }
@@ -74,8 +125,12 @@ RankPage& RankPage::process() {
 void show_process(int rank, int world_size, const std::string& job, const std::string& transport) {
   RankPage& page = RankPage::process();
   page.pid = ::getpid();
+  // Where a process may be looked at by its ancestors only, our watcher's tools need to be told.
+  if (page.watcher > 0) ::prctl(PR_SET_PTRACER, static_cast<unsigned long>(page.watcher), 0, 0, 0);
   page.rank = rank;
   page.world_size = world_size;
+  page.shown_ticks = ticks();
+  page.shown_ns = monotonic_ns();
   put(page.job, job);
   put(page.transport, transport);
   std::memcpy(page.magic, RankPage::kMagic, sizeof page.magic);
@@ -91,9 +146,12 @@ std::optional<RankSeen> look_at_rank(pid_t pid) {
     if (link_of(path) != kLink) continue;
     const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) continue;
-    if (auto seen = read(fd, pid)) return seen;
+    auto seen = read(fd);
+    if (seen && seen->pid == pid) return seen;  // a child has the descriptor as well
   }
   return std::nullopt;
 }
+
+std::optional<RankSeen> look_at_page(const SharedMemory& memory) { return read(memory.fd()); }
 
 }  // namespace lockstep::base

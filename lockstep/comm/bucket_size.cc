@@ -19,24 +19,25 @@ constexpr int kRuns = 3;                  // after one that is not counted
 constexpr double kLongEnough = 0.2;
 constexpr double kGoodRate = 0.9;         // of the best
 
-void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op, std::chrono::milliseconds timeout) {
-  const Collective all{.kind = Kind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op, .seq = channel.next(),
-                       .deadline = base::Deadline::in(timeout)};
+void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
+  Collective all{.kind = Kind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
+  channel.begin(all, tensor);
   channel.run(all, "the measurement of bucket sizes");
+  Channel::end(all.record);
 }
 
 /// The median on this rank, then the most on any: the same everywhere.
-double time_of(Channel& channel, const at::Tensor& tensor, std::chrono::milliseconds timeout) {
+double time_of(Channel& channel, const at::Tensor& tensor) {
   double seconds[kRuns];
-  all_reduce(channel, tensor, ReduceOp::kSum, timeout);
+  all_reduce(channel, tensor, ReduceOp::kSum);
   for (double& one : seconds) {
     const auto begin = Clock::now();
-    all_reduce(channel, tensor, ReduceOp::kSum, timeout);
+    all_reduce(channel, tensor, ReduceOp::kSum);
     one = std::chrono::duration<double>(Clock::now() - begin).count();
   }
   std::sort(seconds, seconds + kRuns);
   const at::Tensor most = at::full({1}, seconds[kRuns / 2], at::kDouble);
-  all_reduce(channel, most, ReduceOp::kMax, timeout);
+  all_reduce(channel, most, ReduceOp::kMax);
   return most.item<double>();
 }
 
@@ -57,12 +58,12 @@ std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times) {
   return times.back().bytes;
 }
 
-std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, std::chrono::milliseconds timeout) {
+std::vector<std::int64_t> measure_bucket_bytes(Channel& channel) {
   std::vector<BucketTime> times;
   std::string seen;
   for (const std::int64_t bytes : kSizes) {
     const at::Tensor tensor = at::zeros({bytes / 4}, at::kFloat);
-    times.push_back({bytes, time_of(channel, tensor, timeout)});
+    times.push_back({bytes, time_of(channel, tensor)});
     seen += (seen.empty() ? "" : ", ") + text_of(times.back());
     if (times.back().seconds > kLongEnough) break;
   }

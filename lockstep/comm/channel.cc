@@ -8,6 +8,7 @@ using base::Deadline;
 
 constexpr auto kFirstLook = std::chrono::milliseconds(200);
 constexpr auto kLongestPause = std::chrono::milliseconds(1000);
+constexpr auto kSlice = std::chrono::milliseconds(100);  // in which news of a failure is heard
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -19,17 +20,38 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
+/// Waits until it is done, the deadline, or until there is something to look at.
+bool done_within(Pending& pending, Deadline deadline) {
+  while (!pending.wait_until(earlier(deadline, Deadline::in(kSlice))))
+    if (deadline.expired() || Watch::job_has_failed()) return false;
+  return true;
+}
+
 }  // namespace
 
 Channel::Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
                  std::shared_ptr<Watch> watch)
     : name_(std::move(name)), members_(std::move(members)), rank_(rank), transport_(std::move(transport)),
-      watch_(std::move(watch)), count_(watch_->count_of(name_)) {}
+      watch_(std::move(watch)), count_(watch_->count_of(name_)), recorded_as_(base::RankPage::process().flight.add_channel(name_)) {}
 
-std::uint64_t Channel::next() {
+void Channel::begin(Collective& op, const at::Tensor& tensor) {
+  base::FlightNote what{.kind = comm::name(op.kind), .name = op.name};
+  if (tensor.defined()) {
+    what.dtype = comm::name(tensor.scalar_type());
+    what.bytes = tensor.nbytes();
+  }
+  op.record = begin(what);
+  op.seq = what.seq;
+}
+
+std::uint64_t Channel::begin(base::FlightNote& what) {
   throw_if_closed();
   watch_->started(count_, ++seq_);
-  return seq_;
+  base::RankPage& page = base::RankPage::process();
+  what.channel = recorded_as_;
+  what.seq = seq_;
+  what.step = page.steps.load(std::memory_order_relaxed);
+  return page.flight.begin(what);
 }
 
 void Channel::throw_if_closed() const {
@@ -71,7 +93,7 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
         if (op.deadline.expired()) watch_->timed_out(waiting, looks);
         watch_->look(waiting, looks);
         pause = std::min(pause * 5 / 4, kLongestPause);
-      } while (!pending.wait_until(earlier(op.deadline, Deadline::in(pause))));
+      } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause))));
     } catch (const CommError& error) {
       watch_->end(looks);
       fail(error);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/rank_page.h"
 #include "lockstep/comm/seam/transport.h"
 #include "lockstep/comm/watch.h"
 
@@ -25,8 +26,12 @@ class Channel {
   const std::vector<int>& members() const { return members_; }
   Transport& transport() { return *transport_; }
 
-  /// The number of the next operation, announced as started.
-  std::uint64_t next();
+  /// Numbers the next operation, which is announced as started and recorded; `tensor` is what it is about, or undefined.
+  void begin(Collective& op, const at::Tensor& tensor);
+  /// The same of what is more than one Collective. Its number in the flight recorder; that on this channel is put into `what`.
+  std::uint64_t begin(base::FlightNote& what);
+  /// What begin() has recorded has ended well; what fails never ends.
+  static void end(std::uint64_t record) { base::RankPage::process().flight.end(record); }
 
   /// Gives `op` to the transport. Throws when the channel is closed.
   PendingPtr start(const Collective& op);
@@ -54,6 +59,7 @@ class Channel {
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<Watch> watch_;
   Watch::Count& count_;
+  const std::uint16_t recorded_as_;
   std::uint64_t seq_ = 0;
   std::atomic<bool> is_closed_{false};
   mutable std::mutex mutex_;  // guards closed_

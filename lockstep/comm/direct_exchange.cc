@@ -23,8 +23,8 @@ std::vector<std::int64_t> strides_for(const at::Tensor& like) {
 }  // namespace
 
 DirectExchange::DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
-                               std::chrono::milliseconds timeout, std::unique_ptr<InPlaceReducer> reducer)
-    : HeadedExchange(std::move(name), std::move(parts), std::move(channel), timeout), reducer_(std::move(reducer)),
+                               std::unique_ptr<InPlaceReducer> reducer)
+    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)), reducer_(std::move(reducer)),
       states_(parts_.size()) {
   for (const Part& part : parts_) strides_.push_back(strides_for(part.like));
 }
@@ -105,13 +105,12 @@ Attendance DirectExchange::finish_pieces(PieceSink& sink) {
 /// `work` is what is done with what all have shown, and waits for what goes along.
 template <typename Work>
 Attendance DirectExchange::end(const Work& work) {
-  deadline_ = base::Deadline::in(timeout_);
   check_header();
   if (attendance_.active > 0) {
     start_along();
     work();
-    ++stats_.exchanges;
   }
+  closed_well();
   open_ = false;
   states_.assign(parts_.size(), {});
   if (!copied_.empty() && !copies_reported_ && channel_->rank() == 0) report_copies();

@@ -1,7 +1,6 @@
 // The exchange of ranks that reach each other's memory: gradients are reduced where they lie.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -17,7 +16,7 @@ namespace lockstep::comm {
 /// whose strides are not the parameter's: it is written into memory of the exchange, is counted in passes_in, and rank 0 says so the first time.
 class DirectExchange final : public HeadedExchange, public PieceExchange {
  public:
-  DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
+  DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
                  std::unique_ptr<InPlaceReducer> reducer);
   ~DirectExchange() override;
 

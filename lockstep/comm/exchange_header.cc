@@ -58,6 +58,7 @@ ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIden
   header.divide_by_active = step.divide_by_active;
   header.use = static_cast<std::uint8_t>(step.use);
   header.averaged = step.averaged;
+  header.stop_requested = step.stop_requested;
   header.options = step.options;
   return header;
 }

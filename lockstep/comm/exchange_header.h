@@ -23,9 +23,12 @@ struct ExchangeHeader {
   std::uint8_t divide_by_active;
   std::uint8_t use;
   std::uint8_t averaged;
-  std::uint8_t padding[3];
+  std::uint8_t stop_requested;
+  std::uint8_t padding[2];
+  std::uint32_t work_us;  // this rank's own time in the exchange before, without waiting
+  std::uint32_t padding2;
 };
-static_assert(sizeof(ExchangeHeader) == 56);
+static_assert(sizeof(ExchangeHeader) == 64);
 
 ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step);
 

@@ -19,6 +19,7 @@ struct ExchangeOptions {
   /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks; 0: by that number at once.
   double predivide = 0;
   at::ScalarType wire = at::kFloat;    ///< as Collective::wire
+  bool check_finite = false;           ///< a gradient with an infinity or a NaN ends the job, by name
 };
 
 }  // namespace lockstep::comm

@@ -2,8 +2,8 @@
 
 namespace lockstep::comm {
 
-Wire::Wire(Channel& channel, const std::string& label, std::uint64_t seq, base::Deadline deadline)
-    : channel_(channel), op_{.kind = Kind::kAllReduce, .name = label, .seq = seq, .deadline = deadline} {}
+Wire::Wire(Channel& channel, const std::string& label, std::uint64_t seq)
+    : channel_(channel), op_{.kind = Kind::kAllReduce, .name = label, .seq = seq} {}
 
 PendingPtr Wire::all_reduce(const at::Tensor& tensor) {
   Collective op = op_;

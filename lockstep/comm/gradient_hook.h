@@ -20,14 +20,14 @@ struct Bucket {
 /// The exchange's channel, for a hook: operations on it are the same, in the same order, on all ranks.
 class Wire {
  public:
-  Wire(Channel& channel, const std::string& label, std::uint64_t seq, base::Deadline deadline);
+  Wire(Channel& channel, const std::string& label, std::uint64_t seq);
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
   /// Sums `tensor` over the ranks, in place.
   PendingPtr all_reduce(const at::Tensor& tensor);
   /// `output` holds size() parts like `input`.
   PendingPtr all_gather(const at::Tensor& output, const at::Tensor& input);
-  /// Throws what the operation throws; bounded by the group's timeout.
+  /// Throws what the operation throws; bounded as all waits for other ranks are (watch.h).
   void wait(Pending& pending);
 
  private:

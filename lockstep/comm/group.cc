@@ -9,12 +9,8 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
-#include "lockstep/comm/bucket_size.h"
-#include "lockstep/comm/direct_exchange.h"
 #include "lockstep/comm/group_impl.h"
-#include "lockstep/comm/local_exchange.h"
-#include "lockstep/comm/packing_exchange.h"
+#include "lockstep/comm/stop_signal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -219,13 +215,25 @@ int Group::num_nodes() const { return impl_->world->identity.num_nodes; }
 at::Device Group::device() const { return at::kCPU; }
 const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
-void Group::step() { impl_->world->steps.fetch_add(1, std::memory_order_relaxed); }
+void Group::step() { catch_up(steps() + 1); }
 std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
-void Group::catch_up(std::int64_t steps) { impl_->world->steps.store(steps, std::memory_order_relaxed); }
-void Group::count_batch() { impl_->world->batches.fetch_add(1, std::memory_order_relaxed); }
+void Group::catch_up(std::int64_t steps) {
+  impl_->world->steps.store(steps, std::memory_order_relaxed);
+  base::RankPage::process().steps.store(steps, std::memory_order_relaxed);
+}
+void Group::alive() { base::RankPage::process().alive.fetch_add(1, std::memory_order_relaxed); }
+bool Group::stop_requested() {
+  catch_stop_signals();
+  return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && stop_signalled());
+}
+void Group::agree_to_stop() { impl_->world->stop_agreed = true; }
+void Group::count_batch() {
+  impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
+  base::RankPage::process().batches.fetch_add(1, std::memory_order_relaxed);
+}
 
 StepIdentity Group::step_identity() const {
-  return {.steps = steps(), .batches = impl_->world->batches.load(std::memory_order_relaxed)};
+  return {.steps = steps(), .batches = impl_->world->batches.load(std::memory_order_relaxed), .stop_requested = stop_signalled()};
 }
 
 // Each operation is one function above that makes its Request; its two forms differ only in who waits.
@@ -353,24 +361,6 @@ Group Group::split(int color, int key) {
 
 Group Group::split_by_host() {
   return split(impl_->world->identity.hosts[static_cast<std::size_t>(impl_->world->identity.rank)]);
-}
-
-std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options) {
-  if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
-  const World& world = *impl_->world;
-  const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
-  const auto transport = world.make_transport(id, impl_->members);
-  check_wire(*transport, "make_exchange", options.wire);
-  std::vector<at::Tensor> likes;
-  for (const Part& part : parts) likes.push_back(part.like);
-  // A hook wants buckets.
-  auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(likes);
-  if (options.hook && rank() == 0) base::log_info("gradients of " + name + " are packed into buckets for the hook " + options.hook->name());
-  auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, world.watch);
-  if (reducer)
-    return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), world.timeout, std::move(reducer));
-  if (options.bucket_bytes.empty()) options.bucket_bytes = measure_bucket_bytes(*channel, world.timeout);
-  return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(channel), world.timeout, std::move(options));
 }
 
 }  // namespace lockstep::comm

@@ -11,12 +11,16 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/comm/busy.h"
 #include "lockstep/comm/exchange_options.h"
 #include "lockstep/comm/seam/collective.h"
 #include "lockstep/comm/seam/exchange.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {
+
+/// "Start me again": EX_TEMPFAIL of sysexits.h.
+inline constexpr int kPreemptedExitCode = 75;
 
 struct World;
 struct InitOptions;
@@ -25,7 +29,7 @@ class GradientHook;
 /// What may be said with any operation.
 struct CallOptions {
   std::string name;  ///< appears in errors, and must be equal on all ranks
-  std::optional<base::Deadline> deadline;  ///< default: InitOptions.timeout from now
+  std::optional<base::Deadline> deadline;  ///< when it ends with a TimeoutError, whoever gets on; without it InitOptions.timeout decides
   /// all_reduce of float32: what crosses between hosts, float32, bfloat16 or float16. Each host's sum is rounded once, they are added in
   /// float32, and the result is rounded once. Ranks of one host exchange what they have; the transports gloo and mpi refuse others than float32.
   at::ScalarType wire = at::kFloat;
@@ -37,7 +41,8 @@ struct CallOptions {
 /// root, operator and name of the call; when they differ, every rank gets a DesyncError that names two ranks and both
 /// calls. (Ranks that share memory compare when they meet for the operation; for others it is one exchange of 240 bytes a rank: docs/03 says
 /// how long that takes. It is also what barrier() is.) A rank that waits for one that died, left, or waits for it in another operation is told so within about a second;
-/// everything else ends with a TimeoutError at the operation's deadline. After such an error the group is closed.
+/// everything else ends with a TimeoutError at the operation's deadline, or when those it waits for have not got on for InitOptions.timeout. After
+/// such an error the group is closed.
 ///
 /// Tensors may have any strides: those that are not contiguous are copied. dtypes: float64, float32, float16, bfloat16,
 /// int64, int32, int8, uint8, bool. The mean of integers is refused; the sum of bool is "or", its product "and". Results are the
@@ -124,6 +129,19 @@ class Group {
   /// For ddp: this rank has kept others company, who have ended so many steps.
   void catch_up(std::int64_t steps);
 
+  /// Long work of this rank gets on: those who wait for it go on waiting, and `lockstep run` does not take it for stuck. A batch drawn, a step
+  /// and an operation say so by themselves. Takes some nanoseconds.
+  void alive();
+  /// The same, all the time, while what it returns lives: `const auto busy = world.busy("evaluate");`
+  [[nodiscard]] Busy busy(const std::string& what) { return Busy(what); }
+
+  /// Whether all ranks are to leave: one of them has got SIGTERM or SIGUSR1 since its first call of this. From that call on these signals only set
+  /// a flag, which travels with the next exchange of gradients, so that all ranks read the same answer in the same step. Save then, let the
+  /// last Group go, and return kPreemptedExitCode: `lockstep run` returns it too. A world of one reads its own flag. Waits for nobody.
+  bool stop_requested();
+  /// For ddp: the exchange that has ended brought such a wish.
+  void agree_to_stop();
+
   /// For loaders that hand all ranks equally many batches: one was drawn. Ranks whose counts differ when gradients are
   /// exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
   void count_batch();
@@ -140,6 +158,7 @@ class Group {
  private:
   struct Impl;
   friend Group init(const InitOptions& options);
+  std::unique_ptr<Exchange> make_plain_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options);
   explicit Group(std::shared_ptr<World> world);
   explicit Group(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;

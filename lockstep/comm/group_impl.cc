@@ -35,12 +35,8 @@ Group::Impl::~Impl() {
                      "rank " + std::to_string(world->identity.rank) + " dropped " + name + " while an operation was running")));
 }
 
-Deadline Group::Impl::deadline(const CallOptions& options) const {
-  return options.deadline ? *options.deadline : Deadline::about(world->timeout);
-}
-
 Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const {
-  Collective op{.kind = kind, .name = options.name, .deadline = deadline(options)};
+  Collective op{.kind = kind, .name = options.name, .deadline = options.deadline.value_or(Deadline::never())};  // bounded: by the Watch
   if (std::any_of(op.name.begin(), op.name.end(), [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
                      " has control characters; allowed is one line of text");
@@ -115,16 +111,18 @@ void Group::Impl::fail(const CommError& error) {
   }
 }
 
-void Group::Impl::number(Request& request) { request.op.seq = channel_.next(); }
+void Group::Impl::begin(Request& request) {
+  channel_.begin(request.op, request.op.input.defined() ? request.op.input : request.op.output);
+}
 
 void Group::Impl::run(Request request) {
-  number(request);
+  begin(request);
   if (collectives_.idle()) return carry_out(request);
   post(std::move(request)).wait();  // bounded: the operation ends at its own deadline
 }
 
 Work Group::Impl::run_async(Request request) {
-  number(request);
+  begin(request);
   return post(std::move(request));
 }
 
@@ -137,17 +135,17 @@ Work Group::Impl::post(Request request) {
 void Group::Impl::carry_out(Request& request) {
   channel_.throw_if_closed();
   const Call mine = make_call(request.op, request.shape);
-  if (members.size() > 1 && !request.prepare && !request.shape.may_differ && carry_out_compared(request, mine)) {
-    if (!request.complete) return;
+  if (members.size() == 1 || request.prepare || request.shape.may_differ || !carry_out_compared(request, mine)) {
     const at::NoGradGuard no_grad;
-    return request.complete();
+    std::vector<Call> calls{mine};
+    if (members.size() > 1) calls = compare(request, mine);
+    if (request.prepare) request.prepare(request.op, calls);
+    if (request.moves_data) channel_.run(request.op, describe(mine));
   }
+  Channel::end(request.op.record);
+  if (!request.complete) return;
   const at::NoGradGuard no_grad;
-  std::vector<Call> calls{mine};
-  if (members.size() > 1) calls = compare(request, mine);
-  if (request.prepare) request.prepare(request.op, calls);
-  if (request.moves_data) channel_.run(request.op, describe(mine));
-  if (request.complete) request.complete();
+  request.complete();
 }
 
 /// The comparison and the operation in one, where the transport can.

@@ -42,7 +42,6 @@ struct Group::Impl {
   void check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op) const;
   void check_wire(Kind kind, const at::Tensor& tensor, at::ScalarType wire) const;
   [[noreturn]] void fail(const base::CommError& error);
-  base::Deadline deadline(const CallOptions& options) const;
 
   const std::shared_ptr<World> world;
   const std::string name;
@@ -58,7 +57,7 @@ struct Group::Impl {
     Channel channel;
     Lane lane;  // last: its thread ends before what it uses
   };
-  void number(Request& request);
+  void begin(Request& request);
   Work post(Request request);
   void carry_out(Request& request);
   bool carry_out_compared(const Request& request, const Call& mine);

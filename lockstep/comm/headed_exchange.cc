@@ -2,28 +2,38 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/rank_page.h"
 #include "lockstep/comm/sparse_sum.h"
 
 namespace lockstep::comm {
 
-using base::Deadline;
-
-HeadedExchange::HeadedExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
-                               std::chrono::milliseconds timeout)
-    : name_(std::move(name)), parts_(std::move(parts)), channel_(std::move(channel)), timeout_(timeout),
-      header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
-      headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ExchangeHeader))}, at::kByte)) {}
-
-Collective HeadedExchange::blank(Kind kind, std::string name) const {
-  return {.kind = kind, .name = std::move(name), .seq = seq_, .deadline = deadline_};
+HeadedExchange::HeadedExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel)
+    : name_(std::move(name)), parts_(std::move(parts)), channel_(std::move(channel)),
+      stragglers_(channel_->size()), header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
+      headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ExchangeHeader))}, at::kByte)) {
+  for (const Part& part : parts_) total_bytes_ += part.like.nbytes();
 }
 
-Wire HeadedExchange::wire(const std::string& label) { return {*channel_, label, seq_, deadline_}; }
+namespace {
+
+/// An hour is as good as more.
+std::uint32_t microseconds(std::chrono::steady_clock::duration time) {
+  return static_cast<std::uint32_t>(std::min<std::int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count(), 3'600'000'000));
+}
+
+}  // namespace
+
+Collective HeadedExchange::blank(Kind kind, std::string name) const {
+  return {.kind = kind, .name = std::move(name), .seq = seq_};
+}
+
+Wire HeadedExchange::wire(const std::string& label) { return {*channel_, label, seq_}; }
 
 PendingPtr HeadedExchange::start(Collective op) {
   ++stats_.operations;
@@ -36,14 +46,16 @@ void HeadedExchange::wait(Pending& pending, const std::string& what) {
 }
 
 void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along) {
-  seq_ = channel_->next();
-  deadline_ = Deadline::never();  // backward() may take as long as it likes: the end sets it
+  base::FlightNote what{.kind = "gradients", .name = name_, .bytes = total_bytes_};
+  record_ = channel_->begin(what);
+  seq_ = what.seq;
   along_ = std::move(along);
   along_pending_.clear();
   company_ = step.joined;
   call_ = step.use == Use::kMeans || step.use == Use::kEarlyUpdate ? "backward()" : step.use == Use::kNorm ? "clip_grad_norm()" : "step()";
   if (step.use != Use::kNorm) base::RankPage::process().exchanges.fetch_add(1, std::memory_order_relaxed);
-  const ExchangeHeader header = make_header(seq_, plan, step);
+  ExchangeHeader header = make_header(seq_, plan, step);
+  header.work_us = work_us_;
   std::memcpy(header_.mutable_data_ptr(), &header, sizeof header);
   Collective op = blank(Kind::kAllGather, name_);
   op.input = header_;
@@ -54,6 +66,8 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
 
 void HeadedExchange::check_header() {
   if (std::exchange(header_checked_, true)) return;
+  const auto worked = Clock::now() - closed_at_;
+  work_us_ = closed_at_ == Clock::time_point{} ? 0 : microseconds(worked);
   wait(*header_pending_, name_);
   std::vector<ExchangeHeader> headers(static_cast<std::size_t>(channel_->size()));
   std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ExchangeHeader));
@@ -73,6 +87,7 @@ void HeadedExchange::check_header() {
   bool by_active = false;
   for (std::size_t r = headers.size(); r-- > 0;) {
     by_active |= headers[r].divide_by_active != 0;
+    attendance_.stop_requested |= headers[r].stop_requested != 0;
     if (headers[r].joined) continue;
     ++attendance_.active;
     attendance_.first = static_cast<int>(r);
@@ -80,6 +95,22 @@ void HeadedExchange::check_header() {
   }
   divisor_ = by_active && attendance_.active > 0 ? attendance_.active : channel_->size();
   rescale_ = static_cast<double>(channel_->size()) / divisor_;
+  if (channel_->rank() == 0) look_for_stragglers(headers);
+}
+
+void HeadedExchange::look_for_stragglers(const std::vector<ExchangeHeader>& headers) {
+  std::vector<std::uint32_t> work;
+  for (const ExchangeHeader& header : headers) work.push_back(header.joined ? 0 : header.work_us);
+  const auto found = stragglers_.add(work);
+  if (!found) return;
+  const int rank = channel_->members()[static_cast<std::size_t>(found->rank)];
+  base::log_warning(describe(*found, rank, base::RankPage::process().step()));
+}
+
+void HeadedExchange::closed_well() {
+  if (attendance_.active > 0) ++stats_.exchanges;
+  Channel::end(record_);
+  closed_at_ = Clock::now();
 }
 
 void HeadedExchange::start_along() {

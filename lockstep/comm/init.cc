@@ -16,6 +16,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/rank_page.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
+#include "lockstep/comm/failure.h"
 #include "lockstep/comm/torchrun_store.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/job/fatal.h"
@@ -30,6 +31,7 @@ using base::Env;
 using base::Fd;
 using job::StoreKind;
 
+constexpr auto kMeetingWithoutLimit = std::chrono::hours(24);
 constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
 
 /// This host's address on the way to `target`: what the kernel would send from. Nothing is sent.
@@ -80,13 +82,13 @@ void open_store(World& world, Deadline deadline) {
 
 /// What the program says, else the variable, else `otherwise`.
 std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& option, const char* variable, const Env::Value& value,
-                                std::chrono::milliseconds otherwise) {
+                                std::chrono::milliseconds otherwise, bool may_be_none = false) {
   if (option) return *option;
   if (!value) return otherwise;
   const auto seconds = base::parse_double(*value);
-  if (!seconds || *seconds <= 0 || *seconds > 1e7)
-    throw base::UsageError(std::string(variable) + " is " + base::quoted(*value, 80) +
-                           "; allowed are seconds, more than 0 and at most 10000000");
+  if (!seconds || *seconds < 0 || (*seconds == 0 && !may_be_none) || *seconds > 1e7)
+    throw base::UsageError(std::string(variable) + " is " + base::quoted(*value, 80) + "; allowed are seconds, " +
+                           (may_be_none ? "0 for no limit, and at most 10000000" : "more than 0 and at most 10000000"));
   return std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
 }
 
@@ -127,9 +129,11 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::process();
   auto world = std::make_shared<World>();
   world->identity = job::identify(env, {options.rank, options.world_size, options.address});
-  world->timeout = limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300));
+  const auto timeout = limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
+  world->timeout = timeout.count() > 0 ? timeout : kMeetingWithoutLimit;
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
+  if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
   const std::string outer = choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
@@ -151,8 +155,11 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
     give_up(*world, error);
     throw;
   }
-  world->watch = std::make_shared<Watch>(world->store, world->identity.rank, base::host_name());
-  base::show_process(world->identity.rank, world->identity.world_size, world->identity.job, world->transport);
+  const job::Identity& id = world->identity;
+  world->watch = std::make_shared<Watch>(world->store, id.rank, base::host_name(), timeout);
+  base::show_process(id.rank, id.world_size, id.job, world->transport);
+  if (id.store != StoreKind::kLocal || base::RankPage::process().watcher != 0)
+    world->heartbeat = std::make_unique<job::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
   say_what_was_found(*world, reason);
   return world;
 }
@@ -178,6 +185,7 @@ Group init(const InitOptions& options) {
     }
   }();
   current = world.impl_;
+  tell_failures_to({made->watch, made->server != nullptr});
   left_others = world.size() > 1;
   return world;
 }

@@ -18,7 +18,7 @@ struct InitOptions {
   std::string outer;              ///< of the transport hierarchy: what carries bytes between hosts, "auto", "gloo" or "mpi"; default: LOCKSTEP_OUTER, else auto
   std::optional<bool> arena;      ///< CPU tensors made from now on lie in the arena (arena/arena.h); default: LOCKSTEP_ARENA, else with shm and hierarchy
   std::optional<std::chrono::milliseconds> join_timeout;  ///< for all ranks to come; default: LOCKSTEP_JOIN_TIMEOUT in s, else 60 s
-  std::optional<std::chrono::milliseconds> timeout;  ///< of operations; default: LOCKSTEP_TIMEOUT in s, else 300 s
+  std::optional<std::chrono::milliseconds> timeout;  ///< that a rank waits for others that do not get on, 0: for ever; default: LOCKSTEP_TIMEOUT in s, else 300 s
 };
 
 /// The group of all ranks. Reads who this process is from what its launcher set (docs/01), meets the others at the store, and

@@ -8,7 +8,6 @@
 namespace lockstep::comm {
 namespace {
 
-using base::Deadline;
 
 constexpr int kPatience = 3;        // exchanges that a part may stay unused before it loses its place
 constexpr std::int64_t kAlign = 64;  // elements: parts begin on cache lines
@@ -29,8 +28,8 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
-                                 std::chrono::milliseconds timeout, ExchangeOptions options)
-    : HeadedExchange(std::move(name), std::move(parts), std::move(channel), timeout), options_(std::move(options)),
+                                 ExchangeOptions options)
+    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)), options_(std::move(options)),
       scale_(reciprocal(options_.predivide > 0 ? options_.predivide : channel_->size())),
       rest_(options_.predivide > 0 ? options_.predivide / channel_->size() : 1), places_(parts_.size()), states_(parts_.size()),
       flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {}
@@ -113,12 +112,14 @@ void PackingExchange::start_bucket(Filling& filling) {
 
 Attendance PackingExchange::finish(Sink& sink) {
   finishing_ = true;
-  deadline_ = Deadline::in(timeout_);
   const bool planned = plan_ != 0;
   // Who only keeps company learns from the header whether anybody has gradients.
   if (planned && !company_) fill_buckets();
   check_header();
-  if (attendance_.active == 0) return attendance_;
+  if (attendance_.active == 0) {
+    closed_well();
+    return attendance_;
+  }
   if (!planned) agree_on_order();
   fill_buckets();
   LOCKSTEP_CHECK_EQ(next_, buckets_.size());
@@ -129,7 +130,7 @@ Attendance PackingExchange::finish(Sink& sink) {
   wait_along();
   deliver(sink, late);
   note_use();
-  ++stats_.exchanges;
+  closed_well();
   return attendance_;
 }
 

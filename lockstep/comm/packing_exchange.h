@@ -1,7 +1,6 @@
 // The exchange that packs gradients into buckets and sums those over any transport.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,7 +24,7 @@ namespace lockstep::comm {
 /// size (or predivide) on the way, and never copied out: the bucket's memory is the gradient afterwards.
 class PackingExchange final : public HeadedExchange {
  public:
-  PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, std::chrono::milliseconds timeout,
+  PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
                   ExchangeOptions options);
 
   void begin(const StepIdentity& step, std::vector<Collective> along) override;

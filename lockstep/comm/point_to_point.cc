@@ -25,6 +25,8 @@ struct Group::Impl::PointToPoint {
   std::string text;
   PendingPtr call;
   PendingPtr data;
+
+  void wait(Channel& channel) const;
 };
 
 Group::Impl::Pair& Group::Impl::pair_with(Kind kind, int peer) {
@@ -47,8 +49,8 @@ std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Ten
   auto sent = std::make_shared<PointToPoint>();
   sent->op = make(Kind::kSend, tensor, options);
   sent->op.root = to;
-  const std::uint64_t seq = channel.next();
-  sent->op.seq = seq;
+  channel.begin(sent->op, tensor);
+  const std::uint64_t seq = sent->op.seq;
   const Call call = make_call(sent->op, CallShape(tensor));
   sent->text = describe(call) + " to rank " + std::to_string(members[static_cast<std::size_t>(to)]);
   // Two messages on the wire for one operation: their tags are 2 seq and 2 seq + 1.
@@ -96,6 +98,13 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   const PendingPtr arrives = channel.start(data);
   channel.wait(*arrives, op, text);
   if (!data.output.is_same(target)) target.copy_(data.output);
+  Channel::end(op.record);
+}
+
+void Group::Impl::PointToPoint::wait(Channel& channel) const {
+  channel.wait(*call, op, text);
+  channel.wait(*data, op, text);
+  Channel::end(op.record);
 }
 
 Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
@@ -104,15 +113,11 @@ Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int 
     // Begun here and now, so that two ranks may send to each other before they receive; the lane only waits.
     auto sent = begin_send(tensor, pair.channel, peer, options);
     std::string text = label(sent->op);
-    return {pair.lane.post([sent, &pair] {
-              pair.channel.wait(*sent->call, sent->op, sent->text);
-              pair.channel.wait(*sent->data, sent->op, sent->text);
-            }),
-            std::move(text), rank, world->watch, &pair.lane};
+    return {pair.lane.post([sent, &pair] { sent->wait(pair.channel); }), std::move(text), rank, world->watch, &pair.lane};
   }
   Collective op = make(kind, tensor, options);
   op.root = peer;
-  op.seq = pair.channel.next();
+  pair.channel.begin(op, tensor);
   return {pair.lane.post([this, op, tensor, &pair] { receive(op, tensor, pair.channel); }), label(op), rank, world->watch,
           &pair.lane};
 }
@@ -122,13 +127,11 @@ void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int pe
   if (!pair.lane.idle())
     return start_point_to_point(kind, tensor, peer, options).wait();  // bounded: the operation ends at its own deadline
   if (kind == Kind::kSend) {
-    const auto sent = begin_send(tensor, pair.channel, peer, options);
-    pair.channel.wait(*sent->call, sent->op, sent->text);
-    return pair.channel.wait(*sent->data, sent->op, sent->text);
+    return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
   }
   Collective op = make(kind, tensor, options);
   op.root = peer;
-  op.seq = pair.channel.next();
+  pair.channel.begin(op, tensor);
   receive(std::move(op), tensor, pair.channel);
 }
 

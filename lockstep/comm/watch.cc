@@ -7,8 +7,10 @@
 #include <thread>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/base/rank_page.h"
 #include "lockstep/comm/lane.h"
 #include "lockstep/job/fatal.h"
+#include "lockstep/job/heartbeat.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,11 +27,20 @@ constexpr auto kStoreLimit = std::chrono::seconds(5);
 constexpr auto kPause = std::chrono::milliseconds(10);
 // A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
+constexpr auto kLauncherDecides = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedGood = "exited with code 0";
 constexpr const char* kUnevenHint = "give every rank the same number of batches, or put the loop under lockstep::join()";
 
 Deadline soon() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
+std::string how_it_ended(int rank, const std::string& how) {
+  return "rank " + std::to_string(rank) + (how.starts_with("killed ") ? " was " : how.starts_with("exited ") ? " " : ": ") + how;
+}
+std::string numbers(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  return text;
+}
 std::string abandoned_key(const std::string& channel) { return "abandoned/" + channel; }
 
 }  // namespace
@@ -59,14 +70,20 @@ struct Watch::Peer {
     const auto found = started.find(channel_name);
     return found != started.end() && found->second >= number;
   }
+  std::vector<int> awaited() const {
+    std::vector<int> ranks;
+    for (const std::string& rank : base::split(members, ','))
+      if (const auto number = base::parse_int(rank)) ranks.push_back(static_cast<int>(*number));
+    return ranks;
+  }
   bool waits_for(int rank) const {
-    const auto ranks = base::split(members, ',');
-    return std::find(ranks.begin(), ranks.end(), std::to_string(rank)) != ranks.end();
+    const auto ranks = awaited();
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
   }
 };
 
-Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host)
-    : store_(std::move(store)), rank_(rank), host_(std::move(host)) {}
+Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit)
+    : store_(std::move(store)), rank_(rank), host_(std::move(host)), limit_(limit) {}
 
 Watch::Count& Watch::count_of(const std::string& channel) {
   const std::lock_guard lock(mutex_);
@@ -119,6 +136,7 @@ void Watch::publish_record(const Waiting& waiting, Looks& looks) {
     }
     if (!blocked) looks.beats.clear();
     looks.blocked = blocked;
+    base::RankPage::process().waiting.store(!blocked_in_.empty(), std::memory_order_relaxed);
     text = record();
   }
   store_->set(wait_key(rank_), text, soon());
@@ -135,6 +153,36 @@ void Watch::look(const Waiting& waiting, Looks& looks) {
     check_left(waiting, peer);
     if (looks.blocked) check_peer(waiting, peer, looks);
   }
+  check_progress(waiting, looks);
+}
+
+bool Watch::job_has_failed() { return base::RankPage::process().stop.load(std::memory_order_relaxed) != 0; }
+
+void Watch::check_progress(const Waiting& waiting, Looks& looks) {
+  if (limit_.count() == 0) return;
+  const auto now = Deadline::Clock::now();
+  if (looks.moved == Deadline::Clock::time_point{}) looks.moved = now;
+  std::string progress = progress_of_awaited(waiting);
+  if (progress != looks.progress) {
+    looks.progress = std::move(progress);
+    looks.moved = now;
+  }
+  if (now - looks.moved >= limit_) timed_out(waiting, looks);
+}
+
+/// Of those that have not come, and of those that they wait for in turn.
+std::string Watch::progress_of_awaited(const Waiting& waiting) {
+  std::vector<int> ranks = absent(waiting);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto other = peer_in(wait_key(ranks[i]));
+    if (!other || other->channel.empty()) continue;
+    for (const int next : other->awaited())
+      if (std::find(ranks.begin(), ranks.end(), next) == ranks.end()) ranks.push_back(next);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  std::string who;
+  for (const int rank : ranks) who += std::to_string(rank) + " ";
+  return who + job::progress_of(*store_, ranks, soon());
 }
 
 void Watch::end(Looks& looks) noexcept {
@@ -145,6 +193,7 @@ void Watch::end(Looks& looks) noexcept {
     {
       const std::lock_guard lock(mutex_);
       if (looks.blocked) blocked_in_.clear();
+      base::RankPage::process().waiting.store(!blocked_in_.empty(), std::memory_order_relaxed);
       text = record();
     }
     store_->set(wait_key(rank_), text, soon());
@@ -162,7 +211,9 @@ void Watch::throw_first_cause(const Waiting& waiting) {
   const auto line = store_->find(job::key::kCause, soon());
   const auto cause = line ? job::parse_fatal(*line) : std::nullopt;
   if (!cause) return;
-  const std::string text = waiting.label + ": " + cause->detail;
+  const bool ended = cause->cause == Cause::kRankDied || cause->cause == Cause::kRankExited;
+  const std::string text = waiting.label + ": " + (ended ? how_it_ended(cause->rank, cause->detail) : cause->detail);
+  if (ended) throw PeerLost(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kDesync) throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kRankStuck) throw TimeoutError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   throw CommError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
@@ -201,9 +252,11 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   const auto how = store_->find(job::key::exited(peer), soon());
   if (!how) return;
   throw_first_cause(waiting);
-  if (*how != kExitedGood)
-    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
-                   waiting.label + ": rank " + std::to_string(peer) + (how->starts_with("killed") ? " was " : " ") + *how);
+  if (*how != kExitedGood) {
+    // The launcher is about to say which of those that end now was the first.
+    for (const Deadline told = Deadline::in(kLauncherDecides); !told.expired(); std::this_thread::sleep_for(kPause)) throw_first_cause(waiting);
+    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer, waiting.label + ": " + how_it_ended(peer, *how));
+  }
   if (!also_good) return;
   check_left(waiting, peer);  // says it better, and knows of a part that was done
   if (!peer_in(job::key::left(peer)))
@@ -232,32 +285,34 @@ void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
                     "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
 }
 
-std::string Watch::missing(const Waiting& waiting, bool& all_came) {
-  std::string came;
-  std::string absent;
+std::vector<int> Watch::absent(const Waiting& waiting) {
+  std::vector<int> ranks;
   for (const int peer : *waiting.members) {
     if (peer == rank_) continue;
     const auto other = peer_in(wait_key(peer));
-    std::string& list = other && other->has_started(waiting.channel, waiting.seq) ? came : absent;
-    list += (list.empty() ? "" : ",") + std::to_string(peer);
+    if (!other || !other->has_started(waiting.channel, waiting.seq)) ranks.push_back(peer);
   }
-  all_came = absent.empty();
-  return (all_came ? std::string("all ranks have come") : "ranks that have not come: " + absent) +
-         (came.empty() ? "" : "; ranks that wait too: " + came);
+  return ranks;
 }
 
 void Watch::timed_out(const Waiting& waiting, Looks& looks) {
   // The others may have waited as shortly as this rank: all say that they came before anybody is named.
   const Deadline told = Deadline::in(looks.published ? std::chrono::milliseconds(0) : kOthersPublish);
   publish_record(waiting, looks);
-  bool all_came = false;
-  std::string who = missing(waiting, all_came);
-  while (!all_came && !told.expired()) {
+  std::vector<int> missing = absent(waiting);
+  while (!missing.empty() && !told.expired()) {
     std::this_thread::sleep_for(kPause);
-    who = missing(waiting, all_came);
+    missing = absent(waiting);
   }
-  throw TimeoutError(Cause::kRankStuck, waiting.label, rank_, -1, "no end of " + waiting.text + " before its deadline; " + who,
-                     "LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank waits");
+  std::vector<int> came;
+  for (const int peer : *waiting.members)
+    if (peer != rank_ && std::find(missing.begin(), missing.end(), peer) == missing.end()) came.push_back(peer);
+  throw TimeoutError(Cause::kRankStuck, waiting.label, rank_, missing.empty() ? -1 : missing.front(),
+                     "no end of " + waiting.text + " before its deadline; " +
+                         (missing.empty() ? std::string("all ranks have come") : "ranks that have not come: " + numbers(missing)) +
+                         (came.empty() ? "" : "; ranks that wait too: " + numbers(came)),
+                     "long work on one rank goes under world.busy(); LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank waits for others that "
+                     "do not get on");
 }
 
 void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
@@ -283,7 +338,7 @@ void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
 void Watch::publish(const CommError& error) noexcept {
   // The loss of a peer is a consequence: what happened to the peer is the cause, and the launcher knows it.
   if (error.cause() == Cause::kPeerUnreachable || error.cause() == Cause::kCoordinatorLost) return;
-  const bool peer_at_fault = error.peer() >= 0 && error.cause() != Cause::kRankStuck;
+  const bool peer_at_fault = error.peer() >= 0;
   job::Fatal fatal;
   fatal.cause = error.cause();
   fatal.rank = peer_at_fault ? error.peer() : rank_;
@@ -297,12 +352,18 @@ void Watch::publish(const CommError& error) noexcept {
   job::publish_cause(*store_, fatal);
 }
 
+void Watch::publish(Cause cause, const std::string& text, const std::string& hint) noexcept {
+  const std::int64_t step = base::RankPage::process().step();
+  job::publish_cause(*store_, {.cause = cause, .rank = rank_, .host = host_, .pid = ::getpid(), .step = step, .detail = text, .hint = hint});
+}
+
 void Watch::leave() noexcept {
   try {
     std::string text;
     {
       const std::lock_guard lock(mutex_);
       blocked_in_.clear();
+      base::RankPage::process().left.store(1, std::memory_order_relaxed);
       text = record();
     }
     store_->set(job::key::left(rank_), text, Deadline::in(std::chrono::seconds(1)));

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -42,9 +43,13 @@ struct Waiting {
 /// A process is blocked when no thread of it can start another operation: it has one thread that ever started one, and that
 /// thread waits, in an operation itself or for the lane of an asynchronous one. An asynchronous operation that nobody waits for
 /// blocks nothing, and of a process in which several threads start operations it is not known: such waits end at their deadlines.
+///
+/// A wait also ends when its limit has passed since anybody got on of whom it depends: the ranks that have not come to its operation, and, of
+/// those that wait themselves, whom they wait for. One that computes, evaluates or saves for long is not at fault while it gets on (job/heartbeat.h).
 class Watch {
  public:
-  Watch(std::shared_ptr<job::Store> store, int rank, std::string host);
+  /// `limit` 0: such waits never end.
+  Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit);
 
   /// How many operations of a channel this rank has started; lives as long as the Watch.
   using Count = std::atomic<std::uint64_t>;
@@ -70,16 +75,20 @@ class Watch {
   /// Remembers what was seen between the looks of one wait.
   struct Looks {
     std::map<int, std::string> beats;
+    base::Deadline::Clock::time_point moved{};  // when those whom it depends on were last seen to get on; at first: when it began
+    std::string progress;                       // theirs then
     bool published = false;
     bool blocked = false;  // the record says that this wait blocks the process
   };
-  /// Called now and then by a wait that lasts. Throws DesyncError, CommError (kUnevenInput), or the job's first cause when
+  /// Called now and then by a wait that lasts. Throws DesyncError, CommError (kUnevenInput), TimeoutError, or the job's first cause when
   /// there is one; returns when the wait may go on.
   void look(const Waiting& waiting, Looks& looks);
+  /// Whether the agent says that the job has failed: then a look tells why. Costs nothing.
+  static bool job_has_failed();
   /// The wait has ended.
   void end(Looks& looks) noexcept;
 
-  /// The wait has come to its deadline: a TimeoutError that names who has not come. Of a wait that was too short for a look it
+  /// The wait has come to its deadline or limit: a TimeoutError that names who has not come. Of a wait that was too short for a look it
   /// waits up to 300 ms more, to hear from those who came.
   [[noreturn]] void timed_out(const Waiting& waiting, Looks& looks);
 
@@ -88,6 +97,9 @@ class Watch {
 
   /// Publishes `error` as the job's first cause unless there is one.
   void publish(const base::CommError& error) noexcept;
+
+  /// This rank cannot go on because of `text`: the job's first cause, unless there is one.
+  void publish(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
 
   /// This rank will not end what it started on `channel`; `text` says why, `peer` who is at fault (-1: unknown).
   void abandon(const std::string& channel, int peer, const std::string& text) noexcept;
@@ -109,11 +121,14 @@ class Watch {
   void check_peer(const Waiting& waiting, int peer, Looks& looks);
   void check_left(const Waiting& waiting, int peer);
   void check_exited(const Waiting& waiting, int peer, bool also_good);
-  std::string missing(const Waiting& waiting, bool& all_came);
+  void check_progress(const Waiting& waiting, Looks& looks);
+  std::string progress_of_awaited(const Waiting& waiting);
+  std::vector<int> absent(const Waiting& waiting);
 
   std::shared_ptr<job::Store> store_;
   const int rank_;
   const std::string host_;
+  const std::chrono::milliseconds limit_;
   std::atomic<std::thread::id> last_starter_{};
   std::mutex mutex_;  // guards what follows
   std::map<std::string, Count> started_;

@@ -5,6 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/comm/failure.h"
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/hierarchy/hierarchy.h"
 #include "lockstep/comm/mpi/mpi.h"
@@ -23,7 +24,13 @@ constexpr const char* kGlooAndMpi = "gloo and mpi";
 }  // namespace
 
 World::~World() {
-  if (watch && std::uncaught_exceptions() == 0) watch->leave();
+  if (std::uncaught_exceptions() > 0) {
+    // Who catches it may have something to tell, and the others read it here.
+    [[maybe_unused]] const auto* kept = server.release();
+    return;
+  }
+  if (watch) watch->leave();
+  tell_nobody();
 }
 
 void meet_by_mpi(World& world, base::Deadline deadline) {

@@ -9,7 +9,9 @@
 
 #include "lockstep/comm/seam/transport.h"
 #include "lockstep/comm/watch.h"
+#include "lockstep/job/heartbeat.h"
 #include "lockstep/job/identity.h"
+#include "lockstep/job/injection.h"
 #include "lockstep/job/store.h"
 #include "lockstep/job/store_server.h"
 
@@ -25,14 +27,17 @@ struct World {
   std::unique_ptr<job::StoreServer> server;  // when this rank serves the store
   std::shared_ptr<job::Store> store;
   std::shared_ptr<Watch> watch;
+  std::unique_ptr<job::Heartbeat> heartbeat;  // when anybody may look
   std::string transport;                 // the chosen one's name
   std::string outer;                     // when it is hierarchy: what carries bytes between hosts
   std::shared_ptr<const Neighbours> neighbours;  // when it is shm or hierarchy
   std::string address;                   // of this host on the network to the others, as numbers
   std::string interface;                 // what the user asked for instead; may be empty
-  std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds timeout{};           // of what groups need of each other when they are made
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
+  job::Injection injection;  // a fault that was asked for
+  bool stop_agreed = false;  // by all ranks, in an exchange
 
   /// A transport for the channel `name` among `members` (world ranks); all of them call it, and it waits for them.
   std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members) const;

@@ -55,6 +55,8 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
   if (options.wire != at::kFloat && options.hook)
     throw UsageError("DdpOptions.wire is " + std::string(comm::name(options.wire)) + ", but there is a hook (" + options.hook->name() +
                      "), which says itself what travels; allowed with a hook is float32");
+  if (options.compare_every < 0)
+    throw UsageError("DdpOptions.compare_every is " + std::to_string(options.compare_every) + "; allowed is 0 or more");
   if (options.host_sync_every < 1)
     throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.host_sync_every) + "; allowed is 1 or more");
   for (const std::string& name : options.ignore) {
@@ -79,7 +81,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
   text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every) +
-          " predivide " + std::to_string(options_.predivide);
+          " predivide " + std::to_string(options_.predivide) + " compare_every " + std::to_string(options_.compare_every);
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
@@ -100,7 +102,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   const std::string name = parts.front().name + "..";
   exchange_ = peers_.make_exchange(name, std::move(parts),
                                    {.bucket_bytes = options_.bucket_bytes, .hook = options_.hook, .predivide = options_.predivide,
-                                    .wire = host_sync_ ? at::kFloat : options_.wire});
+                                    .wire = host_sync_ ? at::kFloat : options_.wire, .check_finite = options_.check_finite});
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * peers_.size()}, at::kLong);
@@ -205,7 +207,8 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   std::vector<comm::Collective> along;
   if (peers_.size() == 1) return along;
   along = buffers_.pack();
-  comparing_ = exchanges_ > 0 && exchanges_ <= kComparedExchanges && !leaves_gradients();  // those have one copy of the parameters
+  const bool is_time = exchanges_ <= kComparedExchanges || (options_.compare_every > 0 && exchanges_ % options_.compare_every == 0);
+  comparing_ = exchanges_ > 0 && is_time && !leaves_gradients();  // those have one copy of the parameters
   if (comparing_) {
     const auto hashes = hash_tensors(replicas_);
     std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
@@ -245,7 +248,10 @@ void DistributedDataParallel::Impl::close_exchange(const comm::Attendance& atten
   lost_backwards_ = 0;
   accumulating_ = false;
   ++exchanges_;
-  if (host_sync_ && ends_step) host_sync_->exchanged();
+  stop_wanted_ |= attendance.stop_requested;
+  // With host_sync_every an exchange is among the ranks of a host: the others hear of it when hosts meet.
+  const bool all_know = host_sync_ == nullptr || (ends_step && host_sync_->exchanged(stop_wanted_));
+  if (all_know && stop_wanted_) group_.agree_to_stop();
 }
 
 void DistributedDataParallel::Impl::average_hosts() {
@@ -294,7 +300,7 @@ void DistributedDataParallel::Impl::leave_no_sync() {
 }
 
 void DistributedDataParallel::Impl::begin_company(bool divide_by_active) {
-  comm::StepIdentity step;
+  comm::StepIdentity step{.stop_requested = group_.step_identity().stop_requested};
   step.joined = true;
   step.divide_by_active = divide_by_active;
   exchange_->begin(step, pack_along());
@@ -307,6 +313,7 @@ bool DistributedDataParallel::Impl::end_company() {
   } nowhere;
   const at::NoGradGuard no_grad;
   const comm::Attendance attendance = leaves_gradients() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
+  if (attendance.stop_requested) group_.agree_to_stop();
   if (attendance.active == 0) return false;
   buffers_.unpack(group_.size());
   anyone_joined_ = true;

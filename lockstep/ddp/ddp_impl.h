@@ -124,6 +124,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   at::Tensor all_hashes_;
   bool comparing_ = false;
   bool anyone_joined_ = false;
+  bool stop_wanted_ = false;     // by some rank of an exchange
   int last_active_ = 0;
 };
 

@@ -28,8 +28,15 @@ HostSync::HostSync(comm::Group& group, const NamedTensors& tensors, int every, a
   }
 }
 
-void HostSync::exchanged() {
-  if (++exchanges_ % every_ == 0) average();
+bool HostSync::exchanged(bool& wish) {
+  if (++exchanges_ % every_ != 0) return false;
+  average();
+  if (several_hosts_) {
+    const at::Tensor any = at::full({1}, wish, at::kByte);
+    group_.all_reduce(any, comm::ReduceOp::kMax, {.name = "stop requested"});
+    wish = any.item<std::uint8_t>() != 0;
+  }
+  return true;
 }
 
 void HostSync::average() {

@@ -17,8 +17,8 @@ class HostSync {
   /// same values, so that each byte crosses once a host (comm/hierarchy); with one host nothing is ever sent.
   HostSync(comm::Group& group, const NamedTensors& tensors, int every, at::ScalarType wire);
 
-  /// Counts an exchange of gradients; the last of each `every` averages.
-  void exchanged();
+  /// Counts an exchange of gradients; the last of each `every` averages. True when the hosts have met in it; then `wish` is that of any rank.
+  bool exchanged(bool& wish);
   /// Makes all ranks' tensors their mean, the same bits everywhere. Waits for all ranks.
   void average();
 

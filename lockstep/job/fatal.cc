@@ -55,13 +55,16 @@ std::optional<std::string> take(std::string_view& line, std::string_view key) {
   return std::nullopt;
 }
 
-}  // namespace
-
-std::string to_line(const Fatal& fatal) {
-  return "FATAL cause=" + std::string(name(fatal.cause)) + " rank=" + number(fatal.rank) + " host=" + word(fatal.host) +
+std::string fields(const Fatal& fatal) {
+  return "cause=" + std::string(name(fatal.cause)) + " rank=" + number(fatal.rank) + " host=" + word(fatal.host) +
          " pid=" + number(fatal.pid) + " gen=" + number(fatal.gen) + " step=" + number(fatal.step) +
          " op=" + word(fatal.op) + " detail=" + base::quoted(fatal.detail) + " hint=" + base::quoted(fatal.hint);
 }
+
+}  // namespace
+
+std::string to_line(const Fatal& fatal) { return "FATAL " + fields(fatal); }
+std::string to_warning(const Fatal& fatal) { return "WARN " + fields(fatal); }
 
 std::optional<Fatal> parse_fatal(std::string_view line) {
   constexpr std::string_view kWord = "FATAL ";
@@ -86,6 +89,7 @@ std::optional<Fatal> parse_fatal(std::string_view line) {
 
 std::string key::exited(int rank) { return "exited/" + std::to_string(rank); }
 std::string key::left(int rank) { return "left/" + std::to_string(rank); }
+std::string key::progress(int rank) { return "progress/" + std::to_string(rank); }
 
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept {
   try {

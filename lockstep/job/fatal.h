@@ -27,6 +27,8 @@ struct Fatal {
 
 /// FATAL cause=<CODE> rank=<r> host=<h> pid=<p> gen=<g> step=<s> op=<name>#<seq> detail="<text>" hint="<text>"
 std::string to_line(const Fatal& fatal);
+/// The same after WARN: what does not end the run.
+std::string to_warning(const Fatal& fatal);
 
 /// Reads a line of to_line(); nothing when it is not one.
 std::optional<Fatal> parse_fatal(std::string_view line);
@@ -36,6 +38,7 @@ namespace key {
 inline constexpr std::string_view kCause = "cause";      ///< the first cause, as to_line()
 std::string exited(int rank);                            ///< set by the launcher when a rank's process ended: how
 std::string left(int rank);                              ///< set by a rank that closes its world in good order
+std::string progress(int rank);                          ///< set by a rank that gets on, about once a second: a number that grows
 }  // namespace key
 
 /// Keeps `fatal` as the job's first cause unless there is one already; the one that is kept. Never throws: a store that is

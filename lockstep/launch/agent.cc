@@ -8,14 +8,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/socket.h"
 #include "lockstep/launch/outbox.h"
 #include "lockstep/launch/process.h"
+#include "lockstep/launch/rank_watch.h"
+#include "lockstep/launch/stacks.h"
 #include "lockstep/launch/wire.h"
 
 namespace lockstep::launcher {
@@ -26,11 +31,14 @@ using namespace std::chrono_literals;
 
 constexpr auto kUnkillableAfter = 5s;  // after SIGKILL
 constexpr auto kKillAgain = 50ms;      // a process may fork between our look at /proc and the signal
+constexpr auto kPulseEvery = 1s;
+constexpr auto kStacksWithin = 4s;     // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
   int rank = -1;
   pid_t pid = -1;  // -1: not started, or reaped
-  std::array<base::Fd, 2> streams;  // what it writes to stdout and stderr
+  std::array<base::Fd, 2> streams{};  // what it writes to stdout and stderr
+  RankWatch watch;
 };
 
 class Agent {
@@ -52,7 +60,11 @@ class Agent {
   void reap();
   void ended(std::size_t index, int status);
   void report_start_failures();
-  void stop(int signal, std::chrono::milliseconds grace);
+  void stop(const Stop& order);
+  void signal_ranks(int signal, bool also_in_world);
+  void tell_pulses();
+  void tell_flights();
+  void write_stacks(const std::vector<int>& ranks);
   void look_at_clock();
   void launcher_is_gone();
   void say(FrameKind kind, int rank, std::string payload = {}) { outbox_.push({kind, rank, std::move(payload)}); }
@@ -67,7 +79,15 @@ class Agent {
   bool children_ = true;         // any child, ours or inherited
   bool lingering_ = false;       // all ranks have ended, and something they started has not
   bool gone_ = false;            // the launcher
+  bool any_failed_ = false;      // of the ranks
   std::chrono::milliseconds fail_grace_{0};
+  std::string run_dir_;
+  std::vector<StackDump> dumps_;  // under way
+  std::optional<Stop> stop_after_dumps_;
+  int signal_ = 0;                // to be sent at signal_at_
+  Deadline pulse_at_ = Deadline::never();
+  Deadline dumps_end_at_ = Deadline::never();
+  Deadline signal_at_ = Deadline::never();
   Deadline kill_at_ = Deadline::never();
   Deadline give_up_at_ = Deadline::never();
 };
@@ -99,8 +119,8 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
   base::Pipe err = base::make_pipe();
   streams.out = out.write.get();
   streams.err = err.write.get();
-  RankProcess process;
-  process.rank = plan.rank;
+  RankProcess process{.rank = plan.rank, .watch = RankWatch(plan.rank)};
+  streams.page = process.watch.descriptor();
   process.pid = spawn_rank(job, plan, streams);
   process.streams = {std::move(out.read), std::move(err.read)};
   for (std::size_t stream = 0; stream < 2; ++stream) {
@@ -114,8 +134,10 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
 
 void Agent::start_ranks(const JobPlan& job) {
   fail_grace_ = job.fail_grace;
+  run_dir_ = job.run_dir;
+  pulse_at_ = Deadline::in(kPulseEvery);
   RankStreams streams;
-  streams.max_files = allow_files(2 * job.ranks.size() + 64);
+  streams.max_files = allow_files(3 * job.ranks.size() + 64);
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   streams.in = null.get();
   streams.failure = failures_.write.get();
@@ -124,7 +146,7 @@ void Agent::start_ranks(const JobPlan& job) {
       start_rank(job, plan, streams);
     } catch (const base::SystemError& error) {
       say(FrameKind::kStartFailed, plan.rank, encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
-      stop(SIGKILL, 0ms);
+      stop({.signal = SIGKILL});
       return;
     }
   }
@@ -140,8 +162,12 @@ void Agent::read_input() {
 
 void Agent::obey(const Frame& frame) {
   if (frame.kind == FrameKind::kStop) {
-    const auto numbers = decode_numbers(frame.payload, 2);
-    stop(static_cast<int>(numbers[0]), std::chrono::milliseconds(numbers[1]));
+    stop(decode_stop(frame.payload));
+  } else if (frame.kind == FrameKind::kLook) {
+    tell_flights();
+    say(FrameKind::kLooked, -1);
+  } else if (frame.kind == FrameKind::kStacks) {
+    write_stacks(decode_ranks(frame.payload));
   } else if (frame.kind == FrameKind::kSignal) {
     const int signal = static_cast<int>(decode_numbers(frame.payload, 1)[0]);
     for (const RankProcess& process : ranks_)
@@ -150,21 +176,57 @@ void Agent::obey(const Frame& frame) {
 }
 
 /// SIGKILL reaches every process of the job, other signals the process groups of the ranks that run; SIGKILL follows.
-void Agent::stop(int signal, std::chrono::milliseconds grace) {
-  kill_at_ = earlier(kill_at_, Deadline::in(signal == SIGKILL ? 0ms : grace));
-  if (signal == SIGKILL) return;
+void Agent::stop(const Stop& order) {
+  if (order.signal != SIGKILL && !dumps_.empty()) {
+    stop_after_dumps_ = order;
+    return;
+  }
+  kill_at_ = earlier(kill_at_, Deadline::in(order.signal == SIGKILL ? 0ms : order.warning + order.grace));
+  if (order.signal == SIGKILL) return;
+  if (order.warning > 0ms)
+    for (RankProcess& process : ranks_) process.watch.tell_of_failure();
+  signal_ranks(order.signal, order.warning == 0ms);
+  signal_ = order.signal;
+  if (order.warning > 0ms) signal_at_ = Deadline::in(order.warning);
+}
+
+void Agent::signal_ranks(int signal, bool also_in_world) {
   for (const RankProcess& process : ranks_) {
-    if (process.pid <= 0) continue;
+    if (process.pid <= 0 || (!also_in_world && process.watch.in_world())) continue;
     // The group does not exist before the child has called setsid.
     if (::kill(-process.pid, signal) != 0) ::kill(process.pid, signal);
     ::kill(-process.pid, SIGCONT);
   }
 }
 
+void Agent::tell_pulses() {
+  const auto now = job::StandingStill::Clock::now();
+  for (RankProcess& process : ranks_)
+    if (process.pid > 0) say(FrameKind::kPulse, process.rank, encode_pulse(process.watch.pulse(process.pid, now)));
+}
+
+void Agent::tell_flights() {
+  for (const RankProcess& process : ranks_)
+    if (const auto seen = process.watch.seen()) say(FrameKind::kFlight, process.rank, encode_seen(*seen));
+}
+
+void Agent::write_stacks(const std::vector<int>& ranks) {
+  dumps_end_at_ = Deadline::in(kStacksWithin);
+  for (const RankProcess& process : ranks_) {
+    if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
+    try {
+      StackDump dump(process.rank, process.watch.pid(process.pid), run_dir_);
+      if (dump.tool() > 0) dumps_.push_back(std::move(dump));
+    } catch (const base::Error&) {
+      // The hint then names a file that is not there; the run ends as well.
+    }
+  }
+}
+
 void Agent::launcher_is_gone() {
   gone_ = true;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, STDIN_FILENO, nullptr);
-  stop(SIGKILL, 0ms);
+  stop({.signal = SIGKILL});
 }
 
 void Agent::pass_on(std::size_t index, std::size_t stream, std::size_t most) {
@@ -199,6 +261,8 @@ void Agent::ended(std::size_t index, int status) {
   RankEnd end{process.rank, process.pid, 0, 0};
   if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
   else end.code = WEXITSTATUS(status);
+  // The launcher will ask, but then the others may be gone as well.
+  if (end.failed() && !std::exchange(any_failed_, true)) tell_flights();
   say(FrameKind::kEnded, process.rank, encode_end(end));
   process.pid = -1;
   --running_;
@@ -211,6 +275,7 @@ void Agent::reap() {
     if (!reaped || reaped->pid == 0) break;
     for (std::size_t index = 0; index < ranks_.size(); ++index)
       if (ranks_[index].pid == reaped->pid) ended(index, reaped->status);
+    std::erase_if(dumps_, [&](const StackDump& dump) { return dump.tool() == reaped->pid; });
   }
   if (running_ > 0 || !children_ || lingering_) return;
   // What the ranks have left behind ends with the job; some of it is about to end by itself.
@@ -220,6 +285,20 @@ void Agent::reap() {
 }
 
 void Agent::look_at_clock() {
+  if (pulse_at_.expired()) {
+    tell_pulses();
+    pulse_at_ = Deadline::in(kPulseEvery);
+  }
+  if (dumps_end_at_.expired()) {
+    for (StackDump& dump : dumps_) dump.give_up();
+    dumps_.clear();
+    dumps_end_at_ = Deadline::never();
+  }
+  if (dumps_.empty() && stop_after_dumps_) stop(*std::exchange(stop_after_dumps_, std::nullopt));
+  if (signal_at_.expired()) {
+    signal_ranks(signal_, true);
+    signal_at_ = Deadline::never();
+  }
   if (kill_at_.expired()) {
     for (const pid_t pid : descendants()) ::kill(pid, SIGKILL);
     if (give_up_at_.is_never()) give_up_at_ = Deadline::in(kUnkillableAfter);
@@ -236,7 +315,8 @@ void Agent::look_at_clock() {
 
 void Agent::turn() {
   std::array<epoll_event, 64> events;
-  const int wait_ms = earlier(kill_at_, give_up_at_).poll_ms();
+  const Deadline next = earlier(earlier(kill_at_, give_up_at_), earlier(signal_at_, earlier(dumps_end_at_, pulse_at_)));
+  const int wait_ms = next.poll_ms();
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
   bool signalled = false;
   for (int i = 0; i < count; ++i) {

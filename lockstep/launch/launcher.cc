@@ -9,14 +9,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/socket.h"
 #include "lockstep/job/store_server.h"
+#include "lockstep/launch/hang.h"
+#include "lockstep/launch/observed.h"
 #include "lockstep/launch/output.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/process.h"
@@ -31,6 +35,8 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr auto kOthersMayBeFirst = 100ms;  // a dead rank and those that lose it end within a few milliseconds
+constexpr auto kAgentLooks = 1s;           // it answers within a few milliseconds
+constexpr auto kRanksAreTold = 1s;         // a rank that waits hears of a failure within 0.1 s, and then ends by itself
 constexpr auto kAgentEnds = 5s;            // after its last frame
 constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 const base::Address kLoopback{"127.0.0.1", 0};
@@ -69,6 +75,16 @@ std::vector<int> handled_signals() {
   return handled;
 }
 
+/// "train-20261122-091503-4711": of no other run.
+std::string default_name(const std::string& program) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char time[32];
+  std::strftime(time, sizeof time, "-%Y%m%d-%H%M%S-", &local);
+  return std::filesystem::path(program).filename().string() + time + std::to_string(::getpid());
+}
+
 job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid) {
   job::Fatal fatal;
   fatal.cause = cause;
@@ -88,12 +104,18 @@ class Launcher {
   void turn();
   void read_agent();
   void handle(const Frame& frame);
-  void rank_ended(const RankEnd& end);
+  void rank_ended(RankEnd end);
+  void note_preemption();
   void start_failed(int rank, StartStep step, int error);
   void unkillable(int rank, std::int64_t pid);
   void take_signal(int signal);
   void decide();
-  void order_stop(int signal, std::chrono::milliseconds grace);
+  void look();
+  void looked();
+  void take_pulse(const job::Pulse& pulse);
+  Verdict verdict_on(const RankEnd& end);
+  void order_stop(const Stop& order);
+  std::string last_words();
   void send(const Frame& frame);
   void agent_is_gone();
   std::optional<job::Fatal> published_cause();
@@ -105,13 +127,19 @@ class Launcher {
   const std::vector<pid_t> not_ours_ = has_children() ? descendants() : std::vector<pid_t>();  // left us by a shell's exec
   base::Fd signals_{signal_descriptor(handled_signals())};  // before any thread exists, so that none takes a signal
   Output output_;
+  const std::string run_dir_;
   AgentProcess agent_;
   std::optional<job::StoreServer> store_;
   base::Fd master_port_;
   FrameReader from_agent_{kMaxFrame};
   std::vector<std::int64_t> pids_;
+  const job::PulseLimits limits_;
   std::vector<RankEnd> ends_;
   std::size_t num_ended_ = 0;
+  Observed observed_;
+  std::optional<job::Finding> finding_;         // what made us look, if no rank had ended
+  bool looking_ = false;                        // the first failure has been seen, and what the ranks do is being asked
+  Deadline looked_by_ = Deadline::never();
   int stop_signal_ = 0;                         // a person's
   Deadline decide_at_ = Deadline::never();      // when the first failure is looked at
   Deadline agent_dead_at_ = Deadline::never();  // when an agent that should have finished is killed
@@ -120,7 +148,8 @@ class Launcher {
 };
 
 Launcher::Launcher(const RunOptions& options, Surroundings surroundings, std::uint64_t max_files)
-    : options_(options), output_(options, options.ranks), pids_(static_cast<std::size_t>(options.ranks), -1) {
+    : options_(options), output_(options, options.ranks), run_dir_(surroundings.run_dir), pids_(static_cast<std::size_t>(options.ranks), -1),
+      limits_(pulse_limits(options)), observed_(options.ranks, limits_) {
   start(std::move(surroundings), max_files);
 }
 
@@ -148,13 +177,13 @@ void Launcher::send(const Frame& frame) {
   }
 }
 
-void Launcher::order_stop(int signal, std::chrono::milliseconds grace) {
-  send({FrameKind::kStop, -1, encode_numbers({signal, grace.count()})});
-  agent_dead_at_ = earlier(agent_dead_at_, Deadline::in(grace + kAgentAnswers));
+void Launcher::order_stop(const Stop& order) {
+  send({FrameKind::kStop, -1, encode_stop(order)});
+  agent_dead_at_ = earlier(agent_dead_at_, Deadline::in(order.warning + order.grace + kAgentAnswers));
 }
 
 void Launcher::conclude(job::Fatal fatal, int exit_code) {
-  if (!verdict_) verdict_ = Verdict{std::move(fatal), exit_code};
+  if (!verdict_) verdict_ = Verdict{std::move(fatal), exit_code, {}};
 }
 
 std::optional<job::Fatal> Launcher::published_cause() {
@@ -162,24 +191,56 @@ std::optional<job::Fatal> Launcher::published_cause() {
   return line ? job::parse_fatal(*line) : std::nullopt;
 }
 
-void Launcher::decide() {
-  decide_at_ = Deadline::never();
-  const RankEnd* end = first_failure(ends_);
-  if (verdict_ || stop_signal_ != 0 || !end) return;
-  verdict_ = judge(*end, {.host = host_,
-                          .oom_kills = end->signal == SIGKILL ? oom_kills() - oom_kills_ : 0,
-                          .tail_shown = !output_.tail(end->rank).empty(),
-                          .published = published_cause(),
-                          .pids = pids_});
-  order_stop(SIGTERM, options_.fail_grace);
+Verdict Launcher::verdict_on(const RankEnd& end) {
+  return judge(end, {.host = host_,
+                     .oom_kills = end.signal == SIGKILL ? oom_kills() - oom_kills_ : 0,
+                     .tail = output_.tail(end.rank),
+                     .published = published_cause(),
+                     .pids = pids_});
 }
 
-void Launcher::rank_ended(const RankEnd& end) {
+/// The first failure has been seen; what the ranks were doing is asked before anybody is told.
+void Launcher::decide() {
+  decide_at_ = Deadline::never();
+  if (!verdict_ && stop_signal_ == 0 && first_failure(ends_)) look();
+}
+
+void Launcher::look() {
+  if (std::exchange(looking_, true)) return;
+  send({FrameKind::kLook, -1, {}});
+  looked_by_ = Deadline::in(kAgentLooks);
+}
+
+/// The agent has said what the ranks were doing, or will not.
+void Launcher::looked() {
+  looked_by_ = Deadline::never();
+  if (verdict_ || stop_signal_ != 0) return;
+  const RankEnd* end = first_failure(ends_);
+  const std::vector<base::RankSeen> ranks = observed_.ranks();
+  if (end) verdict_ = verdict_on(*end);
+  else if (finding_) verdict_ = judge_hang(*finding_, observed_.pulses(), ranks, {limits_, host_, run_dir_, pids_});
+  else return;
+  add_place(verdict_->fatal, ranks);
+  job::publish_cause(store_->store(), verdict_->fatal);
+  if (finding_ && !end) send({FrameKind::kStacks, -1, encode_ranks(verdict_->stacks)});
+  order_stop({.signal = SIGTERM, .warning = kRanksAreTold, .grace = options_.fail_grace});
+}
+
+void Launcher::take_pulse(const job::Pulse& pulse) {
+  if (observed_.add(pulse) && !verdict_) output_.note(job::to_warning(silence_of(pulse, host_, pids_, limits_)));
+  if (verdict_ || stop_signal_ != 0 || looking_) return;
+  finding_ = observed_.find_stuck();
+  if (finding_) look();
+}
+
+void Launcher::rank_ended(RankEnd end) {
+  end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) && store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_.end(end.rank);
   ends_.push_back(end);
   ++num_ended_;
+  observed_.ended(end.rank);
   store_->store().set(job::key::exited(end.rank), to_text(end), Deadline::in(1s));
-  if (end.failed() && decide_at_.is_never() && !verdict_) decide_at_ = Deadline::in(kOthersMayBeFirst);
+  if (end.failed() && decide_at_.is_never() && !verdict_ && !looking_) decide_at_ = Deadline::in(kOthersMayBeFirst);
   if (num_ended_ == pids_.size()) decide();
 }
 
@@ -196,14 +257,14 @@ void Launcher::start_failed(int rank, StartStep step, int error) {
   }
   const int code = base::exit_code(fatal.cause);
   conclude(std::move(fatal), code);
-  order_stop(SIGKILL, 0ms);
+  order_stop({.signal = SIGKILL});
 }
 
 void Launcher::unkillable(int rank, std::int64_t pid) {
   job::Fatal fatal = new_fatal(base::Cause::kUnkillable, rank, pid);
   fatal.detail = "process " + std::to_string(pid) + " did not end within 5 s after SIGKILL";
   fatal.hint = "it hangs in the kernel: look at /proc/" + std::to_string(pid) + "/stack";
-  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable)};  // outranks why it was to end
+  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable), {}};  // outranks why it was to end
 }
 
 void Launcher::handle(const Frame& frame) {
@@ -220,6 +281,11 @@ void Launcher::handle(const Frame& frame) {
     case FrameKind::kDropped:
       output_.note(std::to_string(decode_numbers(frame.payload, 1)[0]) + " bytes of output dropped: the launcher stood still");
       break;
+    case FrameKind::kPulse: take_pulse(decode_pulse(frame.payload)); break;
+    case FrameKind::kFlight:
+      if (!verdict_) observed_.add(decode_seen(frame.payload));  // what ranks do that are to end is of no interest
+      break;
+    case FrameKind::kLooked: looked(); break;
     case FrameKind::kUnkillable: unkillable(frame.rank, decode_numbers(frame.payload, 1)[0]); break;
     case FrameKind::kDone: done_ = true; break;
     default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
@@ -242,14 +308,14 @@ void Launcher::take_signal(int signal) {
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (again) {
     output_.note("killing all ranks");
-    return order_stop(SIGKILL, 0ms);
+    return order_stop({.signal = SIGKILL});
   }
   output_.note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) + " s" +
                (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
   job::Fatal fatal = new_fatal(base::Cause::kInterrupted, -1, ::getpid());
   fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
   conclude(std::move(fatal), 128 + signal);
-  order_stop(SIGTERM, options_.grace);
+  order_stop({.signal = SIGTERM, .grace = options_.grace});
 }
 
 /// Its pipe has ended. Without the last frame it was killed; the kernel has ended its ranks, and what they had started has
@@ -259,9 +325,9 @@ void Launcher::agent_is_gone() {
   const Deadline deadline = Deadline::in(kAgentEnds);
   agent_.to.reset();
   while (::waitpid(agent_.pid, &status, WNOHANG) == 0 && !deadline.expired()) base::wait_readable(signals_.get(), earlier(deadline, Deadline::in(20ms)));
+  looked();  // at what it had told before
   if (done_) return;
   ::kill(agent_.pid, SIGKILL);
-  decide();  // what it had told before
   const RankEnd end{-1, agent_.pid, WIFEXITED(status) ? WEXITSTATUS(status) : 0, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent_.pid);
   fatal.detail = "the agent, which watches the ranks, " + std::string(end.signal ? "was " : "") + to_text(end);
@@ -272,11 +338,12 @@ void Launcher::agent_is_gone() {
 
 void Launcher::turn() {
   pollfd entries[] = {{signals_.get(), POLLIN, 0}, {agent_.from.get(), POLLIN, 0}};
-  ::poll(entries, 2, earlier(decide_at_, agent_dead_at_).poll_ms());
+  ::poll(entries, 2, earlier(earlier(decide_at_, looked_by_), agent_dead_at_).poll_ms());
   if (entries[0].revents)
     while (const auto signal = next_signal(signals_.get())) take_signal(*signal);
   if (entries[1].revents) read_agent();
   if (decide_at_.expired()) decide();
+  if (looked_by_.expired()) looked();
   if (agent_dead_at_.expired()) {
     ::kill(agent_.pid, SIGKILL);
     agent_dead_at_ = Deadline::never();
@@ -286,14 +353,33 @@ void Launcher::turn() {
 int Launcher::run() {
   while (agent_.from) turn();
   agent_is_gone();
+  note_preemption();
   if (!verdict_) {
     output_.finish("");
     return 0;
   }
-  std::string last = output_.tail(verdict_->fatal.rank);
-  if (!last.empty()) last = "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) + " wrote to stderr:\n" + last;
-  output_.finish(last + job::to_line(verdict_->fatal) + "\n");
+  output_.finish(last_words());
   return verdict_->exit_code;
+}
+
+/// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is a person who waits.
+void Launcher::note_preemption() {
+  const auto preempted = std::find_if(ends_.begin(), ends_.end(), [](const RankEnd& end) { return end.preempted; });
+  if (preempted == ends_.end() || ends_.size() < pids_.size() || first_failure(ends_) || stop_signal_ == SIGINT) return;
+  job::Fatal fatal = new_fatal(base::Cause::kPreempted, preempted->rank, preempted->pid);
+  add_place(fatal, observed_.ranks());
+  fatal.op.clear();
+  fatal.detail = "all ranks left together because one of them was asked to stop (SIGTERM or SIGUSR1)";
+  fatal.hint = "start the same command again";
+  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kPreempted), {}};
+}
+
+/// Where the ranks were, what the one at fault wrote, and the cause.
+std::string Launcher::last_words() {
+  const std::string tail = output_.tail(verdict_->fatal.rank);
+  return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : observed_.text()) +
+         (tail.empty() ? "" : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) + " wrote to stderr:\n" + tail) +
+         job::to_line(verdict_->fatal) + "\n";
 }
 
 }  // namespace
@@ -311,6 +397,7 @@ int run(RunOptions options) {
   surroundings.environment = own_environment();
   surroundings.cpus = usable_cpus();
   surroundings.columns = terminal_columns();
+  surroundings.run_dir = "runs/" + (options.name.empty() ? default_name(surroundings.program) : options.name);
   if (options.ranks == 0) options.ranks = default_ranks(surroundings.environment, num_gpus(), num_cores(surroundings.cpus));
   const auto num_files = static_cast<std::uint64_t>(options.ranks) * (options.output_dir.empty() ? 2 : 4) + 64;
   const std::uint64_t max_files = allow_files(num_files);

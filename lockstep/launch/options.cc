@@ -1,9 +1,12 @@
 #include "lockstep/launch/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/injection.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -24,9 +27,9 @@ const char* const kUsage =
 const char* const kStatusUsage =
     "usage: lockstep status [--json]\n"
     "\n"
-    "Shows your ranks on this machine, whoever started them: how many exchanges of gradients they have begun, and of the\n"
-    "arena, the memory that neighbours read, what is in use, the most that was, and what the process holds. Ranks appear when\n"
-    "lockstep::init() returns.\n"
+    "Shows your ranks on this machine, whoever started them: how many exchanges of gradients they have begun; of the arena, the\n"
+    "memory that neighbours read, what is in use, the most that was, and what the process holds; and in which operation they\n"
+    "are, for how long, what they finished last, and who has not come. Ranks appear when lockstep::init() returns.\n"
     "\n"
     "Options:\n"
     "  -h,--help                   show this text\n"
@@ -34,7 +37,7 @@ const char* const kStatusUsage =
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
-  std::string ranks, transport, timeout, join_timeout, bind, output, grace, fail_grace;
+  std::string ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -57,11 +60,15 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
                "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")
       ->type_name("[=NAME]");
   option("--output", raw.output, "DIR", "write what each rank prints to DIR/rank.N.out and DIR/rank.N.err as well");
+  option("--name", raw.name, "NAME", "of this run: stacks of ranks that hang go to runs/NAME (default: the program's name and the time)");
   app.add_flag("--quiet-ranks", run.quiet_ranks, "show the output of rank 0 only");
   option("--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
   option("--fail-grace", raw.fail_grace, "SECONDS", "the same when a rank has failed (default 2)");
   option("--join-timeout", raw.join_timeout, "SECONDS", "that the ranks have to find each other (default 60)");
-  option("--timeout", raw.timeout, "SECONDS", "that an operation may wait for other ranks (default 300)");
+  option("--hang-timeout", raw.hang_timeout, "SECONDS", "in which some rank must get on, else the job ends (default 300; 0: never, for a debugger)");
+  option("--stall-timeout", raw.stall_timeout, "SECONDS", "in which every rank must show a sign of life (default 30; 0: never)");
+  option("--inject", raw.inject, "FAULT", "KIND@rank=R,step=S: a fault on purpose in rank R's S-th exchange of gradients; KIND is kill, stop, segv, loop, "
+                                          "throw, desync, corrupt (a NaN in a gradient), flip (a bit of a mean) or slow");
   app.footer("The ranks' lines have [rank] in front; their standard input is /dev/null. The exit code is that of the first rank\n"
              "that failed, or 128 + the signal that ended it; 64 means that nothing was started. Ctrl-C stops all ranks, a second\n"
              "one kills them.");
@@ -107,6 +114,14 @@ void check_argument_name(const std::string& name) {
                              "; allowed are letters, digits, '_' and '-'");
 }
 
+/// A plain name, so that it is one folder below runs/.
+std::string checked_name(const std::string& name) {
+  const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.'; };
+  if (name.empty() || name.size() > 128 || name[0] == '.' || name[0] == '-' || !std::all_of(name.begin(), name.end(), allowed))
+    throw base::UsageError("--name is " + base::quoted(name, 80) + "; allowed are 1 to 128 letters, digits, '_', '-' and '.', the first a letter, a digit or '_'");
+  return name;
+}
+
 void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
   if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
@@ -120,7 +135,13 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
     kept = text;
   };
   keep("--join-timeout", raw.join_timeout, run.join_timeout);
-  keep("--timeout", raw.timeout, run.timeout);
+  if (given("--hang-timeout")) run.hang_timeout = milliseconds("--hang-timeout", raw.hang_timeout);
+  if (given("--stall-timeout")) run.stall_timeout = milliseconds("--stall-timeout", raw.stall_timeout);
+  if (given("--inject")) {
+    job::parse_injection("--inject", raw.inject);
+    run.inject = raw.inject;
+  }
+  if (given("--name")) run.name = checked_name(raw.name);
   if (given("--output")) {
     if (raw.output.empty()) throw base::UsageError("--output is \"\"; allowed is the name of a folder");
     run.output_dir = raw.output;

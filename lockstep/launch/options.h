@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,10 @@ struct RunOptions {
   int ranks = 0;                              ///< 0: one for each visible GPU, else one for each physical core
   std::string transport;                      ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
   std::string join_timeout;                   ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
-  std::string timeout;                        ///< LOCKSTEP_TIMEOUT for the ranks, seconds; empty: not given
+  std::optional<std::chrono::milliseconds> hang_timeout;   ///< without progress of any rank; 0: for ever; default 300 s
+  std::optional<std::chrono::milliseconds> stall_timeout;  ///< without a sign of life of a rank; 0: for ever; default 30 s, or 0 when hang_timeout is
+  std::string name;                           ///< of the run: what is written about it goes to runs/NAME; empty: the program's and the time
+  std::string inject;                         ///< LOCKSTEP_INJECT for the ranks: a fault on purpose; empty: none
   bool bind = true;                           ///< give every rank its own cores
   std::string local_rank_argument;            ///< NAME: every rank gets --NAME=<local rank> as last argument
   std::string output_dir;                     ///< rank.N.out and rank.N.err go there as well; empty: nowhere

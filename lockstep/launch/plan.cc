@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <optional>
 #include <set>
 
@@ -9,6 +10,8 @@
 
 namespace lockstep::launcher {
 namespace {
+
+constexpr std::chrono::seconds kLauncherIsFirst{10};
 
 std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
@@ -21,7 +24,7 @@ std::optional<std::string_view> value_of(const Environment& environment, std::st
 /// What an outer launcher says about the process it started; wrong for ours.
 bool belongs_to_another_launcher(std::string_view name) {
   constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
-  constexpr std::array kNames = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "LOCKSTEP_TERMINAL"};
+  constexpr std::array kNames = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE"};
   return std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](const char* prefix) { return name.rfind(prefix, 0) == 0; }) ||
          std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
@@ -34,6 +37,13 @@ Environment inherited(const Environment& environment, const Environment& ours, c
   for (const std::string& variable : environment)
     if (!replaced.contains(name_of(variable)) && !belongs_to_another_launcher(name_of(variable))) kept.push_back(variable);
   return kept;
+}
+
+/// As the variable takes it: later than `limit`, unless there is none.
+std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds later) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.15g", limit.count() == 0 ? 0 : static_cast<double>((limit + later).count()) / 1000);
+  return text;
 }
 
 Environment for_all_ranks(const RunOptions& options, const Surroundings& surroundings) {
@@ -54,8 +64,11 @@ Environment for_all_ranks(const RunOptions& options, const Surroundings& surroun
       "MASTER_PORT=" + std::to_string(surroundings.master_port),
   };
   if (!options.transport.empty()) environment.push_back("LOCKSTEP_TRANSPORT=" + options.transport);
+  if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
-  if (!options.timeout.empty()) environment.push_back("LOCKSTEP_TIMEOUT=" + options.timeout);
+  // The launcher, which sees all ranks, comes first; a wait ends by itself when the launcher does not.
+  if (options.hang_timeout || !value_of(surroundings.environment, "LOCKSTEP_TIMEOUT"))
+    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(pulse_limits(options).hang, kLauncherIsFirst));
   // A rank's line has less room than the terminal: its prefix stands in front.
   const int room = surroundings.columns - static_cast<int>(prefix_of(options.ranks - 1).size());
   if (room > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(room));
@@ -89,6 +102,7 @@ JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings) {
   job.program = surroundings.program;
   job.arguments = options.command;
   job.fail_grace = options.fail_grace;
+  job.run_dir = surroundings.run_dir;
   std::vector<std::vector<int>> cpus = split_cpus(surroundings.cpus, options.ranks);
   for (int rank = 0; rank < options.ranks; ++rank)
     job.ranks.push_back(plan_rank(rank, options, surroundings, std::move(cpus[static_cast<std::size_t>(rank)])));
@@ -96,6 +110,13 @@ JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings) {
   job.environment = inherited(surroundings.environment, ours, job.ranks.front().environment);
   job.environment.insert(job.environment.end(), ours.begin(), ours.end());
   return job;
+}
+
+job::PulseLimits pulse_limits(const RunOptions& options) {
+  job::PulseLimits limits;
+  limits.hang = options.hang_timeout.value_or(limits.hang);
+  limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
+  return limits;
 }
 
 int default_ranks(const Environment& environment, int gpus, int cores) {

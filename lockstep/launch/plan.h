@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/job/pulse.h"
 #include "lockstep/launch/options.h"
 #include "lockstep/launch/placement.h"
 
@@ -30,6 +31,7 @@ struct JobPlan {
   Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};
+  std::string run_dir;                 ///< where stacks go; made when there is one
 };
 
 /// What the plan depends on besides the options.
@@ -40,6 +42,7 @@ struct Surroundings {
   std::string store;             ///< host:port
   std::string job;
   std::uint16_t master_port = 0;
+  std::string run_dir;           ///< runs/NAME
   int columns = 0;               ///< of the launcher's terminal; 0: stdout is none
 };
 
@@ -49,6 +52,9 @@ JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings);
 
 /// What -n is when it is not given: the GPUs that CUDA_VISIBLE_DEVICES leaves of `gpus`, else the cores; at least 1.
 int default_ranks(const Environment& environment, int gpus, int cores);
+
+/// When ranks count as hanging.
+job::PulseLimits pulse_limits(const RunOptions& options);
 
 /// The "[rank] " in front of each line of output.
 std::string prefix_of(int rank);

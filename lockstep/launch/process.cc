@@ -95,7 +95,8 @@ AgentProcess spawn_agent(std::uint64_t max_files) {
 
 pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams) {
   std::vector<char*> arguments = pointers({&job.arguments, &rank.arguments});
-  std::vector<char*> environment = pointers({&job.environment, &rank.environment});
+  const std::vector<std::string> page = {"LOCKSTEP_PAGE=" + std::to_string(streams.page)};
+  std::vector<char*> environment = pointers({&job.environment, &rank.environment, &page});
   const pid_t agent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start rank " + std::to_string(rank.rank), errno);
@@ -110,9 +111,28 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   ::dup2(streams.out, STDOUT_FILENO);
   ::dup2(streams.err, STDERR_FILENO);
   close_on_exec_from(3);
+  ::fcntl(streams.page, F_SETFD, 0);
   reset_signals();
   ::execve(job.program.c_str(), arguments.data(), environment.data());
   give_up(streams.failure, rank.rank, StartStep::kExec);
+}
+
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out) {
+  std::vector<char*> words = pointers({&arguments});
+  const std::vector<std::string> variables = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"};
+  std::vector<char*> environment = pointers({&variables});
+  const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const pid_t pid = ::fork();
+  if (pid < 0) throw base::SystemError("cannot start " + path, errno);
+  if (pid > 0) return pid;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::dup2(null.get(), STDIN_FILENO);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(out, STDERR_FILENO);
+  close_on_exec_from(3);
+  reset_signals();
+  ::execve(path.c_str(), words.data(), environment.data());
+  ::_exit(127);
 }
 
 void open_standard_descriptors() {

@@ -41,13 +41,17 @@ struct RankStreams {
   int out = -1;
   int err = -1;
   int failure = -1;
+  int page = -1;                ///< of base::make_rank_page(); the rank gets it under the same number, in LOCKSTEP_PAGE
   std::uint64_t max_files = 0;  ///< soft limit of descriptors that the rank gets
 };
 
 /// Starts one rank: leader of a new session and process group, killed by the kernel when the calling thread (which must be
-/// the main one) ends, bound to its CPUs, with default signal handling and no descriptor but 0, 1 and 2. Throws SystemError
+/// the main one) ends, bound to its CPUs, with default signal handling and no descriptor but 0, 1, 2 and its page. Throws SystemError
 /// when it cannot fork; what fails later is written to streams.failure.
 pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams);
+
+/// Starts `path` with these arguments, killed by the kernel when the calling thread ends; stdout and stderr go to `out`. Throws SystemError.
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out);
 
 /// From here on, orphans among our descendants become our children.
 void become_subreaper();

@@ -11,8 +11,9 @@ struct RankEnd {
   std::int64_t pid = -1;
   int code = 0;    ///< exit code, when signal is 0
   int signal = 0;  ///< the signal that ended it; 0: it exited
+  bool preempted = false;  ///< it has left its world in good order, to be started again
 
-  bool failed() const { return code != 0 || signal != 0; }
+  bool failed() const { return !preempted && (code != 0 || signal != 0); }
   /// As a shell says it: the code, or 128 + signal.
   int exit_code() const { return signal != 0 ? 128 + signal : code; }
 };

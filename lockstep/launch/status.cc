@@ -9,11 +9,17 @@
 #include <tuple>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/job/wavefront.h"
 
 namespace lockstep::launcher {
 namespace {
 
 std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1 << 19)) >> 20) + " MiB"; }
+
+std::string operation_of(const base::RankSeen& rank) {
+  const auto* now = job::under_way(rank);
+  return now ? job::describe(*now) : "";
+}
 
 std::string json_line(const base::RankSeen& rank) {
   const nlohmann::ordered_json line = {{"job", rank.job},
@@ -21,7 +27,12 @@ std::string json_line(const base::RankSeen& rank) {
                                        {"world_size", rank.world_size},
                                        {"pid", rank.pid},
                                        {"transport", rank.transport},
+                                       {"step", rank.steps},
+                                       {"batches", rank.batches},
                                        {"exchanges", rank.exchanges},
+                                       {"waiting", rank.waiting},
+                                       {"busy_with", rank.busy_with},
+                                       {"operation", operation_of(rank)},
                                        {"arena", {{"live_bytes", rank.live_bytes},
                                                   {"peak_live_bytes", rank.peak_live_bytes},
                                                   {"high_water_bytes", rank.high_water_bytes},
@@ -35,6 +46,15 @@ std::string table_line(const base::RankSeen& rank) {
                 static_cast<unsigned long long>(rank.exchanges), mib(rank.live_bytes).c_str(), mib(rank.peak_live_bytes).c_str(),
                 mib(rank.resident_bytes).c_str());
   return line;
+}
+
+/// A table, and where the ranks are.
+std::string job_text(const std::vector<base::RankSeen>& ranks) {
+  const base::RankSeen& first = ranks.front();
+  std::string text = "job " + first.job + ", " + std::to_string(ranks.size()) + " of its " + std::to_string(first.world_size) +
+                     (first.world_size == 1 ? " rank" : " ranks") + " here\n rank      pid  transport  exchanges       arena     at most        held\n";
+  for (const base::RankSeen& rank : ranks) text += table_line(rank);
+  return text + job::wavefront(ranks);
 }
 
 }  // namespace
@@ -53,19 +73,15 @@ std::vector<base::RankSeen> find_ranks() {
 
 std::string status_text(const std::vector<base::RankSeen>& ranks, bool json) {
   std::string text;
-  if (ranks.empty() && !json) return "no rank of yours runs on this machine\n";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (json) {
-      text += json_line(ranks[i]);
-      continue;
-    }
-    if (i == 0 || ranks[i].job != ranks[i - 1].job) {
-      const auto of_job = std::count_if(ranks.begin(), ranks.end(), [&](const auto& rank) { return rank.job == ranks[i].job; });
-      text += (i == 0 ? "" : "\n") + std::string("job ") + ranks[i].job + ", " + std::to_string(of_job) + " of its " +
-              std::to_string(ranks[i].world_size) + (ranks[i].world_size == 1 ? " rank" : " ranks") + " here\n" +
-              " rank      pid  transport  exchanges       arena     at most        held\n";
-    }
-    text += table_line(ranks[i]);
+  if (json) {
+    for (const base::RankSeen& rank : ranks) text += json_line(rank);
+    return text;
+  }
+  if (ranks.empty()) return "no rank of yours runs on this machine\n";
+  for (auto begin = ranks.begin(); begin != ranks.end();) {
+    const auto end = std::find_if(begin, ranks.end(), [&](const auto& rank) { return rank.job != begin->job; });
+    text += (text.empty() ? "" : "\n") + job_text({begin, end});
+    begin = end;
   }
   return text;
 }

@@ -2,10 +2,13 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/job/wavefront.h"
+#include "lockstep/launch/plan.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -20,7 +23,7 @@ std::string content(const std::string& path) {
 }
 
 std::string hint_for(const RankEnd& end, const Evidence& evidence) {
-  const std::string shown = evidence.tail_shown ? "the last lines of its stderr stand above" : "";
+  const std::string shown = !evidence.tail.empty() ? "the last lines of its stderr stand above" : "";
   switch (end.signal) {
     case 0: return shown;
     case SIGKILL:
@@ -34,8 +37,21 @@ std::string hint_for(const RankEnd& end, const Evidence& evidence) {
   }
 }
 
+/// What a process that aborts has said about it: what() of an exception, else its last words. `prefix` stands in front of each line.
+std::string words_in(const std::string& tail, const std::string& prefix) {
+  std::string said;
+  for (std::string line : base::split(tail, '\n')) {
+    if (line.starts_with(prefix)) line.erase(0, prefix.size());
+    const std::size_t what = line.find("  what():  ");
+    if (what != std::string::npos) return line.substr(what + 2);
+    if (line.find_first_not_of(" \t\r") != std::string::npos) said = line;
+  }
+  return said;
+}
+
 std::string detail_for(const RankEnd& end, const Evidence& evidence) {
   std::string detail = to_text(end);
+  if (end.signal == SIGABRT && !evidence.tail.empty()) detail += "; it said: " + words_in(evidence.tail, prefix_of(end.rank));
   if (end.signal == SIGKILL && evidence.oom_kills > 0)
     detail += "; the kernel counts " + std::to_string(evidence.oom_kills) +
               (evidence.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
@@ -71,6 +87,13 @@ Verdict judge(const RankEnd& end, const Evidence& evidence) {
   fatal.hint = hint_for(end, evidence);
   verdict.exit_code = end.exit_code();
   return verdict;
+}
+
+void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks) {
+  const auto seen = std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == fatal.rank; });
+  if (seen == ranks.end()) return;
+  if (fatal.step < 0) fatal.step = seen->steps;
+  if (const auto* now = job::under_way(*seen); now && fatal.op.empty()) fatal.op = job::label(*now);
 }
 
 std::int64_t oom_kills_in(std::string_view text) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/rank_page.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/launch/rank_end.h"
 
@@ -15,6 +16,7 @@ namespace lockstep::launcher {
 struct Verdict {
   job::Fatal fatal;
   int exit_code = 70;
+  std::vector<int> stacks{};  ///< ranks whose stacks tell more
 };
 
 /// The end that is the cause of the others, from all ends so far in the order in which they were seen; null when none has
@@ -26,7 +28,7 @@ const RankEnd* first_failure(const std::vector<RankEnd>& ends);
 struct Evidence {
   std::string host;
   std::int64_t oom_kills = 0;            ///< by the kernel in our cgroup since the start
-  bool tail_shown = false;               ///< the rank's stderr stands above the line
+  std::string tail;                      ///< of the rank's stderr, as it stands above the line
   std::optional<job::Fatal> published;   ///< the cause that a rank left in the store
   std::vector<std::int64_t> pids;        ///< of the ranks
 };
@@ -34,6 +36,9 @@ struct Evidence {
 /// The verdict on a run in which `end` failed first. A cause that a rank has published explains more than how its process
 /// ended, so it is preferred. Pure.
 Verdict judge(const RankEnd& end, const Evidence& evidence);
+
+/// Adds to `fatal` the step and the operation that its rank was in, where it has none. Pure.
+void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks);
 
 /// The number that the kernel counts in `text`, the content of memory.events, memory.oom_control or /proc/vmstat: its line
 /// "oom_kill N"; 0 when there is none. Pure.

@@ -1,5 +1,6 @@
 #include "lockstep/launch/wire.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "lockstep/base/error.h"
@@ -116,6 +117,93 @@ std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t cou
   return numbers;
 }
 
+std::string encode_ranks(const std::vector<int>& ranks) { return encode_numbers({ranks.begin(), ranks.end()}); }
+
+std::vector<int> decode_ranks(std::string_view bytes) {
+  const auto numbers = decode_numbers(bytes, bytes.size() / sizeof(std::int64_t));
+  return {numbers.begin(), numbers.end()};
+}
+
+std::string encode_stop(const Stop& stop) { return encode_numbers({stop.signal, stop.warning.count(), stop.grace.count()}); }
+
+Stop decode_stop(std::string_view bytes) {
+  const auto numbers = decode_numbers(bytes, 3);
+  return {static_cast<int>(numbers[0]), std::chrono::milliseconds(numbers[1]), std::chrono::milliseconds(numbers[2])};
+}
+
+std::string encode_pulse(const job::Pulse& pulse) {
+  return encode_numbers({pulse.rank, pulse.silent.count(), pulse.idle.count(), pulse.in_world, pulse.state});
+}
+
+job::Pulse decode_pulse(std::string_view bytes) {
+  const auto numbers = decode_numbers(bytes, 5);
+  return {.rank = static_cast<int>(numbers[0]),
+          .silent = std::chrono::milliseconds(numbers[1]),
+          .idle = std::chrono::milliseconds(numbers[2]),
+          .in_world = numbers[3] != 0,
+          .state = static_cast<char>(numbers[4])};
+}
+
+namespace {
+
+constexpr std::size_t kOfEach = 32;  // operations that go on, and that have ended
+
+void put_operation(std::string& out, const base::FlightSeen& operation) {
+  for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) put(out, number);
+  for (const std::int64_t number : {operation.step, operation.begun, operation.ended}) put(out, number);
+  for (const std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name}) put_text(out, *text);
+}
+
+base::FlightSeen take_operation(Parser& parser) {
+  base::FlightSeen operation;
+  for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes}) *number = parser.number<std::uint64_t>();
+  for (std::int64_t* number : {&operation.step, &operation.begun, &operation.ended}) *number = parser.number<std::int64_t>();
+  for (std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name}) *text = base::printable(parser.text());
+  return operation;
+}
+
+/// In the order in which they began.
+std::vector<const base::FlightSeen*> worth_telling(const std::vector<base::FlightSeen>& operations) {
+  std::vector<const base::FlightSeen*> told;
+  std::size_t going_on = 0, ended = 0;
+  for (auto one = operations.rbegin(); one != operations.rend(); ++one)
+    if ((one->goes_on() ? going_on : ended)++ < kOfEach) told.push_back(&*one);
+  std::reverse(told.begin(), told.end());
+  return told;
+}
+
+}  // namespace
+
+std::string encode_seen(const base::RankSeen& seen) {
+  std::string bytes;
+  for (const std::int64_t number : {std::int64_t{seen.rank}, std::int64_t{seen.pid}, std::int64_t{seen.world_size}, seen.steps, seen.batches,
+                                    std::int64_t{seen.waiting}, std::int64_t{seen.left}, seen.looked_ns})
+    put(bytes, number);
+  for (const std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) put_text(bytes, *text);
+  const auto operations = worth_telling(seen.operations);
+  put(bytes, static_cast<std::uint32_t>(operations.size()));
+  for (const auto* operation : operations) put_operation(bytes, *operation);
+  return bytes;
+}
+
+base::RankSeen decode_seen(std::string_view bytes) {
+  Parser parser(bytes);
+  base::RankSeen seen;
+  seen.rank = static_cast<int>(parser.number<std::int64_t>());
+  seen.pid = static_cast<pid_t>(parser.number<std::int64_t>());
+  seen.world_size = static_cast<int>(parser.number<std::int64_t>());
+  seen.steps = parser.number<std::int64_t>();
+  seen.batches = parser.number<std::int64_t>();
+  seen.waiting = parser.number<std::int64_t>() != 0;
+  seen.left = parser.number<std::int64_t>() != 0;
+  seen.looked_ns = parser.number<std::int64_t>();
+  for (std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) *text = base::printable(parser.text());
+  seen.operations.resize(parser.count(64));
+  for (base::FlightSeen& operation : seen.operations) operation = take_operation(parser);
+  parser.end();
+  return seen;
+}
+
 std::string encode_end(const RankEnd& end) { return encode_numbers({end.rank, end.pid, end.code, end.signal}); }
 
 RankEnd decode_end(std::string_view bytes) {
@@ -129,6 +217,7 @@ std::string encode_job(const JobPlan& job) {
   put_texts(bytes, job.arguments);
   put_texts(bytes, job.environment);
   put(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
+  put_text(bytes, job.run_dir);
   put(bytes, static_cast<std::uint32_t>(job.ranks.size()));
   for (const RankPlan& rank : job.ranks) {
     put(bytes, static_cast<std::int32_t>(rank.rank));
@@ -147,6 +236,7 @@ JobPlan decode_job(std::string_view bytes) {
   job.arguments = parser.texts();
   job.environment = parser.texts();
   job.fail_grace = std::chrono::milliseconds(parser.number<std::int64_t>());
+  job.run_dir = parser.text();
   job.ranks.resize(parser.count(16));
   for (RankPlan& rank : job.ranks) {
     rank.rank = parser.number<std::int32_t>();

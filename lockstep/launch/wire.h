@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/rank_page.h"
+#include "lockstep/job/pulse.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/rank_end.h"
 
@@ -16,13 +18,18 @@ namespace lockstep::launcher {
 enum class FrameKind : std::uint32_t {
   // launcher to agent
   kJob = 1,  ///< JobPlan; the first frame
-  kStop,     ///< two numbers: signal, milliseconds until SIGKILL
+  kStop,     ///< Stop
   kSignal,   ///< one number: a signal for the ranks' processes
+  kLook,     ///< what have the ranks done? The answer is kFlight for each that has shown itself, and kLooked
+  kStacks,   ///< numbers: ranks whose stacks are to be written; a kStop that comes then waits for them
   // agent to launcher
   kStarted,      ///< one number: pid
   kStartFailed,  ///< two numbers: StartStep, errno
   kStdout,       ///< bytes that `rank` wrote
   kStderr,
+  kPulse,       ///< job::Pulse; about once a second
+  kFlight,      ///< base::RankSeen
+  kLooked,
   kEnded,       ///< RankEnd; after all that the rank has written
   kDropped,     ///< one number: bytes of output lost because the launcher did not read
   kUnkillable,  ///< one number: a pid that SIGKILL did not end
@@ -59,6 +66,26 @@ class FrameReader {
 std::string encode_numbers(const std::vector<std::int64_t>& numbers);
 /// Exactly `count` numbers. Throws Error kProtocol.
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count);
+
+/// How the ranks are to end.
+struct Stop {
+  int signal = 0;
+  std::chrono::milliseconds warning{0};  ///< for ranks that know of Lockstep: time to learn the cause and to end by themselves, before the signal
+  std::chrono::milliseconds grace{0};    ///< from the signal to SIGKILL
+};
+std::string encode_stop(const Stop& stop);
+Stop decode_stop(std::string_view bytes);
+
+std::string encode_ranks(const std::vector<int>& ranks);
+/// As many as there are. Throws Error kProtocol.
+std::vector<int> decode_ranks(std::string_view bytes);
+
+std::string encode_pulse(const job::Pulse& pulse);
+job::Pulse decode_pulse(std::string_view bytes);
+
+/// The operations that go on and the last of those that have ended, 32 and 32.
+std::string encode_seen(const base::RankSeen& seen);
+base::RankSeen decode_seen(std::string_view bytes);
 
 std::string encode_end(const RankEnd& end);
 RankEnd decode_end(std::string_view bytes);

@@ -1,5 +1,9 @@
 // Ranks that do not do the same: named on both sides within seconds, and never a gradient of another step. One job a case.
 #include <chrono>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/replicas.h"
@@ -105,6 +109,66 @@ TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
   }
 }
 
+/// Trains until somebody throws; the number of the step in which that was.
+int train_until_it_throws(Mlp& net, const std::function<void(int)>& before_step) {
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int number = 0;; ++number) {
+    before_step(number);
+    optimizer.zero_grad();
+    try {
+      forward_backward(net, number);
+    } catch (const base::Error&) {
+      return number;
+    }
+    optimizer.step();
+    if (number > 60) return number;
+  }
+}
+
+TEST(DdpFailures, AReplicaThatDriftsIsFoundWithinItsInterval) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.compare_every = 10});
+  const int last = world().size() - 1;
+  int found = -1;
+  expect_error(
+      Cause::kReplicaDiverged, {"parameter second.bias differs between ranks", "rank " + std::to_string(last) + " has hash"},
+      [&] {
+        found = train_until_it_throws(net, [&](int number) {
+          if (number != 23 || world().rank() != last) return;
+          const torch::NoGradGuard no_grad;
+          auto* bits = reinterpret_cast<std::uint32_t*>(net->second->bias.mutable_data_ptr<float>());
+          *bits ^= 1;  // the last bit of one number
+        });
+        world().barrier();  // closed by the same error
+      },
+      std::chrono::seconds(60));
+  EXPECT_EQ(found, 30);
+}
+
+TEST(DdpFailures, NobodyLooksWhenNotAsked) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.compare_every = 0});
+  const int found = train_until_it_throws(net, [&](int number) {
+    if (number != 23 || world().rank() != 0) return;
+    const torch::NoGradGuard no_grad;
+    net->second->bias.add_(1e-3);
+  });
+  EXPECT_EQ(found, 61);
+}
+
+TEST(DdpFailures, ANaNIsNamedBeforeItIsEverybodys) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.check_finite = true});
+  const at::Tensor before = net->first->weight.detach().clone();
+  const int last = world().size() - 1;
+  expect_error(Cause::kNonFinite, {"the gradient of ", "on rank " + std::to_string(last), "not finite"}, [&] {
+    auto loss = net->forward(batch_of(world().rank(), 0, {4, 7})).pow(2).sum();
+    if (world().rank() == last) loss = loss * std::numeric_limits<double>::infinity();
+    loss.backward();
+  });
+  EXPECT_TRUE(torch::equal(before, net->first->weight));
+}
+
 TEST(DdpFailures, OneRankClipsAndTheOthersStep) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -139,7 +203,6 @@ TEST(DdpFailures, RanksUpdateInBackwardByOtherOptions) {
   optim::SGD optimizer(ddp, {.lr = 0.1});
   if (!optimizer.shares_parameters() || world().transport() != "shm") return;
   optimizer.update_in_backward();
-  at::Tensor before;
   const auto step = [&](int number) {
     optimizer.zero_grad();
     forward_backward(net, number);
@@ -147,11 +210,16 @@ TEST(DdpFailures, RanksUpdateInBackwardByOtherOptions) {
   };
   step(0);
   step(1);  // from here on gradients are used early
-  before = net->first->weight.detach().clone();
+  std::vector<at::Tensor> before;
+  for (const auto& parameter : net->parameters()) before.push_back(parameter.detach().clone());
   world().barrier();
   optimizer.param_groups()[0].options().set_lr(world().rank() == 0 ? 0.1 : 0.2);
-  expect_error(Cause::kDesync, {"backward() on ranks", "fingerprint"}, [&] { step(2); });
-  EXPECT_TRUE(torch::equal(before, net->first->weight));
+  expect_error(Cause::kDesync, {"backward() on ranks", "fingerprint"}, [&] {
+    // Who comes last finds all gradients of the others, and would use them at once.
+    if (world().rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    step(2);
+  });
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(before[i], net->parameters()[i])) << i;
 }
 
 TEST(DdpFailures, AnAliasOfAParameterThatBackwardUpdates) {

@@ -20,13 +20,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(LauncherStart, TheEnvironmentIsComplete) {
-  const Exit exit = run_process(lockstep_run({"-n", "2", "--transport", "gloo", "--timeout", "12", "--join-timeout", "9", "env"},
+  const Exit exit = run_process(lockstep_run({"-n", "2", "--transport", "gloo", "--hang-timeout", "12", "--join-timeout", "9", "env"},
                                              {{"TORCHELASTIC_RUN_ID", "outer"}, {"RANK", "9"}, {"KEPT", "a b"}}));
   ASSERT_EQ(exit.code, 0) << exit.err;
   for (const char* line : {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0",
                            "LOCKSTEP_NUM_NODES=1", "LOCKSTEP_STORE=127.0.0.1:", "LOCKSTEP_JOB=", "RANK=1", "LOCAL_RANK=1", "WORLD_SIZE=2",
                            "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0", "NODE_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=", "OMP_NUM_THREADS=",
-                           "LOCKSTEP_TRANSPORT=gloo", "LOCKSTEP_TIMEOUT=12", "LOCKSTEP_JOIN_TIMEOUT=9", "KEPT=a b"})
+                           "LOCKSTEP_TRANSPORT=gloo", "LOCKSTEP_TIMEOUT=22", "LOCKSTEP_PAGE=", "LOCKSTEP_JOIN_TIMEOUT=9", "KEPT=a b"})
     EXPECT_THAT(exit.out, HasSubstr("\n[1] " + std::string(line)));
   EXPECT_THAT(exit.out, Not(HasSubstr("TORCHELASTIC_")));
   EXPECT_THAT(exit.out, Not(HasSubstr("] RANK=9")));
@@ -59,6 +59,10 @@ TEST(LauncherStart, NoDescriptorIsInherited) {
       if (fd <= 2) EXPECT_THAT(exit.out, HasSubstr(line));
       else EXPECT_THAT(exit.out, Not(HasSubstr(line)));
     }
+  for (const char* page : {"[0] page\n", "[1] page\n"}) {
+    EXPECT_THAT(exit.out, HasSubstr(page));
+    EXPECT_EQ(exit.out.find(page), exit.out.rfind(page));
+  }
 }
 
 TEST(LauncherStart, RanksLeadTheirSessionsAndDieWithTheAgent) {

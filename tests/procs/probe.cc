@@ -20,7 +20,10 @@ int fds() {
   DIR* folder = ::opendir("/proc/self/fd");
   while (const dirent* entry = ::readdir(folder)) {
     const int fd = std::atoi(entry->d_name);
-    if (entry->d_name[0] != '.' && fd != ::dirfd(folder)) std::printf("fd %d\n", fd);
+    if (entry->d_name[0] == '.' || fd == ::dirfd(folder)) continue;
+    char target[64] = "";
+    [[maybe_unused]] const auto size = ::readlinkat(::dirfd(folder), entry->d_name, target, sizeof target - 1);
+    std::printf(std::strstr(target, "memfd:lockstep-rank") ? "page\n" : "fd %d\n", fd);
   }
   ::closedir(folder);
   return 0;

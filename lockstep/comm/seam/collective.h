@@ -59,6 +59,7 @@ struct Collective {
   int root = 0;
   at::ScalarType wire = at::kFloat;  ///< float32, bfloat16 or float16: what the float32 tensor of an all_reduce crosses between hosts as
   std::uint64_t seq = 0;  ///< number of this operation on its channel, from 1
+  std::uint64_t record = 0;  ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();
 };
 

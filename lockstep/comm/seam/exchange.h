@@ -47,12 +47,14 @@ struct StepIdentity {
   Use use = Use::kMeans;
   bool averaged = false;            ///< not with kMeans: they are means already, the same on all ranks, and pieces have the first rank's
   std::uint64_t options = 0;        ///< a fingerprint of what is done with pieces
+  bool stop_requested = false;      ///< somebody has asked this rank to leave; not compared: see Attendance
 };
 
 /// Who took part in an exchange.
 struct Attendance {
   int active = 0;  ///< ranks that had not joined; when it is 0, nothing was exchanged
   int first = 0;   ///< the lowest of them
+  bool stop_requested = false;  ///< of any rank, the same on all
 };
 
 /// Counts since the exchange was made, for tests and for the curious.

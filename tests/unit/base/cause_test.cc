@@ -22,15 +22,19 @@ TEST(Cause, NamesAndExitCodesAsInTheReference) {
       {"DESYNC", {Cause::kDesync, 70}},
       {"CONFIG_MISMATCH", {Cause::kConfigMismatch, 70}},
       {"REPLICA_DIVERGED", {Cause::kReplicaDiverged, 70}},
+      {"NON_FINITE", {Cause::kNonFinite, 70}},
       {"UNEVEN_INPUT", {Cause::kUnevenInput, 70}},
       {"UNKILLABLE", {Cause::kUnkillable, 70}},
       {"INTERNAL", {Cause::kInternal, 70}},
       {"RESOURCE", {Cause::kResource, 74}},
       {"PROTOCOL", {Cause::kProtocol, 76}},
+      {"PREEMPTED", {Cause::kPreempted, 75}},
+      {"STRAGGLER", {Cause::kStraggler, 0}},
       {"JOIN_TIMEOUT", {Cause::kJoinTimeout, 124}},
       {"RANK_STUCK", {Cause::kRankStuck, 124}},
+      {"RANK_STALLED", {Cause::kRankStalled, 124}},
   };
-  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStuck) + 1) << "the enumeration has values that stand not here";
+  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1) << "the enumeration has values that stand not here";
   for (const auto& [text, row] : table) {
     EXPECT_EQ(name(row.first), text);
     EXPECT_EQ(cause_named(text), row.first);

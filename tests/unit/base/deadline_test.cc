@@ -31,14 +31,6 @@ TEST(Deadline, WhatIsLeft) {
   EXPECT_GT(Deadline::in(100us).left(), 0ms);  // rounded up: poll(2) must not spin
 }
 
-TEST(Deadline, AboutIsATickFromIn) {
-  for (const auto limit : {0ms, 250ms, 3'600'000ms}) {
-    const auto apart = Deadline::in(limit).when() - Deadline::about(limit).when();
-    EXPECT_LT(std::chrono::abs(apart), 100ms) << limit.count();
-  }
-  EXPECT_TRUE(Deadline::about(std::chrono::milliseconds::max()).is_never());
-}
-
 TEST(Deadline, AsPollTakesIt) {
   EXPECT_EQ(Deadline::never().poll_ms(), 60000);
   EXPECT_EQ(Deadline::in(1h).poll_ms(250ms), 250);

@@ -4,6 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
+#include <tuple>
+
 namespace lockstep::base {
 namespace {
 
@@ -21,6 +25,26 @@ TEST(RankPage, IsSeenAsItWasWritten) {
   EXPECT_EQ(seen->transport, "shm");
   EXPECT_EQ(seen->exchanges, 7u);
   EXPECT_EQ(seen->resident_bytes, std::uint64_t{5} << 40);
+}
+
+TEST(RankPage, OperationsAreSeenWithTheirTimes) {
+  show_process(0, 1, "job", "self");
+  const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
+  const auto before = now();
+  FlightRing& flight = RankPage::process().flight;
+  flight.end(flight.begin({.seq = 1, .kind = "barrier"}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that the counter's rate is known
+  flight.begin({.seq = 2, .kind = "all_reduce"});
+  const auto seen = look_at_rank(::getpid());
+  ASSERT_TRUE(seen);
+  ASSERT_EQ(seen->operations.size(), 2u);
+  const auto& [first, second] = std::tie(seen->operations[0], seen->operations[1]);
+  constexpr std::int64_t kMillisecond = 1000000;
+  EXPECT_GT(first.begun, before - kMillisecond);
+  EXPECT_GE(first.ended, first.begun);
+  EXPECT_GT(second.begun, first.ended + 19 * kMillisecond);
+  EXPECT_LT(second.begun, seen->looked_ns + kMillisecond);
+  EXPECT_TRUE(second.goes_on());
 }
 
 TEST(RankPage, AChildOfARankIsNone) {

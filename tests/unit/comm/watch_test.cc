@@ -26,12 +26,14 @@ using tests::message_of;
 const std::vector<int> kBoth = {0, 1};
 const std::vector<int> kThree = {0, 1, 2};
 
+constexpr auto kLongLimit = 1h;
+
 struct Rank {
   Watch watch;
   Watch::Looks looks;
   Waiting waiting;
 
-  Rank(std::shared_ptr<job::Store> store, int number) : watch(std::move(store), number, "host") {}
+  Rank(std::shared_ptr<job::Store> store, int number, std::chrono::milliseconds limit = kLongLimit) : watch(std::move(store), number, "host", limit) {}
   /// Starts operation `seq` of `channel` and waits in it.
   void call(const std::string& channel, std::uint64_t seq, const std::vector<int>& members = kBoth) {
     watch.started(watch.count_of(channel), seq);
@@ -255,6 +257,82 @@ TEST_F(WatchTest, ATimeoutNamesWhoHasNotCome) {
   c.look();
   EXPECT_EQ(message_of<TimeoutError>([&] { a.watch.timed_out(a.waiting, a.looks); }),
             "no end of all_reduce(world) before its deadline; all ranks have come; ranks that wait too: 1,2");
+}
+
+/// A rank that waits, with a limit that passes between two looks.
+struct Impatient : Rank {
+  explicit Impatient(std::shared_ptr<job::Store> store) : Rank(std::move(store), 0, 30ms) {}
+  std::string look_later() {
+    std::this_thread::sleep_for(40ms);
+    return message_of<TimeoutError>([&] { look(); });
+  }
+};
+
+TEST_F(WatchTest, AWaitEndsWhenThoseWhoHaveNotComeDoNotGetOn) {
+  Impatient waits(store);
+  waits.call("world", 1);
+  waits.look();
+  EXPECT_EQ(waits.look_later(), "no end of all_reduce(world) before its deadline; ranks that have not come: 1");
+}
+
+TEST_F(WatchTest, AWaitLastsWhileWhoeverHasNotComeGetsOn) {
+  Impatient waits(store);
+  waits.call("world", 1);
+  waits.look();
+  for (int i = 0; i < 5; ++i) {
+    store->set(job::key::progress(1), std::to_string(i), Deadline::in(1s));
+    EXPECT_EQ(waits.look_later(), "");
+  }
+  EXPECT_NE(waits.look_later(), "");
+}
+
+TEST_F(WatchTest, ProgressOfWhoHasComeIsNoReasonToWait) {
+  Impatient waits(store);
+  waits.call("world", 1, kThree);
+  b.call("world", 1, kThree);
+  b.look();
+  waits.look();
+  store->set(job::key::progress(1), "7", Deadline::in(1s));
+  EXPECT_THAT(waits.look_later(), HasSubstr("ranks that have not come: 2; ranks that wait too: 1"));
+}
+
+TEST_F(WatchTest, AWaitLastsWhileSomebodyGetsOnForWhomTheAbsentWait) {
+  Impatient waits(store);
+  const std::vector<int> others = {1, 2};
+  waits.call("world", 1);
+  b.call("pair", 1, others);
+  b.look();
+  waits.look();
+  for (int i = 0; i < 5; ++i) {
+    store->set(job::key::progress(2), std::to_string(i), Deadline::in(1s));
+    EXPECT_EQ(waits.look_later(), "");
+  }
+}
+
+TEST_F(WatchTest, NoLimitNoEnd) {
+  Rank waits(store, 0, 0ms);
+  waits.call("world", 1);
+  waits.look();
+  std::this_thread::sleep_for(30ms);
+  EXPECT_EQ(message_of<TimeoutError>([&] { waits.look(); }), "");
+}
+
+TEST_F(WatchTest, TheEndOfARankIsToldAsTheLauncherSaysIt) {
+  store->set(job::key::exited(1), "killed by SIGTERM", Deadline::in(1s));
+  std::thread launcher([&] {
+    std::this_thread::sleep_for(100ms);
+    job::publish_cause(*store, {.cause = Cause::kRankDied, .rank = 2, .detail = "killed by SIGKILL"});
+  });
+  a.call("world", 1);
+  try {
+    a.look();
+    ADD_FAILURE();
+  } catch (const PeerLost& error) {
+    EXPECT_EQ(error.cause(), Cause::kRankDied);
+    EXPECT_EQ(error.peer(), 2);
+    EXPECT_STREQ(error.what(), "all_reduce#1: rank 2 was killed by SIGKILL");
+  }
+  launcher.join();
 }
 
 TEST_F(WatchTest, AShortTimeoutHearsTheOthersFirst) {

@@ -32,7 +32,9 @@ TEST(Options, DefaultsAreThoseOfTheHeader) {
   EXPECT_TRUE(run.bind);
   EXPECT_EQ(run.grace, std::chrono::seconds(10));
   EXPECT_EQ(run.fail_grace, std::chrono::seconds(2));
-  EXPECT_EQ(run.transport + run.timeout + run.local_rank_argument + run.output_dir, "");
+  EXPECT_EQ(run.transport + run.name + run.local_rank_argument + run.output_dir, "");
+  EXPECT_FALSE(run.hang_timeout);
+  EXPECT_FALSE(run.stall_timeout);
   EXPECT_THAT(run.command, ElementsAre("prog"));
 }
 
@@ -61,7 +63,7 @@ TEST(Options, WhatFollowsTheProgramIsTheProgramsOwn) {
 
 TEST(Options, AllOfThemTogether) {
   const RunOptions run = run_of({"--transport", "gloo", "--bind=none", "--pass-local-rank=rank_here", "--output", "out", "--quiet-ranks",
-                                 "--grace", "0.5", "--fail-grace", "0", "--timeout", "30", "-np", "4", "p", "a"});
+                                 "--grace", "0.5", "--fail-grace", "0", "--hang-timeout", "30", "--stall-timeout", "0", "--name", "run.1", "-np", "4", "p", "a"});
   EXPECT_EQ(run.transport, "gloo");
   EXPECT_FALSE(run.bind);
   EXPECT_EQ(run.local_rank_argument, "rank_here");
@@ -69,7 +71,9 @@ TEST(Options, AllOfThemTogether) {
   EXPECT_TRUE(run.quiet_ranks);
   EXPECT_EQ(run.grace, std::chrono::milliseconds(500));
   EXPECT_EQ(run.fail_grace, std::chrono::milliseconds(0));
-  EXPECT_EQ(run.timeout, "30");
+  EXPECT_EQ(run.hang_timeout, std::chrono::seconds(30));
+  EXPECT_EQ(run.stall_timeout, std::chrono::seconds(0));
+  EXPECT_EQ(run.name, "run.1");
   EXPECT_EQ(run.ranks, 4);
   EXPECT_THAT(run.command, ElementsAre("p", "a"));
 }
@@ -88,7 +92,12 @@ TEST(Options, RefusalsNameArgumentValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of({"run", "--bind", "x", "p"}), AllOf(HasSubstr("--bind is \"x\""), HasSubstr("cores, none")));
   EXPECT_THAT(error_of({"run", "--grace", "-1", "p"}), AllOf(HasSubstr("--grace is \"-1\""), HasSubstr("0 or more")));
   EXPECT_THAT(error_of({"run", "--fail-grace", "inf", "p"}), HasSubstr("--fail-grace is \"inf\""));
-  EXPECT_THAT(error_of({"run", "--timeout", "0", "p"}), AllOf(HasSubstr("--timeout is \"0\""), HasSubstr("more than 0")));
+  EXPECT_THAT(error_of({"run", "--join-timeout", "0", "p"}), AllOf(HasSubstr("--join-timeout is \"0\""), HasSubstr("more than 0")));
+  EXPECT_THAT(error_of({"run", "--hang-timeout", "soon", "p"}), AllOf(HasSubstr("--hang-timeout is \"soon\""), HasSubstr("0 or more")));
+  EXPECT_THAT(error_of({"run", "--stall-timeout", "-1", "p"}), HasSubstr("--stall-timeout is \"-1\""));
+  EXPECT_THAT(error_of({"run", "--inject", "fire@rank=1,step=2", "p"}), AllOf(HasSubstr("--inject is \"fire@rank=1,step=2\""), HasSubstr("kill, stop, segv")));
+  for (const char* bad : {".", "..", "a/b", "-x", "a b", "\n"})
+    EXPECT_THAT(error_of({"run", std::string("--name=") + bad, "p"}), HasSubstr("--name is ")) << bad;
   EXPECT_THAT(error_of({"run", "--pass-local-rank=a b", "p"}), HasSubstr("--pass-local-rank is \"a b\""));
   EXPECT_THAT(error_of({"run", "--nonsense", "p"}), HasSubstr("\"--nonsense\" is no option"));
   EXPECT_THAT(error_of({"run", "-n"}), HasSubstr("--ranks"));

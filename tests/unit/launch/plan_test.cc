@@ -58,7 +58,7 @@ TEST(Plan, NoVariableTwiceWhateverWasInherited) {
   for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"}) s.environment.push_back(variable);
   RunOptions run = options(3);
   run.transport = "gloo";
-  run.timeout = "7";
+  run.hang_timeout = std::chrono::milliseconds(7500);
   run.join_timeout = "2.5";
   const JobPlan job = plan_job(run, s);
   for (const RankPlan& rank : job.ranks) {
@@ -69,16 +69,30 @@ TEST(Plan, NoVariableTwiceWhateverWasInherited) {
     EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
   }
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_TRANSPORT=gloo"));
-  EXPECT_THAT(job.environment, Contains("LOCKSTEP_TIMEOUT=7"));
+  EXPECT_THAT(job.environment, Contains("LOCKSTEP_TIMEOUT=17.5"));
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_JOIN_TIMEOUT=2.5"));
+}
+
+TEST(Plan, RanksWaitLongerThanTheLauncher) {
+  Surroundings s = surroundings();
+  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=310"));
+  s.environment.push_back("LOCKSTEP_TIMEOUT=5");  // a user's
+  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=5"));
+  RunOptions run = options(2);
+  run.hang_timeout = std::chrono::milliseconds(0);
+  EXPECT_THAT(plan_job(run, s).environment, Contains("LOCKSTEP_TIMEOUT=0"));
+  EXPECT_EQ(pulse_limits(run).stall.count(), 0);  // a debugger stops processes as well
+  run.stall_timeout = std::chrono::milliseconds(9000);
+  EXPECT_EQ(pulse_limits(run).stall.count(), 9000);
+  EXPECT_EQ(pulse_limits(options(2)).stall.count(), 30000);
 }
 
 TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
   Surroundings s = surroundings();
   s.environment = {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=True", "ROLE_RANK=3", "SLURM_PROCID=0", "SLURM_JOB_ID=5", "PMI_RANK=0",
-                   "LOCKSTEP_TERMINAL=80"};
+                   "LOCKSTEP_TERMINAL=80", "LOCKSTEP_PAGE=5"};
   const JobPlan job = plan_job(options(1), s);
-  for (const char* name : {"TORCHELASTIC_", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL"})
+  for (const char* name : {"TORCHELASTIC_", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
   EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
 }

@@ -28,7 +28,7 @@ TEST(Verdict, ADeathOutranksExitsAndAborts) {
 }
 
 TEST(Verdict, ADeadRankIsNamed) {
-  const Verdict verdict = judge(died(3, SIGKILL), {.host = "beta", .oom_kills = 1, .tail_shown = false, .published = {}, .pids = {}});
+  const Verdict verdict = judge(died(3, SIGKILL), {.host = "beta", .oom_kills = 1, .tail = "", .published = {}, .pids = {}});
   EXPECT_EQ(verdict.exit_code, 137);
   const std::string line = job::to_line(verdict.fatal);
   EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by SIGKILL; the kernel counts 1 out-of-memory kill\""));
@@ -36,11 +36,21 @@ TEST(Verdict, ADeadRankIsNamed) {
 }
 
 TEST(Verdict, AnExitCodeIsPassedOn) {
-  const Verdict verdict = judge(exited(1, 7), {.host = "a", .oom_kills = 0, .tail_shown = true, .published = {}, .pids = {}});
+  const Verdict verdict = judge(exited(1, 7), {.host = "a", .oom_kills = 0, .tail = "[1] it fails\n", .published = {}, .pids = {}});
   EXPECT_EQ(verdict.exit_code, 7);
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
   EXPECT_THAT(verdict.fatal.hint, HasSubstr("stderr"));
+}
+
+TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
+  const auto detail_of = [](const std::string& tail) {
+    return judge(died(2, SIGABRT), {.host = "a", .oom_kills = 0, .tail = tail, .published = {}, .pids = {}}).fatal.detail;
+  };
+  EXPECT_EQ(detail_of(""), "killed by SIGABRT");
+  EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
+  EXPECT_EQ(detail_of("[2] terminate called after throwing an instance of 'c10::Error'\n[2]   what():  no\n[2] frame #0\n"),
+            "killed by SIGABRT; it said: what():  no");
 }
 
 TEST(Verdict, APublishedCauseExplainsMore) {
@@ -48,7 +58,7 @@ TEST(Verdict, APublishedCauseExplainsMore) {
   cause.cause = base::Cause::kDesync;
   cause.rank = 0;
   cause.detail = "calls differ";
-  const Verdict verdict = judge(died(1, SIGABRT), {.host = "a", .oom_kills = 0, .tail_shown = false, .published = cause, .pids = {50, 51}});
+  const Verdict verdict = judge(died(1, SIGABRT), {.host = "a", .oom_kills = 0, .tail = "", .published = cause, .pids = {50, 51}});
   EXPECT_EQ(verdict.exit_code, 70);
   EXPECT_EQ(verdict.fatal.pid, 50);
   EXPECT_EQ(verdict.fatal.host, "a");
@@ -60,7 +70,7 @@ TEST(Verdict, PublishedFieldsAreKept) {
   cause.cause = base::Cause::kRankDied;
   cause.rank = 99;
   cause.host = "b";
-  const Verdict verdict = judge(exited(1, 9), {.host = "a", .oom_kills = 0, .tail_shown = false, .published = cause, .pids = {50, 51}});
+  const Verdict verdict = judge(exited(1, 9), {.host = "a", .oom_kills = 0, .tail = "", .published = cause, .pids = {50, 51}});
   EXPECT_EQ(verdict.fatal.host, "b");
   EXPECT_EQ(verdict.fatal.pid, -1);
   EXPECT_EQ(verdict.exit_code, 9);

@@ -17,6 +17,7 @@ JobPlan sample() {
   job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
   job.environment = {"A=\x80", "B="};
   job.fail_grace = std::chrono::milliseconds(1234);
+  job.run_dir = "runs/it";
   job.ranks = {{0, {"RANK=0"}, {"--k=0"}, {0, 7}}, {1, {}, {}, {}}};
   return job;
 }
@@ -27,6 +28,7 @@ TEST(Wire, AJobArrivesByteForByte) {
   EXPECT_EQ(job.arguments, sample().arguments);
   EXPECT_EQ(job.environment, sample().environment);
   EXPECT_EQ(job.fail_grace, sample().fail_grace);
+  EXPECT_EQ(job.run_dir, sample().run_dir);
   ASSERT_EQ(job.ranks.size(), 2u);
   EXPECT_EQ(job.ranks[0].cpus, sample().ranks[0].cpus);
   EXPECT_EQ(job.ranks[0].environment, sample().ranks[0].environment);
@@ -73,6 +75,60 @@ TEST(Wire, LengthAndKindAreCheckedBeforeThePayloadComes) {
   FrameReader other(100);
   other.feed(std::string("\0\0\0\0\x63\0\0\0\0\0\0\0", 12));
   EXPECT_THAT(tests::message_of<base::Error>([&] { other.next(); }), HasSubstr("kind 99"));
+}
+
+TEST(Wire, StopsPulsesAndRanks) {
+  const Stop stop = decode_stop(encode_stop({.signal = 15, .warning = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
+  EXPECT_EQ(stop.signal, 15);
+  EXPECT_EQ(stop.warning, std::chrono::seconds(1));
+  EXPECT_EQ(stop.grace, std::chrono::seconds(2));
+  const job::Pulse pulse = decode_pulse(encode_pulse({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
+  EXPECT_EQ(pulse.rank, 3);
+  EXPECT_EQ(pulse.silent.count(), 5);
+  EXPECT_EQ(pulse.idle.count(), 7);
+  EXPECT_FALSE(pulse.in_world);
+  EXPECT_EQ(pulse.state, 'T');
+  EXPECT_EQ(decode_ranks(encode_ranks({4, 0, 7})), (std::vector<int>{4, 0, 7}));
+  EXPECT_TRUE(decode_ranks("").empty());
+  EXPECT_THROW(decode_ranks("123"), base::Error);
+}
+
+base::RankSeen seen_with(int going_on, int ended) {
+  base::RankSeen seen{.pid = 4711, .rank = 2, .world_size = 4, .job = "j", .transport = "shm", .steps = 9, .batches = 10, .waiting = true, .left = true,
+                      .busy_with = "evaluate", .looked_ns = 77};
+  for (int i = 0; i < going_on + ended; ++i)
+    seen.operations.push_back({.number = static_cast<std::uint64_t>(i), .seq = 5, .bytes = 6, .step = 7, .begun = 8, .ended = i < ended ? 9 : 0,
+                               .channel = "world", .kind = "barrier", .dtype = "float32", .name = "a\x1b]b"});
+  return seen;
+}
+
+TEST(Wire, WhatARankHasDone) {
+  const base::RankSeen seen = decode_seen(encode_seen(seen_with(1, 1)));
+  EXPECT_EQ(seen.rank, 2);
+  EXPECT_EQ(seen.pid, 4711);
+  EXPECT_EQ(seen.steps, 9);
+  EXPECT_TRUE(seen.waiting);
+  EXPECT_TRUE(seen.left);
+  EXPECT_EQ(seen.busy_with, "evaluate");
+  EXPECT_EQ(seen.looked_ns, 77);
+  ASSERT_EQ(seen.operations.size(), 2u);
+  EXPECT_EQ(seen.operations[0].ended, 9);
+  EXPECT_TRUE(seen.operations[1].goes_on());
+  EXPECT_EQ(seen.operations[1].name, "a?]b");  // what a terminal would obey does not pass
+  EXPECT_EQ(seen.operations[1].dtype, "float32");
+}
+
+TEST(Wire, OfManyOperationsTheLastOfEachKindPass) {
+  const base::RankSeen seen = decode_seen(encode_seen(seen_with(40, 4000)));
+  ASSERT_EQ(seen.operations.size(), 64u);
+  EXPECT_EQ(seen.operations.front().number, 3968u);
+  EXPECT_EQ(seen.operations.back().number, 4039u);
+}
+
+TEST(Wire, EveryTruncationOfItIsRefused) {
+  const std::string bytes = encode_seen(seen_with(1, 1));
+  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(decode_seen(bytes.substr(0, size)), base::Error) << size;
+  EXPECT_THROW(decode_seen(bytes + "x"), base::Error);
 }
 
 TEST(Wire, Ends) {

@@ -1,0 +1,41 @@
+#include "lockstep/launch/rank_watch.h"
+
+#include <unistd.h>
+
+#include <cstring>
+
+#include "lockstep/launch/stacks.h"
+
+namespace lockstep::launcher {
+
+RankWatch::RankWatch(int rank) : rank_(rank), memory_(base::make_rank_page()) { base::page_in(memory_).watcher = ::getpid(); }
+
+bool RankWatch::in_world() const {
+  const base::RankPage& page = base::page_in(memory_);
+  return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0 && page.left == 0;
+}
+
+pid_t RankWatch::pid(pid_t otherwise) const {
+  const pid_t shown = base::page_in(memory_).pid;
+  return shown > 0 ? shown : otherwise;
+}
+
+job::Pulse RankWatch::pulse(pid_t pid, job::StandingStill::Clock::time_point now) {
+  const base::RankPage& page = base::page_in(memory_);
+  job::Pulse pulse{.rank = rank_, .in_world = in_world(), .state = state_of_process(this->pid(pid))};
+  const bool held = pulse.state == 't';
+  ++looks_;
+  // A count that grows with every look is one that never stands still.
+  if (pulse.in_world && !held) {
+    beats_.look(page.beats, now);
+    progress_.look(page.progress(), now);
+  } else {
+    beats_.look(pulse.state == 'T' ? 0 : looks_, now);
+    progress_.look(looks_, now);
+  }
+  pulse.silent = beats_.lasts(now);
+  pulse.idle = progress_.lasts(now);
+  return pulse;
+}
+
+}  // namespace lockstep::launcher
