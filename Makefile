@@ -9,7 +9,7 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test bench bench-hosts lint clean setup configure build-all
+.PHONY: help demo build test bench bench-hosts chaos lint clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   measure Lockstep beside its peers on this machine, 20 minutes, and write docs/benchmarks.md"
 	@echo "make lint    check the rules of the house, without building"
 	@echo "make bench-hosts   measure between hosts, on network namespaces with links of 1 Gb/s (root)"
+	@echo "make chaos   let faults happen at random moments of trainings, 50 times each, and print what became of them, 40 minutes"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"
 
 setup:
@@ -52,6 +53,11 @@ lint: setup
 # Needs root: it makes network namespaces, and skips loudly without.
 bench-hosts: build-all
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
+
+# CHAOS_ARGS: such as --runs 5, --only kill,desync, --transport gloo.
+CHAOS_ARGS ?=
+chaos: build-all
+	@python3 tests/procs/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)
 
 clean:
 	rm -rf build

@@ -1,25 +1,35 @@
-// A rank that trains. train_probe asks: until somebody asks all to stop. train_probe slow RANK: 200 steps, of which RANK's take longer.
-// train_probe injected: 200 steps, with all checks.
+// A rank that trains.
+//   train_probe asks               until somebody asks all to stop
+//   train_probe slow RANK          200 steps, of which RANK's take longer
+//   train_probe injected           200 steps, with all checks
+//   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
+//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, or a wrong call:
+//                                  skip, extra, order, shape, dtype, kind or name
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <mutex>
 #include <string>
 #include <thread>
 
+#include "lockstep/base/error.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/ddp/ddp.h"
 
 namespace {
 
-int run(int argc, char** argv) {
-  const std::string how = argc > 1 ? argv[1] : "";
-  const int slow = argc > 2 ? std::atoi(argv[2]) : -1;
-  lockstep::comm::Group world = lockstep::comm::init();
+using lockstep::comm::Group;
+using lockstep::ddp::DistributedDataParallel;
+
+int train(const std::string& how, int slow) {
+  Group world = lockstep::comm::init();
   torch::nn::Linear net(8, 8);
-  lockstep::ddp::DistributedDataParallel ddp(net, world, {.compare_every = 10, .check_finite = true});
+  DistributedDataParallel ddp(net, world, {.compare_every = 10, .check_finite = true});
   torch::optim::SGD optimizer(net->parameters(), 0.01);
   const bool asks = how == "asks";
   if (asks) world.stop_requested();  // from here on signals are wishes
@@ -37,6 +47,91 @@ int run(int argc, char** argv) {
     }
   }
   return 0;
+}
+
+/// Lines that are in the file when the process has been killed.
+class History {
+ public:
+  History(const std::string& folder, int rank) : file_(folder + "/rank." + std::to_string(rank) + ".jsonl") {}
+  void write(const std::string& fields) {
+    file_ << "{" << fields << ", \"ns\": " << std::chrono::steady_clock::now().time_since_epoch().count() << "}\n" << std::flush;
+  }
+
+ private:
+  std::ofstream file_;
+};
+
+std::uint64_t fnv(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const at::Tensor& tensor : tensors) {
+    const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash;
+}
+
+struct Fault {
+  std::string kind;
+  int rank = -1;
+  int step = -1;
+};
+
+void wait_for_itself() {
+  std::timed_mutex mutex;
+  mutex.lock();
+  while (!mutex.try_lock_for(std::chrono::hours(1))) {
+  }
+}
+
+/// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it gets none.
+at::Tensor vote(Group& world, int step, const std::string& wrong) {
+  const at::Tensor votes = torch::full({wrong == "shape" ? 65 : 64}, 1 + world.rank() + step, wrong == "dtype" ? at::kDouble : at::kFloat);
+  if (wrong == "skip" || wrong == "order") return {};
+  if (wrong == "extra") world.barrier();
+  if (wrong == "kind") world.broadcast(votes, 0, {.name = "votes"});
+  else world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = wrong == "name" ? "others" : "votes"});
+  return votes;
+}
+
+int chaos(const std::string& folder, int steps, const Fault& fault) {
+  Group world = lockstep::comm::init();
+  History history(folder, world.rank());
+  history.write("\"pid\": " + std::to_string(::getpid()));
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
+  try {
+    DistributedDataParallel ddp(net, world, {.compare_every = 50});
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    for (int step = 0; step < steps; ++step) {
+      const std::string wrong = world.rank() == fault.rank && step == fault.step ? fault.kind : "";
+      if (wrong == "deadlock") wait_for_itself();
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      if (wrong == "order") world.all_reduce(torch::ones({64}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
+      torch::manual_seed(1000 * step + world.rank());
+      optimizer.zero_grad();
+      net->forward(torch::randn({8, 32})).pow(2).mean().backward();
+      optimizer.step();
+      std::vector<at::Tensor> all{vote(world, step, wrong)};
+      if (!all[0].defined()) continue;
+      for (const auto& parameter : net->parameters()) all.push_back(parameter);
+      history.write("\"step\": " + std::to_string(step) + ", \"hash\": \"" + std::to_string(fnv(all)) + "\"");
+    }
+  } catch (const lockstep::base::CommError& error) {
+    std::string text = error.what();
+    for (char& c : text)
+      if (c == '"' || c == '\\') c = '\'';
+    history.write("\"told\": \"" + std::string(name(error.cause())) + "\", \"text\": \"" + text + "\"");
+    throw;
+  }
+  history.write("\"done\": true");
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  const std::string how = argc > 1 ? argv[1] : "";
+  if (how != "chaos") return train(how, argc > 2 ? std::atoi(argv[2]) : -1);
+  const Fault fault = argc > 6 ? Fault{argv[4], std::atoi(argv[5]), std::atoi(argv[6])} : Fault{};
+  return chaos(argv[2], std::atoi(argv[3]), fault);
 }
 
 }  // namespace

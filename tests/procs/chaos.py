@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Faults at random moments of a training on several ranks, again and again; a table of what became of them.
+
+usage: chaos.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N] [--only NAME,...] [--transport NAME]
+Every rank of the program writes what it has done to a history file: a hash of its parameters after each step, what it was told when it failed, and when. A
+run is good when
+  - the launcher ends in time, with 0, or with exactly one FATAL line, the last one, of the right cause and the right rank;
+  - every rank that lived was told the same cause within a second of the moment at which it could be known;
+  - for each step all ranks have the same hash, that of a run without a fault, as far as they came (no wrong sum was ever applied);
+  - nothing is left: no process, no file in its folder for temporary files, nothing in /dev/shm.
+Prints the seed, a line a run that is not good, and the table; exit code 1 when a run was not good.
+"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MARK = "LOCKSTEP_TEST_CHAOS"
+TOLD_S = 1.0
+STEPS = 400  # 2 s and more
+EDGE = 25    # a fault comes after this many steps
+Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s")
+DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
+
+
+def environment(pid):
+    try:
+        text = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.decode(errors="replace").split("\0") if "=" in entry)
+
+
+def marked(mark):
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and environment(name).get(MARK) == mark]
+
+
+def history(folder, rank):
+    lines = []
+    try:
+        for line in (folder / f"rank.{rank}.jsonl").read_text().splitlines():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError:
+                pass  # its last one, cut by SIGKILL
+    except OSError:
+        pass
+    return lines
+
+
+class Run:
+    """One job, and the moment from which its fault could be known."""
+
+    def __init__(self, args, plan, victim, rng):
+        self.args, self.plan, self.victim, self.rng = args, plan, victim, rng
+        self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
+        self.known_ns = None
+
+    def judge(self, reference):
+        """(what is wrong, seconds until all were told, seconds until the launcher had gone)"""
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            (folder / "tmp").mkdir()
+            shm = set(os.listdir("/dev/shm"))
+            command = [self.args.lockstep, "run", "-n", str(self.args.ranks), "--bind", "none", *self.plan.options]
+            command += ["--transport", self.args.transport, "--", self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
+            env = {**os.environ, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+            job = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            try:
+                self.disturb(folder)
+                try:
+                    _, err = job.communicate(timeout=60)
+                except subprocess.TimeoutExpired:
+                    return ["the launcher did not end in 60 s"], None, None
+                gone_ns = time.monotonic_ns()
+                histories = [history(folder, rank) for rank in range(self.args.ranks)]
+                wrong, told_s = self.check_histories(histories, reference)
+                gone_s = (gone_ns - self.known(histories)) / 1e9 if self.plan.cause else 0
+                wrong += self.check_end(job.returncode, err, gone_s)
+                left = marked(self.mark) + list((folder / "tmp").iterdir()) + sorted(set(os.listdir("/dev/shm")) - shm)
+                if left:
+                    wrong.append(f"left: {left}")
+                return wrong, told_s, gone_s
+            finally:
+                for pid in marked(self.mark):
+                    os.kill(pid, signal.SIGKILL)
+                job.wait()
+
+    def disturb(self, folder):
+        """At a random moment after the first steps."""
+        if not self.plan.disturb:
+            return
+        limit = time.monotonic() + 30
+        while time.monotonic() < limit and not (len(history(folder, self.victim)) > EDGE):
+            time.sleep(0.01)
+        time.sleep(self.rng.uniform(0, 0.7))
+        pid = history(folder, self.victim)[0]["pid"]
+        self.known_ns = time.monotonic_ns()
+        self.plan.disturb(pid)
+
+    def known(self, histories):
+        """When the fault happened: when we made it, else when the rank at fault last wrote."""
+        if self.known_ns is not None:
+            return self.known_ns
+        return max((line["ns"] for line in histories[self.victim] if "told" not in line), default=0)
+
+    def check_histories(self, histories, reference):
+        wrong, told_s = [], None
+        for rank, lines in enumerate(histories):
+            for line in lines:
+                if "hash" in line and reference and reference[line["step"]] != line["hash"]:
+                    wrong.append(f"rank {rank} has other parameters after step {line['step']}")
+                    break
+            told = [line for line in lines if "told" in line]
+            done = any("done" in line for line in lines)
+            if not self.plan.cause:
+                if not done:
+                    wrong.append(f"rank {rank} did not finish")
+            elif rank != self.victim:
+                if [line["told"] for line in told] != [self.plan.cause]:
+                    wrong.append(f"rank {rank} was told {[line['told'] for line in told]}")
+                for line in told:
+                    told_s = max(told_s or 0, (line["ns"] - self.known(histories)) / 1e9)
+                    if self.plan.cause == "DESYNC" and f"rank {self.victim} " not in line["text"]:
+                        wrong.append(f"rank {rank} was told: {line['text']}")
+        if told_s is not None and told_s > self.plan.told_s:
+            wrong.append(f"told after {told_s:.2f} s")
+        return wrong, told_s
+
+    def check_end(self, code, err, gone_s):
+        fatal = re.findall(r"^FATAL cause=(\w+) rank=(\S+)", err, re.M)
+        wrong = []
+        if code != self.plan.code:
+            wrong.append(f"exit code {code}")
+        if not self.plan.cause:
+            return wrong + ([f"FATAL lines: {fatal}"] if fatal else [])
+        expected = [(self.plan.cause, str(self.victim))]
+        if self.plan.cause == "DESYNC":  # both are named in the text; whose mistake it was a vote of two cannot tell
+            fatal, expected = [cause for cause, _ in fatal], ["DESYNC"]
+            if f"rank {self.victim} " not in err.rstrip().rsplit("\n", 1)[-1]:
+                wrong.append("the FATAL line does not name the rank")
+        if fatal != expected or not err.rstrip("\n").rsplit("\n", 1)[-1].startswith("FATAL "):
+            wrong.append(f"FATAL lines: {fatal}; the last line is {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
+        if gone_s > self.plan.gone_s:
+            wrong.append(f"gone after {gone_s:.2f} s")
+        return wrong
+
+
+def pause(pid):
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(pid, signal.SIGCONT)
+
+
+def plan_for(name, victim, rng, args):
+    step = rng.randrange(EDGE, 100)
+    inject = lambda kind: ["--inject", f"{kind}@rank={victim},step={step}"]
+    kill = lambda number: lambda pid: os.kill(pid, number)
+    limits = ["--hang-timeout", "10", "--stall-timeout", "10"]
+    if name == "none":
+        return Plan([], [], None, None, 0, 0, 0)
+    if name == "kill":
+        return Plan([], [], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5)
+    if name == "pause":
+        return Plan([], [], pause, None, 0, 0, 0)
+    if name == "stop":
+        return Plan(limits, [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15)
+    if name == "loop":
+        return Plan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(options=limits + inject("loop"))
+    if name == "deadlock":
+        return Plan(limits, ["deadlock", str(victim), str(step)], None, "RANK_STUCK", 124, 13, 15)
+    if name == "throw":
+        return Plan(inject("throw"), [], None, "RANK_EXITED", 1, TOLD_S, 5)
+    if name == "segv":
+        return Plan(inject("segv"), [], None, "RANK_DIED", 139, TOLD_S, 5)
+    if name == "flip":
+        return Plan(inject("flip"), [], None, "REPLICA_DIVERGED", 70, 60, 60)
+    if name == "desync":
+        return Plan([], [rng.choice(DESYNCS), str(victim), str(step)], None, "DESYNC", 70, TOLD_S + 0.5, 5)
+    sys.exit(f"there is no fault {name}")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", default="kill,pause,stop,loop,deadlock,throw,segv,flip,desync")
+    parser.add_argument("--transport", default="auto")
+    args = parser.parse_args()
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}, {args.ranks} ranks, transport {args.transport}", flush=True)
+    rng = random.Random(seed)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    class Reference(Run):
+        def check_histories(self, histories, reference):
+            self.hashes = {line["step"]: line["hash"] for line in histories[0] if "hash" in line}
+            return super().check_histories(histories, self.hashes)
+
+    undisturbed = Reference(args, plan_for("none", 0, rng, args), 0, rng)
+    wrong, _, _ = undisturbed.judge(None)
+    if wrong:
+        sys.exit(f"without a fault: {wrong}")
+    bad, table = 0, []
+    for name in args.only.split(","):
+        good, told, gone = 0, [], []
+        for number in range(args.runs):
+            victim = rng.randrange(args.ranks)
+            # Where two copies differ, nobody knows which is right.
+            reference = None if name == "flip" else undisturbed.hashes
+            wrong, told_s, gone_s = Run(args, plan_for(name, victim, rng, args), victim, rng).judge(reference)
+            good += not wrong
+            told += [told_s] if told_s is not None else []
+            gone += [gone_s] if gone_s is not None else []
+            if wrong:
+                print(f"{name} {number}, rank {victim}: {'; '.join(wrong)}", flush=True)
+        bad += args.runs - good
+        most = lambda values: f"{max(values):8.2f}" if values else "       -"
+        table.append(f"{name:9} {good:4} of {args.runs:<4} {most(told)} s  {most(gone)} s")
+        print(table[-1], flush=True)
+    print("\nfault      good          told at most  gone at most\n" + "\n".join(table))
+    sys.exit(1 if bad else 0)
+
+
+main()
