@@ -49,7 +49,7 @@ struct RankPage {
 
   /// Grows as long as the process does something that others may wait for.
   std::uint64_t progress() const {
-    return static_cast<std::uint64_t>(steps) + static_cast<std::uint64_t>(batches) + exchanges + alive + flight.begun + flight.finished;
+    return static_cast<std::uint64_t>(steps) + static_cast<std::uint64_t>(batches) + exchanges + alive + flight.begun;
   }
 
   /// That of this process, zeroed at first, never freed: magic and pid stand once show_process() has been called. A child made by fork() has

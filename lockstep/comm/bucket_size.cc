@@ -23,7 +23,7 @@ void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
   Collective all{.kind = Kind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
   channel.begin(all, tensor);
   channel.run(all, "the measurement of bucket sizes");
-  Channel::end(all.record);
+  channel.end(all.record);
 }
 
 /// The median on this rank, then the most on any: the same everywhere.

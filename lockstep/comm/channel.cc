@@ -32,7 +32,7 @@ bool done_within(Pending& pending, Deadline deadline) {
 Channel::Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
                  std::shared_ptr<Watch> watch)
     : name_(std::move(name)), members_(std::move(members)), rank_(rank), transport_(std::move(transport)),
-      watch_(std::move(watch)), count_(watch_->count_of(name_)), recorded_as_(base::RankPage::process().flight.add_channel(name_)) {}
+      watch_(std::move(watch)), count_(watch_->count_of(name_)), recorded_as_(page_.flight.add_channel(name_)) {}
 
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
   base::FlightNote what{.kind = comm::name(op.kind), .name = op.name};
@@ -47,11 +47,10 @@ void Channel::begin(Collective& op, const at::Tensor& tensor) {
 std::uint64_t Channel::begin(base::FlightNote& what) {
   throw_if_closed();
   watch_->started(count_, ++seq_);
-  base::RankPage& page = base::RankPage::process();
   what.channel = recorded_as_;
   what.seq = seq_;
-  what.step = page.steps.load(std::memory_order_relaxed);
-  return page.flight.begin(what);
+  what.step = page_.steps.load(std::memory_order_relaxed);
+  return page_.flight.begin(what);
 }
 
 void Channel::throw_if_closed() const {

@@ -31,7 +31,7 @@ class Channel {
   /// The same of what is more than one Collective. Its number in the flight recorder; that on this channel is put into `what`.
   std::uint64_t begin(base::FlightNote& what);
   /// What begin() has recorded has ended well; what fails never ends.
-  static void end(std::uint64_t record) { base::RankPage::process().flight.end(record); }
+  void end(std::uint64_t record) { page_.flight.end(record); }
 
   /// Gives `op` to the transport. Throws when the channel is closed.
   PendingPtr start(const Collective& op);
@@ -59,6 +59,7 @@ class Channel {
   std::shared_ptr<Transport> transport_;
   std::shared_ptr<Watch> watch_;
   Watch::Count& count_;
+  base::RankPage& page_ = base::RankPage::process();
   const std::uint16_t recorded_as_;
   std::uint64_t seq_ = 0;
   std::atomic<bool> is_closed_{false};

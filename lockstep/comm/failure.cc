@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <typeinfo>
@@ -31,7 +32,7 @@ struct Failure {
   std::string text;
   std::string hint;
   int exit_code = 1;
-  bool is_told = false;  // a CommError: who threw it has said what is to be said
+  std::optional<base::CommError> comm{};  // which may be a consequence, or have been told before
 };
 
 /// "std::runtime_error: text": the first line, because what libtorch throws carries stack traces.
@@ -49,7 +50,7 @@ Failure current_failure() {
   try {
     throw;
   } catch (const base::CommError& error) {
-    return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause()), true};
+    return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause()), error};
   } catch (const base::Error& error) {
     return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause())};
   } catch (const std::bad_alloc& error) {
@@ -78,7 +79,8 @@ void tell(const Failure& failure) noexcept {
     listener = current().listener;
   }
   if (!listener.watch) return;
-  if (!failure.is_told) listener.watch->publish(failure.cause, failure.text, failure.hint);
+  if (failure.comm) listener.watch->publish(*failure.comm);
+  else listener.watch->publish(failure.cause, failure.text, failure.hint);
   if (listener.in_this_process) std::this_thread::sleep_for(kOthersRead);
 }
 

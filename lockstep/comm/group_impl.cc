@@ -118,7 +118,7 @@ void Group::Impl::begin(Request& request) {
 void Group::Impl::run(Request request) {
   begin(request);
   if (collectives_.idle()) return carry_out(request);
-  post(std::move(request)).wait();  // bounded: the operation ends at its own deadline
+  post(std::move(request)).wait();  // bounded: the operation ends at its deadline, or by the Watch
 }
 
 Work Group::Impl::run_async(Request request) {
@@ -142,7 +142,7 @@ void Group::Impl::carry_out(Request& request) {
     if (request.prepare) request.prepare(request.op, calls);
     if (request.moves_data) channel_.run(request.op, describe(mine));
   }
-  Channel::end(request.op.record);
+  channel_.end(request.op.record);
   if (!request.complete) return;
   const at::NoGradGuard no_grad;
   request.complete();

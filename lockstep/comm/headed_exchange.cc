@@ -99,8 +99,9 @@ void HeadedExchange::check_header() {
 }
 
 void HeadedExchange::look_for_stragglers(const std::vector<ExchangeHeader>& headers) {
+  if (attendance_.active < channel_->size()) return;  // who has joined works no more
   std::vector<std::uint32_t> work;
-  for (const ExchangeHeader& header : headers) work.push_back(header.joined ? 0 : header.work_us);
+  for (const ExchangeHeader& header : headers) work.push_back(header.work_us);
   const auto found = stragglers_.add(work);
   if (!found) return;
   const int rank = channel_->members()[static_cast<std::size_t>(found->rank)];
@@ -109,7 +110,7 @@ void HeadedExchange::look_for_stragglers(const std::vector<ExchangeHeader>& head
 
 void HeadedExchange::closed_well() {
   if (attendance_.active > 0) ++stats_.exchanges;
-  Channel::end(record_);
+  channel_->end(record_);
   closed_at_ = Clock::now();
 }
 

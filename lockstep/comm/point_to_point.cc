@@ -98,13 +98,13 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   const PendingPtr arrives = channel.start(data);
   channel.wait(*arrives, op, text);
   if (!data.output.is_same(target)) target.copy_(data.output);
-  Channel::end(op.record);
+  channel.end(op.record);
 }
 
 void Group::Impl::PointToPoint::wait(Channel& channel) const {
   channel.wait(*call, op, text);
   channel.wait(*data, op, text);
-  Channel::end(op.record);
+  channel.end(op.record);
 }
 
 Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
@@ -125,7 +125,7 @@ Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int 
 void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
   Pair& pair = pair_with(kind, peer);
   if (!pair.lane.idle())
-    return start_point_to_point(kind, tensor, peer, options).wait();  // bounded: the operation ends at its own deadline
+    return start_point_to_point(kind, tensor, peer, options).wait();  // bounded: the operation ends at its deadline, or by the Watch
   if (kind == Kind::kSend) {
     return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
   }

@@ -25,6 +25,7 @@ using base::TimeoutError;
 constexpr char kField = '\x1f';
 constexpr auto kStoreLimit = std::chrono::seconds(5);
 constexpr auto kPause = std::chrono::milliseconds(10);
+constexpr auto kLooksAreDue = std::chrono::seconds(5);  // there is one every second, and a busy store may hold it up
 // A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
 constexpr auto kLauncherDecides = std::chrono::milliseconds(500);
@@ -161,7 +162,10 @@ bool Watch::job_has_failed() { return base::RankPage::process().stop.load(std::m
 void Watch::check_progress(const Waiting& waiting, Looks& looks) {
   if (limit_.count() == 0) return;
   const auto now = Deadline::Clock::now();
-  if (looks.moved == Deadline::Clock::time_point{}) looks.moved = now;
+  if (looks.moved == Deadline::Clock::time_point{}) looks.moved = looks.looked = now;
+  // Time in which this rank itself stood still does not count.
+  if (now - looks.looked > kLooksAreDue) looks.moved += now - looks.looked;
+  looks.looked = now;
   std::string progress = progress_of_awaited(waiting);
   if (progress != looks.progress) {
     looks.progress = std::move(progress);

@@ -76,6 +76,7 @@ class Watch {
   struct Looks {
     std::map<int, std::string> beats;
     base::Deadline::Clock::time_point moved{};  // when those whom it depends on were last seen to get on; at first: when it began
+    base::Deadline::Clock::time_point looked{};
     std::string progress;                       // theirs then
     bool published = false;
     bool blocked = false;  // the record says that this wait blocks the process

@@ -7,7 +7,7 @@ namespace lockstep::comm {
 
 void Work::wait() {
   const Watch::LaneWait here(*watch_, lane_, pending_);
-  wait(base::Deadline::never());  // bounded: the operation ends at its own deadline
+  wait(base::Deadline::never());  // bounded: the operation ends at its deadline, or by the Watch
 }
 
 void Work::wait(base::Deadline deadline) {

@@ -10,19 +10,24 @@
 
 namespace lockstep::job {
 
-/// How long something has stood still, from looks at its count. The first look begins it.
+/// How long something has stood still, from looks at its count, about once a second. The first look begins it. Time in which nobody looked does not count:
+/// then whoever looks stood still as well.
 class StandingStill {
  public:
   using Clock = std::chrono::steady_clock;
   void look(std::uint64_t count, Clock::time_point now) {
-    if (count != count_ || since_ == Clock::time_point{}) since_ = now;
+    if (now - looked_ > kLooksAreDue) since_ += now - looked_;
+    if (count != count_ || looked_ == Clock::time_point{}) since_ = now;
     count_ = count;
+    looked_ = now;
   }
   std::chrono::milliseconds lasts(Clock::time_point now) const { return std::chrono::duration_cast<std::chrono::milliseconds>(now - since_); }
 
  private:
+  static constexpr std::chrono::seconds kLooksAreDue{5};
   std::uint64_t count_ = 0;
   Clock::time_point since_{};
+  Clock::time_point looked_{};
 };
 
 /// What an agent tells of a rank, about once a second.
@@ -45,9 +50,9 @@ struct Finding {
   std::vector<int> ranks;  ///< those that are silent, or all that do not get on
 };
 
-/// What the last pulses of all ranks of a job that show themselves say. kRankStalled: those silent for too long. kRankStuck: of several ranks none
-/// that is still in its world has got on for too long; who is to blame their operations tell. A rank that waits for one that gets on, however
-/// slowly, is not stuck, and a world of one waits for nobody. Pure.
+/// What the last pulses of all ranks of a job that show themselves say. kRankStalled: those silent for too long. kRankStuck: of several ranks
+/// that are still in their world none has got on for too long; who is to blame their operations tell. A rank that waits for one that gets on, however
+/// slowly, is not stuck, and one that is alone, or the last, waits for nobody. Pure.
 std::optional<Finding> find_stuck(const std::vector<Pulse>& pulses, int world_size, const PulseLimits& limits);
 
 }  // namespace lockstep::job

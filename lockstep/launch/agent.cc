@@ -212,10 +212,12 @@ void Agent::tell_flights() {
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
   dumps_end_at_ = Deadline::in(kStacksWithin);
+  const std::vector<pid_t> ours = descendants();
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
+    const pid_t shown = process.watch.pid(process.pid);  // as its page says, which it can write
     try {
-      StackDump dump(process.rank, process.watch.pid(process.pid), run_dir_);
+      StackDump dump(process.rank, std::find(ours.begin(), ours.end(), shown) == ours.end() ? process.pid : shown, run_dir_);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
     } catch (const base::Error&) {
       // The hint then names a file that is not there; the run ends as well.

@@ -37,6 +37,7 @@ using namespace std::chrono_literals;
 constexpr auto kOthersMayBeFirst = 100ms;  // a dead rank and those that lose it end within a few milliseconds
 constexpr auto kAgentLooks = 1s;           // it answers within a few milliseconds
 constexpr auto kRanksAreTold = 1s;         // a rank that waits hears of a failure within 0.1 s, and then ends by itself
+constexpr auto kStacksTake = 5s;           // the agent gives them 4
 constexpr auto kAgentEnds = 5s;            // after its last frame
 constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 const base::Address kLoopback{"127.0.0.1", 0};
@@ -114,6 +115,8 @@ class Launcher {
   void looked();
   void take_pulse(const job::Pulse& pulse);
   Verdict verdict_on(const RankEnd& end);
+  Verdict verdict_on_hang(const std::vector<base::RankSeen>& ranks);
+  void take_own_code();
   void order_stop(const Stop& order);
   std::string last_words();
   void send(const Frame& frame);
@@ -149,7 +152,7 @@ class Launcher {
 
 Launcher::Launcher(const RunOptions& options, Surroundings surroundings, std::uint64_t max_files)
     : options_(options), output_(options, options.ranks), run_dir_(surroundings.run_dir), pids_(static_cast<std::size_t>(options.ranks), -1),
-      limits_(pulse_limits(options)), observed_(options.ranks, limits_) {
+      limits_(pulse_limits(options, surroundings.environment)), observed_(options.ranks, limits_) {
   start(std::move(surroundings), max_files);
 }
 
@@ -179,7 +182,8 @@ void Launcher::send(const Frame& frame) {
 
 void Launcher::order_stop(const Stop& order) {
   send({FrameKind::kStop, -1, encode_stop(order)});
-  agent_dead_at_ = earlier(agent_dead_at_, Deadline::in(order.warning + order.grace + kAgentAnswers));
+  const auto stacks = verdict_ && !verdict_->stacks.empty() ? kStacksTake : 0s;
+  agent_dead_at_ = earlier(agent_dead_at_, Deadline::in(stacks + order.warning + order.grace + kAgentAnswers));
 }
 
 void Launcher::conclude(job::Fatal fatal, int exit_code) {
@@ -197,6 +201,16 @@ Verdict Launcher::verdict_on(const RankEnd& end) {
                      .tail = output_.tail(end.rank),
                      .published = published_cause(),
                      .pids = pids_});
+}
+
+/// A cause that a rank has published before was the first.
+Verdict Launcher::verdict_on_hang(const std::vector<base::RankSeen>& ranks) {
+  Verdict verdict = judge_hang(*finding_, observed_.pulses(), ranks, {limits_, host_, run_dir_, pids_});
+  if (auto published = published_cause()) {
+    verdict.fatal = std::move(*published);
+    verdict.exit_code = base::exit_code(verdict.fatal.cause);
+  }
+  return verdict;
 }
 
 /// The first failure has been seen; what the ranks were doing is asked before anybody is told.
@@ -218,7 +232,7 @@ void Launcher::looked() {
   const RankEnd* end = first_failure(ends_);
   const std::vector<base::RankSeen> ranks = observed_.ranks();
   if (end) verdict_ = verdict_on(*end);
-  else if (finding_) verdict_ = judge_hang(*finding_, observed_.pulses(), ranks, {limits_, host_, run_dir_, pids_});
+  else if (finding_) verdict_ = verdict_on_hang(ranks);
   else return;
   add_place(verdict_->fatal, ranks);
   job::publish_cause(store_->store(), verdict_->fatal);
@@ -354,6 +368,7 @@ int Launcher::run() {
   while (agent_.from) turn();
   agent_is_gone();
   note_preemption();
+  take_own_code();
   if (!verdict_) {
     output_.finish("");
     return 0;
@@ -364,14 +379,21 @@ int Launcher::run() {
 
 /// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is a person who waits.
 void Launcher::note_preemption() {
-  const auto preempted = std::find_if(ends_.begin(), ends_.end(), [](const RankEnd& end) { return end.preempted; });
-  if (preempted == ends_.end() || ends_.size() < pids_.size() || first_failure(ends_) || stop_signal_ == SIGINT) return;
-  job::Fatal fatal = new_fatal(base::Cause::kPreempted, preempted->rank, preempted->pid);
+  const bool all = std::all_of(ends_.begin(), ends_.end(), [](const RankEnd& end) { return end.preempted; });
+  if (!all || ends_.size() < pids_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
+  job::Fatal fatal = new_fatal(base::Cause::kPreempted, ends_.front().rank, ends_.front().pid);
   add_place(fatal, observed_.ranks());
   fatal.op.clear();
   fatal.detail = "all ranks left together because one of them was asked to stop (SIGTERM or SIGUSR1)";
   fatal.hint = "start the same command again";
   verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kPreempted), {}};
+}
+
+/// A rank that died or exited may have told why before its process had ended, and others may have ended before it.
+void Launcher::take_own_code() {
+  if (!verdict_ || (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited)) return;
+  for (const RankEnd& end : ends_)
+    if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
 /// Where the ranks were, what the one at fault wrote, and the cause.

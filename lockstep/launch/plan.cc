@@ -68,7 +68,7 @@ Environment for_all_ranks(const RunOptions& options, const Surroundings& surroun
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
   // The launcher, which sees all ranks, comes first; a wait ends by itself when the launcher does not.
   if (options.hang_timeout || !value_of(surroundings.environment, "LOCKSTEP_TIMEOUT"))
-    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(pulse_limits(options).hang, kLauncherIsFirst));
+    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(pulse_limits(options, {}).hang, kLauncherIsFirst));
   // A rank's line has less room than the terminal: its prefix stands in front.
   const int room = surroundings.columns - static_cast<int>(prefix_of(options.ranks - 1).size());
   if (room > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(room));
@@ -112,8 +112,11 @@ JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings) {
   return job;
 }
 
-job::PulseLimits pulse_limits(const RunOptions& options) {
+job::PulseLimits pulse_limits(const RunOptions& options, const Environment& environment) {
   job::PulseLimits limits;
+  const auto variable = value_of(environment, "LOCKSTEP_TIMEOUT");
+  const auto seconds = variable ? base::parse_double(*variable) : std::nullopt;
+  if (seconds && *seconds >= 0 && *seconds < 1e7) limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
   limits.hang = options.hang_timeout.value_or(limits.hang);
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;

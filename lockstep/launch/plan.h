@@ -53,8 +53,8 @@ JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings);
 /// What -n is when it is not given: the GPUs that CUDA_VISIBLE_DEVICES leaves of `gpus`, else the cores; at least 1.
 int default_ranks(const Environment& environment, int gpus, int cores);
 
-/// When ranks count as hanging.
-job::PulseLimits pulse_limits(const RunOptions& options);
+/// When ranks count as hanging: as the options say, else LOCKSTEP_TIMEOUT.
+job::PulseLimits pulse_limits(const RunOptions& options, const Environment& environment);
 
 /// The "[rank] " in front of each line of output.
 std::string prefix_of(int rank);

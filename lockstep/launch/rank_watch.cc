@@ -23,7 +23,10 @@ pid_t RankWatch::pid(pid_t otherwise) const {
 job::Pulse RankWatch::pulse(pid_t pid, job::StandingStill::Clock::time_point now) {
   const base::RankPage& page = base::page_in(memory_);
   job::Pulse pulse{.rank = rank_, .in_world = in_world(), .state = state_of_process(this->pid(pid))};
-  const bool held = pulse.state == 't';
+  const pid_t shown = this->pid(pid);
+  // A program that a rank of several processes has started, and that has ended without saying so.
+  if (shown != pid && (pulse.state == '?' || pulse.state == 'Z')) pulse.in_world = false;
+  const bool held = pulse.state == 't' || dumps_core(shown);
   ++looks_;
   // A count that grows with every look is one that never stands still.
   if (pulse.in_world && !held) {

@@ -60,6 +60,8 @@ void write_all(int fd, std::string_view text) {
 
 char state_of_process(pid_t pid) { return state_in(content("/proc/" + std::to_string(pid) + "/stat")); }
 
+bool dumps_core(pid_t pid) { return content("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos; }
+
 std::string stack_file(int rank) { return "stack." + std::to_string(rank) + ".txt"; }
 
 std::vector<std::string> stack_command(pid_t pid, std::string_view search_path) {

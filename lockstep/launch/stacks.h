@@ -14,6 +14,8 @@ namespace lockstep::launcher {
 
 /// The state of a process as /proc shows it: R, S, D, T ...; '?' when it is not there.
 char state_of_process(pid_t pid);
+/// True while the kernel writes its memory to a file, because it has died.
+bool dumps_core(pid_t pid);
 
 /// Writes runs/NAME/stack.RANK.txt: what the kernel says of each thread, which always works, and the threads' stacks as eu-stack (elfutils) prints
 /// them. Why that: it is kept by those who keep the ELF and DWARF libraries, small (gdb takes 20 times its memory and some seconds for libtorch),

@@ -44,6 +44,10 @@ class Queue {
   PendingPtr add(Step step) {
     auto item = std::make_shared<Item>(*this, std::move(step));
     const std::lock_guard lock(mutex_);
+    if (ended_) {
+      item->finish(ended_);  // while it was being made
+      return item;
+    }
     items_.push_back(item);
     advance_locked(*item, Deadline::in(std::chrono::milliseconds(0)));
     return item;
@@ -59,9 +63,10 @@ class Queue {
     }
   }
 
-  /// Ends what is left; it is not advanced any more.
+  /// Ends what is left, and what comes later; it is not advanced any more.
   void end(const std::exception_ptr& cause) {
     const std::lock_guard lock(mutex_);
+    ended_ = cause;
     for (const auto& item : items_) item->finish(cause);
     items_.clear();
   }
@@ -89,8 +94,9 @@ class Queue {
     return until.over();
   }
 
-  std::mutex mutex_;  // guards items_; held for a slice of waiting at most
+  std::mutex mutex_;  // guards items_ and ended_; held for a slice of waiting at most
   std::deque<std::shared_ptr<Item>> items_;
+  std::exception_ptr ended_;
 };
 
 class ShmTransport final : public Transport {

@@ -27,6 +27,15 @@ TEST(Pulse, StandsStillSinceItsLastChange) {
   EXPECT_EQ(count.lasts(start + 7s), 2s);
 }
 
+TEST(Pulse, TimeInWhichNobodyLookedDoesNotCount) {
+  const auto start = StandingStill::Clock::now();
+  StandingStill count;
+  count.look(7, start);
+  count.look(7, start + 2s);
+  count.look(7, start + 1002s);  // all were frozen
+  EXPECT_EQ(count.lasts(start + 1003s), 3s);
+}
+
 TEST(Pulse, WhoIsSilentIsStalledWhateverTheOthersDo) {
   EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 0s}, {1, 29s, 29s}}, 2, kLimits), Cause::kRankStalled), std::vector<int>{});
   EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 0s}, {1, 30s, 30s}}, 2, kLimits), Cause::kRankStalled), std::vector<int>{1});
@@ -39,7 +48,8 @@ TEST(Pulse, NobodyIsStuckWhileOneGetsOn) {
 }
 
 TEST(Pulse, WhoHasLeftNeitherHoldsUpNorGetsOn) {
-  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits), Cause::kRankStuck), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), Cause::kRankStuck), (std::vector<int>{0, 2}));
+  EXPECT_FALSE(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last one may work as long as it likes
   EXPECT_FALSE(find_stuck({{0, 0s, 900s, false}, {1, 0s, 900s, false}}, 2, kLimits));
 }
 

@@ -81,10 +81,12 @@ TEST(Plan, RanksWaitLongerThanTheLauncher) {
   RunOptions run = options(2);
   run.hang_timeout = std::chrono::milliseconds(0);
   EXPECT_THAT(plan_job(run, s).environment, Contains("LOCKSTEP_TIMEOUT=0"));
-  EXPECT_EQ(pulse_limits(run).stall.count(), 0);  // a debugger stops processes as well
+  EXPECT_EQ(pulse_limits(run, {}).stall.count(), 0);  // a debugger stops processes as well
   run.stall_timeout = std::chrono::milliseconds(9000);
-  EXPECT_EQ(pulse_limits(run).stall.count(), 9000);
-  EXPECT_EQ(pulse_limits(options(2)).stall.count(), 30000);
+  EXPECT_EQ(pulse_limits(run, {}).stall.count(), 9000);
+  EXPECT_EQ(pulse_limits(options(2), {}).stall.count(), 30000);
+  EXPECT_EQ(pulse_limits(options(2), {"LOCKSTEP_TIMEOUT=7200"}).hang, std::chrono::hours(2));
+  EXPECT_EQ(pulse_limits(options(2), {"LOCKSTEP_TIMEOUT=0"}).stall.count(), 0);
 }
 
 TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
