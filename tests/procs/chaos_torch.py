@@ -102,7 +102,7 @@ def main():
     if sys.argv[1:2] == ["--as-rank"]:
         return rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     parser = argparse.ArgumentParser()
-    parser.add_argument("--python", required=True)
+    parser.add_argument("--python", required=True, type=os.path.abspath)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--limit", type=float, default=60)
     parser.add_argument("--only", default=",".join(FAULTS))
