@@ -169,7 +169,7 @@ std::vector<Row> what_waits_for_nobody(Group& world, std::optional<Group>& sub) 
   const auto outputs = std::make_shared<std::vector<at::Tensor>>();
   const auto start = [&world, works, outputs] { *works = start_all(world, *outputs); };
   const auto finish = [works] {
-    for (Work& work : *works) work.wait();  // bounded: each by its operation's own deadline
+    for (Work& work : *works) work.wait();  // bounded: the ranks wait for each other, and the Watch for all
   };
   const auto both = [](std::string call, const std::function<void()>& run) { return Row{std::move(call), Waits::kNothing, run, run}; };
   return {

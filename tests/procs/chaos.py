@@ -24,24 +24,14 @@ import sys
 import tempfile
 import time
 
+from marked import marked
+
 MARK = "LOCKSTEP_TEST_CHAOS"
 TOLD_S = 1.0
 STEPS = 400  # 2 s and more
 EDGE = 25    # a fault comes after this many steps
 Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s")
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
-
-
-def environment(pid):
-    try:
-        text = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in text.decode(errors="replace").split("\0") if "=" in entry)
-
-
-def marked(mark):
-    return [int(name) for name in os.listdir("/proc") if name.isdigit() and environment(name).get(MARK) == mark]
 
 
 def history(folder, rank):
@@ -86,12 +76,12 @@ class Run:
                 wrong, told_s = self.check_histories(histories, reference)
                 gone_s = (gone_ns - self.known(histories)) / 1e9 if self.plan.cause else 0
                 wrong += self.check_end(job.returncode, err, gone_s)
-                left = marked(self.mark) + list((folder / "tmp").iterdir()) + sorted(set(os.listdir("/dev/shm")) - shm)
+                left = list(marked(MARK, self.mark)) + list((folder / "tmp").iterdir()) + sorted(set(os.listdir("/dev/shm")) - shm)
                 if left:
                     wrong.append(f"left: {left}")
                 return wrong, told_s, gone_s
             finally:
-                for pid in marked(self.mark):
+                for pid in marked(MARK, self.mark):
                     os.kill(pid, signal.SIGKILL)
                 job.wait()
 

@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 
+from marked import marked
+
 MARK = "LOCKSTEP_TEST_CHAOS_TORCH"
 STEP = 60
 FAULTS = ("kill", "stop", "loop", "throw", "segv", "skip", "extra", "shape", "dtype", "flip")
@@ -56,18 +58,6 @@ def rank_main(folder, fault, victim):
     dist.destroy_process_group()
 
 
-def marked(mark):
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                if f"{MARK}={mark}".encode() in pathlib.Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
-                    found.append(int(name))
-            except OSError:
-                pass
-    return found
-
-
 def one(args, fault):
     mark = f"{os.getpid()}.{fault}"
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +80,7 @@ def one(args, fault):
             except subprocess.TimeoutExpired:
                 took = f"more than {args.limit:.0f} s"
         finally:
-            for pid in marked(mark):
+            for pid in marked(MARK, mark):
                 os.kill(pid, signal.SIGKILL)
             rest, _ = job.communicate()
             text = text or rest

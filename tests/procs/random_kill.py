@@ -7,7 +7,6 @@ Processes are found by a mark in their environment. Prints one line a run and a 
 """
 import argparse
 import os
-import pathlib
 import random
 import re
 import signal
@@ -15,34 +14,16 @@ import subprocess
 import sys
 import time
 
+from marked import marked
+
 LIMIT_S = 5.0
 MARK = "LOCKSTEP_TEST_RANDOM_KILL"
-
-
-def environment(pid):
-    try:
-        text = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in text.decode(errors="replace").split("\0") if "=" in entry)
-
-
-def marked(mark):
-    """Live processes that carry the mark: pid -> environment."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        env = environment(name)
-        if env.get(MARK) == mark:
-            found[int(name)] = env
-    return found
 
 
 def rank_pids(mark, ranks, deadline):
     """rank -> pid, once all ranks run the program."""
     while time.monotonic() < deadline:
-        found = {int(env["LOCKSTEP_RANK"]): pid for pid, env in marked(mark).items() if "LOCKSTEP_RANK" in env}
+        found = {int(env["LOCKSTEP_RANK"]): pid for pid, env in marked(MARK, mark).items() if "LOCKSTEP_RANK" in env}
         if len(found) == ranks:
             return found
         time.sleep(0.005)
@@ -74,13 +55,13 @@ def one_run(args, number, rng):
             wrong.append(f"exit code {job.returncode}")
         if not re.match(rf"FATAL cause=RANK_DIED rank={victim} .*pid={pids[victim]} .*SIGKILL", last):
             wrong.append(f"last line: {last}")
-        left = marked(mark)
+        left = marked(MARK, mark)
         if left:
             wrong.append(f"left: {sorted(left)}")
         print(f"run {number}: rank {victim} pid {pids[victim]}, {took:.2f} s{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
         return "; ".join(wrong)
     finally:
-        for pid in marked(mark):
+        for pid in marked(MARK, mark):
             os.kill(pid, signal.SIGKILL)
         job.wait()
 
