@@ -23,4 +23,4 @@ configure_package_config_file("${PROJECT_SOURCE_DIR}/cmake/LockstepConfig.cmake.
   "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" INSTALL_DESTINATION "${config_folder}")
 write_basic_package_version_file("${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
 install(FILES "${PROJECT_BINARY_DIR}/LockstepConfig.cmake" "${PROJECT_BINARY_DIR}/LockstepConfigVersion.cmake"
-  "${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake" DESTINATION "${config_folder}")
+  "${PROJECT_SOURCE_DIR}/cmake/LockstepTorch.cmake" "${PROJECT_SOURCE_DIR}/cmake/LockstepSodium.cmake" DESTINATION "${config_folder}")

@@ -25,6 +25,9 @@ enum class Cause {
   kInternal,         ///< a defect of Lockstep
   kResource,         ///< the system refused a process, descriptor or memory
   kProtocol,         ///< bytes that are not of our protocol
+  kWrongJob,         ///< the store belongs to another job
+  kAuthFailed,       ///< one end does not have the other's job key
+  kStaleGen,         ///< the store belongs to another start of the same job
   kPreempted,        ///< all ranks left at one step because somebody asked them to
   kStraggler,        ///< only of a warning: a rank takes much longer than the others
   kJoinTimeout,      ///< ranks did not arrive in time

@@ -29,6 +29,7 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.lockstep_interface = get("LOCKSTEP_INTERFACE");
   env.lockstep_host_id = get("LOCKSTEP_HOST_ID");
   env.lockstep_outer = get("LOCKSTEP_OUTER");
+  env.lockstep_key_file = get("LOCKSTEP_KEY_FILE");
   env.lockstep_inject = get("LOCKSTEP_INJECT");
   env.lockstep_log = get("LOCKSTEP_LOG");
   env.lockstep_program = get("LOCKSTEP_PROGRAM");

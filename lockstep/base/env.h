@@ -32,6 +32,7 @@ struct Env {
   Value lockstep_interface;  ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_host_id;    ///< LOCKSTEP_HOST_ID: a name for this host; ranks with different names share no memory
   Value lockstep_outer;      ///< LOCKSTEP_OUTER: what carries bytes between hosts: auto, gloo or mpi
+  Value lockstep_key_file;   ///< LOCKSTEP_KEY_FILE: a file with the job's key, where no launcher of ours gives one
   Value lockstep_inject;     ///< LOCKSTEP_INJECT: a fault that is to happen, as --inject of `lockstep run` takes it
   Value lockstep_log;        ///< LOCKSTEP_LOG: quiet, info (default) or debug
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()

@@ -7,8 +7,11 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <string_view>
@@ -93,33 +96,71 @@ RankPage& page_in(const SharedMemory& memory) { return *std::launder(reinterpret
 
 namespace {
 
-/// What whoever watches this process has made for it. A program that lies between may have closed it; and a process that a rank has started
-/// leaves the rank its own.
-std::optional<SharedMemory> given_page() {
-  const auto& number = Env::process().lockstep_page;
-  const auto fd = number ? parse_int(*number) : std::nullopt;
-  if (!fd || *fd <= STDERR_FILENO || link_of("/proc/self/fd/" + std::to_string(*fd)) != kLink) return std::nullopt;
-  try {
-    ::fcntl(static_cast<int>(*fd), F_SETFD, FD_CLOEXEC);
-    SharedMemory memory = SharedMemory::map(Fd(static_cast<int>(*fd)), sizeof(RankPage));
-    const pid_t owner = page_in(memory).pid;
-    if (owner != 0 && owner != ::getpid() && ::kill(owner, 0) == 0) return std::nullopt;
-    return memory;
-  } catch (const SystemError&) {
-    return std::nullopt;  // of another version of Lockstep
+constexpr int kMaxBetween = 8;  // programs that lie between the agent and a rank
+
+pid_t parent_of(pid_t pid) {
+  std::string text;
+  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
+  // "PID (NAME) STATE PPID": the name may have anything in it.
+  const auto words = split(text.substr(std::min(text.size(), text.rfind(')') + 1)), ' ');
+  return words.size() > 2 ? static_cast<pid_t>(parse_int(words[2]).value_or(0)) : 0;
+}
+
+/// The descriptor `number` of this process, if it is a page's, or of the nearest one above it: Python's subprocess, for one, closes what it does not know.
+Fd given_descriptor(int number) {
+  const std::string own = "/proc/self/fd/" + std::to_string(number);
+  if (link_of(own) == kLink) {
+    ::fcntl(number, F_SETFD, FD_CLOEXEC);
+    return Fd(number);
   }
+  pid_t pid = ::getppid();
+  for (int i = 0; i < kMaxBetween && pid > 1; ++i, pid = parent_of(pid)) {
+    const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(number);
+    if (link_of(path) == kLink) return Fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  }
+  return {};
+}
+
+/// What whoever watches this process has made for it, or for the rank that has started it. Never freed.
+SharedMemory* given_memory() {
+  static SharedMemory* const memory = []() -> SharedMemory* {
+    const auto& number = Env::process().lockstep_page;
+    const auto value = number ? parse_int(*number) : std::nullopt;
+    if (!value || *value <= STDERR_FILENO || *value > INT_MAX) return nullptr;
+    Fd fd = given_descriptor(static_cast<int>(*value));
+    if (!fd) return nullptr;
+    try {
+      return new SharedMemory(SharedMemory::map(std::move(fd), sizeof(RankPage)));
+    } catch (const SystemError&) {
+      return nullptr;  // of another version of Lockstep
+    }
+  }();
+  return memory;
+}
+
+/// That memory, unless it belongs to another process: one that a rank has started leaves the rank its own.
+SharedMemory* free_memory() {
+  SharedMemory* const memory = given_memory();
+  if (!memory) return nullptr;
+  const pid_t owner = page_in(*memory).pid;
+  return owner != 0 && owner != ::getpid() && ::kill(owner, 0) == 0 ? nullptr : memory;
 }
 
 }  // namespace
 
 RankPage& RankPage::process() {
   static RankPage* const page = [] {
-    auto given = given_page();
-    static SharedMemory* const memory = new SharedMemory(given ? std::move(*given) : make_rank_page());
+    SharedMemory* const given = free_memory();
+    SharedMemory* const memory = given ? given : new SharedMemory(make_rank_page());
     ::madvise(memory->data(), memory->size(), MADV_DOFORK);  // a child that counts on must not fault
     return &page_in(*memory);
   }();
   return *page;
+}
+
+PageKey given_page_key() {
+  SharedMemory* const memory = given_memory();
+  return memory ? page_in(*memory).key : PageKey{};
 }
 
 void show_process(int rank, int world_size, const std::string& job, const std::string& transport) {

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -20,9 +21,12 @@ struct ArenaNumbers {
   std::atomic<std::uint64_t> live, peak_live, high_water, resident;
 };
 
+/// A job's key as a page carries it (job/job_key.h); zeros are none.
+using PageKey = std::array<unsigned char, 32>;
+
 /// Its owner writes it with plain stores; a reader may see numbers of two moments. Text ends with a zero. Zeroed memory is one of which nothing is known.
 struct RankPage {
-  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '2'};  // the last one changes with the layout
+  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '3'};  // the last one changes with the layout
   char magic[8];
   std::int32_t pid;
   std::int32_t rank;
@@ -40,6 +44,7 @@ struct RankPage {
   std::atomic<std::uint32_t> left;        ///< 1: its world, in good order
   std::atomic<std::uint32_t> stop;        ///< written by the watcher: the job has failed, and the store says why
   std::int32_t watcher;                   ///< written by the watcher: its pid
+  PageKey key;                            ///< written by the watcher
   char busy_with[48];
   ArenaNumbers arena;
   FlightRing flight;
@@ -56,6 +61,10 @@ struct RankPage {
   /// its parent's. It is the one behind the descriptor LOCKSTEP_PAGE, when that is one; else nobody watches.
   static RankPage& process();
 };
+
+/// The key in the page that was made for this process, or for one that has started it: a program between the two may have closed the descriptor. Zeros when
+/// there is none.
+PageKey given_page_key();
 
 /// Memory for the page of a process that is to be started.
 SharedMemory make_rank_page();

@@ -40,9 +40,16 @@ Fd new_socket(const addrinfo& info) {
   return fd;
 }
 
-void set_nodelay(int fd) {
+void set_options(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // Silence on an idle connection is found by keepalive, asking every second; what was sent and is not confirmed ends one by the user timeout, which also
+  // replaces keepalive's count (RFC 5482, tcp(7)).
+  const unsigned silent_ms = std::chrono::milliseconds(kHostIsSilent).count();
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
 }
 
 Fd bound(const Address& address) {
@@ -130,8 +137,12 @@ Address peer_address(int fd) {
 
 Fd accept_one(int listener) {
   Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (fd) set_nodelay(fd.get());
+  if (fd) set_options(fd.get());
   return fd;
+}
+
+bool is_unreachable(int error_number) {
+  return error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH || error_number == ENETDOWN || error_number == EHOSTDOWN;
 }
 
 Fd dial(const Address& address, Deadline deadline) {
@@ -142,7 +153,7 @@ Fd dial(const Address& address, Deadline deadline) {
       Fd fd;
       error = try_connect(*one, fd, deadline);
       if (error == 0) {
-        set_nodelay(fd.get());
+        set_options(fd.get());
         return fd;
       }
     }

@@ -1,6 +1,7 @@
 // TCP with deadlines. Every descriptor is close-on-exec and non-blocking; every wait ends at its deadline.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -35,11 +36,17 @@ Address local_address(int fd);
 /// The address at the other end.
 Address peer_address(int fd);
 
-/// Takes a waiting connection; an empty Fd when there is none.
+/// Takes a waiting connection; an empty Fd when there is none. It ends by itself as one of dial() does.
 Fd accept_one(int listener);
 
+/// How long the host at the other end may be silent before a connection ends: every host answers by its system, also for a process that is stopped.
+inline constexpr std::chrono::seconds kHostIsSilent{5};
+/// Whether the number of a SystemError says that the other host cannot be reached, not that the process there has ended.
+bool is_unreachable(int error_number);
+
 /// Connects, trying again while the host refuses (it may not listen yet) until the deadline. Throws PeerLost naming the
-/// address and the last refusal. TCP_NODELAY is on.
+/// address and the last refusal. TCP_NODELAY is on; the connection ends with ETIMEDOUT kHostIsSilent after the last sign of the other host, whether something
+/// was under way or not.
 Fd dial(const Address& address, Deadline deadline);
 
 /// Sends all of `bytes`. Throws SystemError when the connection is gone, kRankStuck in it at the deadline.

@@ -52,32 +52,48 @@ std::string address_towards(const base::Address& target) {
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   if (id.address.host.empty()) meet_by_mpi(world, deadline);
+  const job::Credentials credentials{id.job, id.generation, world.key};
+  if (id.rank == 0 && !world.key.secret())
+    base::log_warning("this job has no key: whoever reaches " + to_string(id.address) + " can join it; LOCKSTEP_KEY_FILE names a file with one");
   if (id.rank == 0 && !world.server) {
     try {
-      world.server = std::make_unique<job::StoreServer>(id.address, id.job);
+      world.server = std::make_unique<job::StoreServer>(id.address, credentials, true);
     } catch (const base::SystemError& error) {
       try {
-        world.store = job::connect_store(id.address, id.job, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
+        world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
       } catch (const base::CommError&) {
         throw error;
       }
       return;
     }
   }
-  world.store = job::connect_store(id.address, id.job, deadline);
+  world.store = job::connect_store(id.address, credentials, id.rank, deadline);
 }
 
 void open_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   switch (id.store) {
     case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
-    case StoreKind::kLauncher: world.store = job::connect_store(id.address, id.job, deadline); break;
+    case StoreKind::kLauncher: world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline); break;
     case StoreKind::kRankZero: open_store_of_rank_zero(world, deadline); break;
     case StoreKind::kTorchrun:
-      world.store = std::make_shared<job::PrefixStore>("lockstep/" + id.job, connect_torchrun_store(id.address, deadline));
+      world.store = std::make_shared<job::PrefixStore>("lockstep/" + id.job + "." + std::to_string(id.generation), connect_torchrun_store(id.address, deadline));
       break;
   }
   if (id.store != StoreKind::kLocal) world.address = address_towards(id.address);
+}
+
+/// That of the page that an agent made for this process, else of a file that the user named.
+job::JobKey find_key(const Env& env) {
+  job::JobKey given = job::JobKey::given();
+  return given.secret() || !env.lockstep_key_file ? given : job::JobKey::from_file(*env.lockstep_key_file);
+}
+
+std::vector<int> ranks_of_other_hosts(const job::Identity& id) {
+  std::vector<int> far;
+  for (int rank = 0; rank < id.world_size; ++rank)
+    if (id.hosts[static_cast<std::size_t>(rank)] != id.hosts[static_cast<std::size_t>(id.rank)]) far.push_back(rank);
+  return far;
 }
 
 /// What the program says, else the variable, else `otherwise`.
@@ -137,6 +153,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
   const std::string outer = choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
+  if (world->identity.store != StoreKind::kLocal) world->key = find_key(env);
   const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
   std::string reason;
@@ -156,7 +173,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
     throw;
   }
   const job::Identity& id = world->identity;
-  world->watch = std::make_shared<Watch>(world->store, id.rank, base::host_name(), timeout);
+  world->watch = std::make_shared<Watch>(world->store, id.rank, base::host_name(), timeout, ranks_of_other_hosts(id));
   base::show_process(id.rank, id.world_size, id.job, world->transport);
   if (id.store != StoreKind::kLocal || base::RankPage::process().watcher != 0)
     world->heartbeat = std::make_unique<job::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);

@@ -27,7 +27,7 @@ struct InitOptions {
 /// that has dropped its last group cannot come back (UsageError).
 ///
 /// Throws UsageError (variables half-set or contradictory; a rank number that joins twice), CommError kJoinTimeout (naming the
-/// ranks that did not come), kConfigMismatch, kCoordinatorLost.
+/// ranks that did not come), kConfigMismatch, kCoordinatorLost, kWrongJob, kStaleGen, kAuthFailed.
 Group init(const InitOptions& options = {});
 
 }  // namespace lockstep::comm

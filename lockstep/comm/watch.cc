@@ -28,6 +28,7 @@ constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr auto kLooksAreDue = std::chrono::seconds(5);  // there is one every second, and a busy store may hold it up
 // A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
+constexpr auto kPartArrives = std::chrono::milliseconds(500);
 constexpr auto kLauncherDecides = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedGood = "exited with code 0";
 constexpr const char* kUnevenHint = "give every rank the same number of batches, or put the loop under lockstep::join()";
@@ -35,7 +36,7 @@ constexpr const char* kUnevenHint = "give every rank the same number of batches,
 Deadline soon() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
 std::string how_it_ended(int rank, const std::string& how) {
-  return "rank " + std::to_string(rank) + (how.starts_with("killed ") ? " was " : how.starts_with("exited ") ? " " : ": ") + how;
+  return "rank " + std::to_string(rank) + (how.starts_with("killed ") ? " was " : how.starts_with("exited ") || how.starts_with("ended ") ? " " : ": ") + how;
 }
 std::string numbers(const std::vector<int>& ranks) {
   std::string text;
@@ -83,8 +84,8 @@ struct Watch::Peer {
   }
 };
 
-Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit)
-    : store_(std::move(store)), rank_(rank), host_(std::move(host)), limit_(limit) {}
+Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit, std::vector<int> far)
+    : store_(std::move(store)), rank_(rank), host_(std::move(host)), limit_(limit), far_(std::move(far)) {}
 
 Watch::Count& Watch::count_of(const std::string& channel) {
   const std::lock_guard lock(mutex_);
@@ -145,6 +146,21 @@ void Watch::publish_record(const Waiting& waiting, Looks& looks) {
 }
 
 void Watch::look(const Waiting& waiting, Looks& looks) {
+  try {
+    look_at_store(waiting, looks);
+  } catch (const CommError& error) {
+    if (error.cause() == Cause::kCoordinatorLost) store_is_lost(waiting, error);
+    throw;
+  }
+}
+
+/// With the store go all that it would have told of the others.
+void Watch::store_is_lost(const Waiting& waiting, const CommError& error) {
+  const std::string far = far_.empty() ? "" : "; the ranks of other hosts, out of reach: " + numbers(far_);
+  throw CommError(error.cause(), waiting.label, rank_, far_.empty() ? -1 : far_.front(), waiting.label + ": " + error.what() + far, error.hint());
+}
+
+void Watch::look_at_store(const Waiting& waiting, Looks& looks) {
   throw_first_cause(waiting);
   throw_if_abandoned(waiting);
   publish_record(waiting, looks);
@@ -152,6 +168,7 @@ void Watch::look(const Waiting& waiting, Looks& looks) {
     if (peer == rank_) continue;
     check_exited(waiting, peer, false);
     check_left(waiting, peer);
+    check_closed(waiting, peer, looks);
     if (looks.blocked) check_peer(waiting, peer, looks);
   }
   check_progress(waiting, looks);
@@ -254,8 +271,9 @@ void Watch::check_left(const Waiting& waiting, int peer) {
 /// failed rules out.
 void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   const auto how = store_->find(job::key::exited(peer), soon());
-  if (!how) return;
+  if (!how || (*how == job::key::kClosed && !also_good)) return;
   throw_first_cause(waiting);
+  if (*how == job::key::kClosed) check_left(waiting, peer);
   if (*how != kExitedGood) {
     // The launcher is about to say which of those that end now was the first.
     for (const Deadline told = Deadline::in(kLauncherDecides); !told.expired(); std::this_thread::sleep_for(kPause)) throw_first_cause(waiting);
@@ -268,6 +286,17 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) + " waits for it in " +
                         waiting.text,
                     kUnevenHint);
+}
+
+/// A process of which only that it ended is known may have done its part before: then this wait ends too, in a moment.
+void Watch::check_closed(const Waiting& waiting, int peer, Looks& looks) {
+  const auto how = store_->find(job::key::exited(peer), soon());
+  if (!how || *how != job::key::kClosed || peer_in(job::key::left(peer))) return;
+  const auto now = Deadline::Clock::now();
+  const auto since = looks.closed.try_emplace(peer, now).first->second;
+  if (now - since < kPartArrives) return;
+  throw_first_cause(waiting);
+  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer, waiting.label + ": " + how_it_ended(peer, *how));
 }
 
 void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
@@ -335,8 +364,9 @@ void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
     if (limit.expired()) break;
     std::this_thread::sleep_for(kPause);
   }
-  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1,
-                 waiting.label + ": the connection to another rank ended: " + text);
+  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, far_.empty() ? -1 : far_.front(),
+                 waiting.label + ": the connection to another rank ended: " + text +
+                     (far_.empty() ? "" : "; on other hosts are ranks " + numbers(far_)));
 }
 
 void Watch::publish(const CommError& error) noexcept {

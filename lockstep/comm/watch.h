@@ -48,8 +48,8 @@ struct Waiting {
 /// those that wait themselves, whom they wait for. One that computes, evaluates or saves for long is not at fault while it gets on (job/heartbeat.h).
 class Watch {
  public:
-  /// `limit` 0: such waits never end.
-  Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit);
+  /// `limit` 0: such waits never end. `far`: the ranks of other hosts, for messages.
+  Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit, std::vector<int> far = {});
 
   /// How many operations of a channel this rank has started; lives as long as the Watch.
   using Count = std::atomic<std::uint64_t>;
@@ -78,6 +78,7 @@ class Watch {
     base::Deadline::Clock::time_point moved{};  // when those whom it depends on were last seen to get on; at first: when it began
     base::Deadline::Clock::time_point looked{};
     std::string progress;                       // theirs then
+    std::map<int, base::Deadline::Clock::time_point> closed;  // when ranks were first seen to have ended
     bool published = false;
     bool blocked = false;  // the record says that this wait blocks the process
   };
@@ -121,7 +122,10 @@ class Watch {
   void throw_if_abandoned(const Waiting& waiting);
   void check_peer(const Waiting& waiting, int peer, Looks& looks);
   void check_left(const Waiting& waiting, int peer);
+  void look_at_store(const Waiting& waiting, Looks& looks);
+  [[noreturn]] void store_is_lost(const Waiting& waiting, const base::CommError& error);
   void check_exited(const Waiting& waiting, int peer, bool also_good);
+  void check_closed(const Waiting& waiting, int peer, Looks& looks);
   void check_progress(const Waiting& waiting, Looks& looks);
   std::string progress_of_awaited(const Waiting& waiting);
   std::vector<int> absent(const Waiting& waiting);
@@ -130,6 +134,7 @@ class Watch {
   const int rank_;
   const std::string host_;
   const std::chrono::milliseconds limit_;
+  const std::vector<int> far_;
   std::atomic<std::thread::id> last_starter_{};
   std::mutex mutex_;  // guards what follows
   std::map<std::string, Count> started_;

@@ -42,15 +42,18 @@ void meet_by_mpi(World& world, base::Deadline deadline) {
   const bool one_host = mpi_has_one_host();
   std::string meeting;
   if (world.identity.rank == 0) {
+    const job::JobKey key = job::JobKey::random();
     const std::string host = one_host ? "127.0.0.1" : base::address_of_interface(world.interface);
     if (host.empty())
       throw base::UsageError("no network interface of this host has an address for the others" +
                                  (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
                              "ip addr lists the interfaces");
-    world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, world.identity.job);
-    meeting = base::to_string(world.server->address());
+    world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
+    meeting = std::string(key.bytes()) + base::to_string(world.server->address());
   }
-  world.identity.address = base::parse_address("rank 0's address", broadcast_by_mpi(meeting, deadline));
+  const std::string heard = broadcast_by_mpi(meeting, deadline);
+  world.key = job::JobKey(std::string_view(heard).substr(0, job::JobKey::kBytes));
+  world.identity.address = base::parse_address("rank 0's address", std::string_view(heard).substr(std::min(heard.size(), job::JobKey::kBytes)));
 }
 
 const std::vector<std::string>& transport_names() {

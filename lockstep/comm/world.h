@@ -24,6 +24,7 @@ struct World {
   ~World();
 
   job::Identity identity;
+  job::JobKey key;  // of its store
   std::unique_ptr<job::StoreServer> server;  // when this rank serves the store
   std::shared_ptr<job::Store> store;
   std::shared_ptr<Watch> watch;

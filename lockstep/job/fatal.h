@@ -37,6 +37,7 @@ std::optional<Fatal> parse_fatal(std::string_view line);
 namespace key {
 inline constexpr std::string_view kCause = "cause";      ///< the first cause, as to_line()
 std::string exited(int rank);                            ///< set by the launcher when a rank's process ended: how
+inline constexpr std::string_view kClosed = "ended without saying why";  ///< how, as far as rank 0 sees it where there is no launcher
 std::string left(int rank);                              ///< set by a rank that closes its world in good order
 std::string progress(int rank);                          ///< set by a rank that gets on, about once a second: a number that grows
 }  // namespace key

@@ -1,5 +1,7 @@
 #include "lockstep/job/identity.h"
 
+#include <climits>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 
@@ -62,8 +64,8 @@ Identity from_torchrun(const Env& env, const char* contract) {
   id.address.host = required(contract, "MASTER_ADDR", env.master_addr);
   id.address.port = static_cast<std::uint16_t>(
       base::parse_int_in("MASTER_PORT", required(contract, "MASTER_PORT", env.master_port), 1, 65535));
-  // A restarted group meets in the same store, where the keys of the attempt before still are.
-  id.job = env.torchelastic_run_id.value_or("0") + "." + env.torchelastic_restart_count.value_or("0");
+  id.job = env.torchelastic_run_id.value_or("0");
+  id.generation = static_cast<int>(base::parse_int_in("TORCHELASTIC_RESTART_COUNT", env.torchelastic_restart_count.value_or("0"), 0, INT_MAX));
   return id;
 }
 

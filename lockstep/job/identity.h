@@ -32,6 +32,7 @@ struct Identity {
   StoreKind store = StoreKind::kLocal;
   base::Address address{};
   std::string job = "0";  ///< keeps two jobs at one address apart
+  int generation = 0;     ///< how often the launcher has started this job before
 };
 
 /// What a program may say itself; it outranks the environment.

@@ -190,6 +190,11 @@ void join(Store& store, Identity& identity, const Facts& facts, Deadline deadlin
   fill_places(members, identity);
 }
 
+std::string host_of(Store& store, int rank) {
+  const auto member = store.find(member_key(rank), Deadline::in(kSlice));
+  return member ? parse_member(*member).host : "?";
+}
+
 std::string program_build_id() {
   std::string id = "-";
   // The main program is the first image.

@@ -22,6 +22,9 @@ using Facts = std::map<std::string, std::string>;
 ///   CommError kConfigMismatch  when a fact differs, naming the rank, the key and both values.
 void join(Store& store, Identity& identity, const Facts& facts, base::Deadline deadline);
 
+/// The name of the host that `rank` has joined from; "?" before it has.
+std::string host_of(Store& store, int rank);
+
 /// The GNU build id of the running program as hex; "-" when it has none.
 std::string program_build_id();
 

@@ -15,45 +15,92 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
+constexpr const char* kGone = "the launcher (or rank 0, which serves the store when there is none) has ended";
+
 [[noreturn]] void lost(const base::Address& address, const std::string& why) {
-  throw CommError(Cause::kCoordinatorLost, "store", -1, -1, "the job's store at " + to_string(address) + " is lost: " + why,
-                  "the launcher (or rank 0, which serves the store when there is none) has ended");
+  throw CommError(Cause::kCoordinatorLost, "store", -1, -1, "the job's store at " + to_string(address) + " is lost: " + why, kGone);
 }
 
-base::Fd dial_and_greet(const base::Address& address, const std::string& job, Deadline deadline) {
-  base::Fd fd = base::dial(address, deadline);
-  std::string hello(wire::kMagic);
-  wire::put(hello, wire::kProtocol);
-  wire::put(hello, static_cast<std::uint8_t>(job.size()));
-  hello += job;
-  char welcome[wire::kWelcomeSize];
-  bool answered = false;
-  try {
-    base::send_all(fd.get(), hello, deadline);
-    answered = base::recv_all(fd.get(), welcome, sizeof welcome, deadline);
-  } catch (const base::SystemError& error) {
-    lost(address, error.what());
-  }
-  wire::Reader reader({welcome, sizeof welcome});
-  if (!answered || std::string_view(welcome, wire::kMagic.size()) != wire::kMagic)
-    throw CommError(Cause::kProtocol, "store", -1, -1, "what listens at " + to_string(address) + " is not a Lockstep store");
-  const auto verdict = static_cast<wire::Verdict>(welcome[sizeof welcome - 1]);
+[[noreturn]] void lost(const base::Address& address, const base::SystemError& error) {
+  if (!base::is_unreachable(error.error_number())) lost(address, error.what());
+  throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
+                  "the job's store at " + to_string(address) + " cannot be reached: its host has not answered for " +
+                      std::to_string(base::kHostIsSilent.count()) + " s",
+                  "is that host up, and the network to it?");
+}
+
+/// A connection that was admitted.
+struct Line {
+  base::Fd fd;
+  wire::Seal requests, replies;
+};
+
+/// Throws unless the server has admitted a rank with this job, generation and protocol.
+void check_verdict(const base::Address& address, const Credentials& credentials, wire::Verdict verdict, int generation) {
+  const std::string store = "the store at " + to_string(address);
   if (verdict == wire::Verdict::kOtherProtocol)
     throw CommError(Cause::kProtocol, "store", -1, -1,
-                    "the store at " + to_string(address) + " speaks another protocol than " +
-                        std::to_string(wire::kProtocol) + ": all ranks and the launcher must be of one Lockstep version");
+                    store + " speaks another protocol than " + std::to_string(wire::kProtocol) + ": all ranks and the launcher must be of one Lockstep version");
+  if (verdict == wire::Verdict::kOtherJob)
+    throw CommError(Cause::kWrongJob, "store", -1, -1, store + " belongs to another job than " + base::quoted(credentials.job, 80),
+                    "is the address that of this job, and has an earlier one ended?");
+  if (verdict == wire::Verdict::kOtherGeneration)
+    throw CommError(Cause::kStaleGen, "store", -1, -1,
+                    store + " belongs to start " + std::to_string(generation) + " of this job, and this rank to start " + std::to_string(credentials.generation),
+                    "processes of an earlier start are still there");
   if (verdict != wire::Verdict::kWelcome)
-    throw CommError(Cause::kBadArg, "store", -1, -1,
-                    "the store at " + to_string(address) + " belongs to another job than " + base::quoted(job, 80));
-  return fd;
+    throw CommError(Cause::kAuthFailed, "store", -1, -1, store + " and this rank do not have the same job key",
+                    credentials.key.secret() ? "give every rank the same LOCKSTEP_KEY_FILE; ranks of `lockstep run` have theirs from it"
+                                             : "this rank has no key: LOCKSTEP_KEY_FILE names a file with one; ranks of `lockstep run` have theirs from it");
+}
+
+/// The next `size` bytes, with which a store answers.
+std::string hear(const base::Address& address, const base::Fd& fd, std::size_t size, Deadline deadline) {
+  std::string bytes(size, '\0');
+  const bool answered = base::recv_all(fd.get(), bytes.data(), size, deadline);
+  const std::string_view beginning = std::string_view(bytes).substr(0, wire::kMagic.size());
+  if (!answered || (size >= wire::kMagic.size() && beginning != wire::kMagic))
+    throw CommError(Cause::kProtocol, "store", -1, -1, "what listens at " + to_string(address) + " is not a Lockstep store");
+  return bytes;
+}
+
+Line enter(const base::Address& address, const Credentials& credentials, int rank, Deadline deadline) {
+  base::Fd fd = base::dial(address, deadline);
+  const std::string hello = wire::hello(credentials, rank, new_nonce());
+  base::send_all(fd.get(), hello, deadline);
+  // What every version says first, then the rest.
+  std::string challenge = hear(address, fd, wire::kVerdictSize, deadline);
+  const auto protocol = wire::Reader(std::string_view(challenge).substr(wire::kMagic.size())).take<std::uint16_t>();
+  auto verdict = static_cast<wire::Verdict>(challenge.back());
+  if (protocol != wire::kProtocol || verdict == wire::Verdict::kOtherProtocol) check_verdict(address, credentials, wire::Verdict::kOtherProtocol, 0);
+  challenge.resize(wire::kChallengeSize - wire::kVerdictSize);
+  if (!base::recv_all(fd.get(), challenge.data(), challenge.size(), deadline)) lost(address, "it closed the connection");
+  wire::Reader reader(challenge);
+  const auto generation = reader.take<std::int32_t>();
+  check_verdict(address, credentials, verdict, generation);
+  const wire::Handshake agreed = wire::handshake(credentials.key, hello, reader.take_bytes(wire::kMac));
+  // To a server that does not have our key nothing is proved; one that is this job's tells of it.
+  const bool ours = equal(agreed.of_server, reader.rest());
+  base::send_all(fd.get(), ours ? std::string(bytes_of(agreed.of_client)) : std::string(wire::kMac, '\0'), deadline);
+  verdict = ours ? static_cast<wire::Verdict>(hear(address, fd, 1, deadline).front()) : wire::Verdict::kOtherKey;
+  check_verdict(address, credentials, verdict, generation);
+  return {std::move(fd), wire::Seal(agreed.key, wire::kRequests), wire::Seal(agreed.key, wire::kReplies)};
+}
+
+Line dial_and_enter(const base::Address& address, const Credentials& credentials, int rank, Deadline deadline) {
+  try {
+    return enter(address, credentials, rank, deadline);
+  } catch (const base::SystemError& error) {
+    lost(address, error);
+  }
 }
 
 /// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody.
 class StoreClient final : public Store {
  public:
-  StoreClient(base::Address address, std::string job, Deadline deadline)
-      : address_(std::move(address)), job_(std::move(job)) {
-    idle_.push_back(dial_and_greet(address_, job_, deadline));
+  StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
+      : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
+    idle_.push_back(dial_and_enter(address_, credentials_, rank_, deadline));
   }
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
@@ -79,69 +126,71 @@ class StoreClient final : public Store {
                                  std::uint32_t wait_ms, Deadline deadline) {
     check_limits(key, value);
     check_limits(key, expected);
-    std::string frame(4, '\0');
-    wire::put(frame, verb);
-    wire::put(frame, wait_ms);
-    wire::put_text(frame, key);
-    wire::put_text(frame, expected);
-    frame += value;
-    const auto length = static_cast<std::uint32_t>(frame.size() - 4);
-    std::memcpy(frame.data(), &length, 4);
-    return exchange(frame, wait_ms, deadline);
+    std::string body;
+    wire::put(body, verb);
+    wire::put(body, wait_ms);
+    wire::put_text(body, key);
+    wire::put_text(body, expected);
+    body += value;
+    return exchange(body, wait_ms, deadline);
   }
 
-  std::optional<std::string> exchange(const std::string& frame, std::uint32_t wait_ms, Deadline deadline) {
+  std::optional<std::string> exchange(const std::string& body, std::uint32_t wait_ms, Deadline deadline) {
     // A verb that does not wait is answered at once by a store that lives: 10 s, whatever less the caller allows, tells a
     // dead one from a busy machine.
     const Deadline limit = Deadline::in(std::chrono::milliseconds(wait_ms) + std::chrono::seconds(10));
     std::string reply;
-    base::Fd fd = take_connection(limit);
+    Line line = take_line(limit);
     try {
-      base::send_all(fd.get(), frame, limit);
+      base::send_all(line.fd.get(), line.requests.close(body), limit);
       std::uint32_t size = 0;
-      if (!base::recv_all(fd.get(), &size, sizeof size, limit)) lost(address_, "it closed the connection");
+      if (!base::recv_all(line.fd.get(), &size, sizeof size, limit)) lost(address_, "it closed the connection");
       if (size == 0 || size > wire::kMaxFrame) lost(address_, "it sent a reply of " + std::to_string(size) + " bytes");
+      reply.resize(size + wire::kMac);
+      if (!base::recv_all(line.fd.get(), reply.data(), reply.size(), limit)) lost(address_, "it closed the connection");
+      const std::string mac = reply.substr(size);
       reply.resize(size);
-      if (!base::recv_all(fd.get(), reply.data(), size, limit)) lost(address_, "it closed the connection");
+      if (!line.replies.fits(reply, mac)) lost(address_, "its reply was changed on the way");
     } catch (const base::SystemError& error) {
-      lost(address_, error.what());
+      lost(address_, error);
     }
-    give_back(std::move(fd));
+    give_back(std::move(line));
     const auto status = static_cast<wire::Status>(reply[0]);
     if (status == wire::Status::kRefused) throw base::UsageError(reply.substr(1));
     if (status == wire::Status::kNone) return std::nullopt;
     return reply.substr(1);
   }
 
-  base::Fd take_connection(Deadline deadline) {
+  Line take_line(Deadline deadline) {
     {
       const std::lock_guard lock(mutex_);
       if (!idle_.empty()) {
-        base::Fd fd = std::move(idle_.back());
+        Line line = std::move(idle_.back());
         idle_.pop_back();
-        return fd;
+        return line;
       }
     }
-    return dial_and_greet(address_, job_, earlier(deadline, Deadline::in(std::chrono::seconds(5))));
+    return dial_and_enter(address_, credentials_, rank_, earlier(deadline, Deadline::in(std::chrono::seconds(5))));
   }
 
-  void give_back(base::Fd fd) {
+  void give_back(Line line) {
     const std::lock_guard lock(mutex_);
-    idle_.push_back(std::move(fd));
+    idle_.push_back(std::move(line));
   }
 
   const base::Address address_;
-  const std::string job_;
+  const Credentials credentials_;
+  const int rank_;
   std::mutex mutex_;  // guards idle_
-  std::vector<base::Fd> idle_;
+  std::vector<Line> idle_;
 };
 
 }  // namespace
 
-std::shared_ptr<Store> connect_store(const base::Address& address, const std::string& job, base::Deadline deadline) {
-  if (job.size() > wire::kMaxJob)
-    throw base::UsageError("the job's name has " + std::to_string(job.size()) + " bytes; allowed are 128");
-  return std::make_shared<StoreClient>(address, job, deadline);
+std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline) {
+  if (credentials.job.size() > wire::kMaxJob)
+    throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) + " bytes; allowed are 128");
+  return std::make_shared<StoreClient>(address, credentials, rank, deadline);
 }
 
 }  // namespace lockstep::job

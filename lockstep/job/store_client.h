@@ -5,12 +5,14 @@
 #include <string>
 
 #include "lockstep/base/socket.h"
+#include "lockstep/job/job_key.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::job {
 
-/// Connects to the StoreServer at `address`, trying until the deadline. Throws CommError: kCoordinatorLost when nobody
-/// answers, kProtocol when it is no Lockstep store or another version's, kBadArg when it belongs to another job.
-std::shared_ptr<Store> connect_store(const base::Address& address, const std::string& job, base::Deadline deadline);
+/// Connects to the StoreServer at `address` as `rank`, trying until the deadline. Throws CommError: kCoordinatorLost when nobody
+/// answers, kProtocol when it is no Lockstep store or another version's, kWrongJob and kStaleGen when it belongs to another job, or another start of it, kAuthFailed
+/// when the two ends do not have the same key.
+std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline);
 
 }  // namespace lockstep::job

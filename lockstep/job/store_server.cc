@@ -8,47 +8,43 @@
 #include <atomic>
 #include <cerrno>
 #include <list>
+#include <map>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/parse.h"
-#include "lockstep/job/store_wire.h"
+#include "lockstep/job/fatal.h"
+#include "lockstep/job/join.h"
+#include "lockstep/job/store_session.h"
 
 namespace lockstep::job {
 namespace {
 
 using base::Deadline;
 
-constexpr std::size_t kMaxStrangers = 64;                       // connections that have not said hello yet
+constexpr std::size_t kMaxStrangers = 64;  // connections that have not been admitted yet
+constexpr std::size_t kMaxTold = 8;        // of those that were turned away, in the log
 constexpr auto kHelloLimit = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
-constexpr std::size_t kMaxHello = 8 + 2 + 1 + wire::kMaxJob;
+constexpr auto kHostFallsSilent = std::chrono::milliseconds(1500);  // all connections of a host, one after another
 
 struct Connection {
-  base::Fd fd;
-  bool greeted = false;
-  Deadline hello_by = Deadline::in(kHelloLimit);
-  std::string in;
-  std::string out;
-  std::string waits_for;  // the key of a get that waits
-  Deadline wait_until = Deadline::never();
-  bool waiting = false;
-};
+  Connection(base::Fd from, const Credentials& credentials, LocalStore& store) : fd(std::move(from)), session(credentials, store) {}
 
-void reply(Connection& connection, wire::Status status, std::string_view value) {
-  wire::put(connection.out, static_cast<std::uint32_t>(1 + value.size()));
-  wire::put(connection.out, status);
-  connection.out.append(value);
-}
+  base::Fd fd;
+  StoreSession session;
+  Deadline admitted_by = Deadline::in(kHelloLimit);
+  bool counted = false;  // in ranks
+};
 
 }  // namespace
 
 struct StoreServer::Impl {
-  Impl(const base::Address& where, std::string name)
-      : job(std::move(name)), listener(base::listen_on(where)), address(base::local_address(listener.get())),
+  Impl(const base::Address& where, Credentials expected, bool ends)
+      : credentials(std::move(expected)), reports_ends(ends), listener(base::listen_on(where)), address(base::local_address(listener.get())),
         wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake) throw base::SystemError("cannot make an eventfd", errno);
     // Changes by the owner must wake requests that wait; those by the thread itself need it too and come round at once.
@@ -70,9 +66,13 @@ struct StoreServer::Impl {
     while (!stop) {
       wait_for_events();
       accept_some();
-      for (auto at = connections.begin(); at != connections.end();)
-        at = serve_one(*at) ? std::next(at) : connections.erase(at);
+      for (auto at = connections.begin(); at != connections.end();) {
+        const int error = serve_one(*at);
+        if (error != 0) ended(*at, error);
+        at = error == 0 ? std::next(at) : connections.erase(at);
+      }
       drop_strangers();
+      if (tell_of_silent_at.expired()) tell_of_silent();
     }
   }
 
@@ -80,12 +80,11 @@ struct StoreServer::Impl {
     // A listener that cannot be accepted from (no descriptors left) would end every poll at once.
     const bool listening = accept_again.expired();
     std::vector<pollfd> entries{{wake.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
-    Deadline next = Deadline::in(std::chrono::minutes(1));
+    Deadline next = earlier(Deadline::in(std::chrono::minutes(1)), tell_of_silent_at);
     if (!listening) next = earlier(next, accept_again);
-    for (const Connection& c : connections) {
-      entries.push_back({c.fd.get(), static_cast<short>(c.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      if (!c.greeted) next = earlier(next, c.hello_by);
-      if (c.waiting) next = earlier(next, c.wait_until);
+    for (Connection& c : connections) {
+      entries.push_back({c.fd.get(), static_cast<short>(c.session.out().empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      next = earlier(next, c.session.admitted() ? c.session.wait_until() : c.admitted_by);
     }
     ::poll(entries.data(), entries.size(), next.poll_ms());
     std::uint64_t count = 0;
@@ -101,16 +100,16 @@ struct StoreServer::Impl {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again = Deadline::in(kAcceptPause);
         return;
       }
-      connections.emplace_back().fd = std::move(fd);
+      connections.emplace_back(std::move(fd), credentials, store);
     }
   }
 
   // The oldest go: those who have something to say have said it, so a crowd of silent ones keeps nobody out.
   void drop_strangers() {
     std::size_t strangers = 0;
-    for (const Connection& c : connections) strangers += !c.greeted;
+    for (const Connection& c : connections) strangers += !c.session.admitted();
     for (auto at = connections.begin(); strangers > kMaxStrangers;)
-      if (at->greeted) {
+      if (at->session.admitted()) {
         ++at;
       } else {
         at = connections.erase(at);
@@ -118,130 +117,97 @@ struct StoreServer::Impl {
       }
   }
 
-  // False: the connection is finished.
-  bool serve_one(Connection& c) {
-    if (!receive(c)) return false;
-    if (!c.greeted && !greet(c)) return false;
-    // Only now: a hello that came in time is read, even if this process was stopped meanwhile.
-    if (!c.greeted && c.hello_by.expired()) return false;
-    answer_waiter(c);
-    while (c.greeted && !c.waiting && one_request(c)) {
+  /// 0 while the connection goes on; else why it does not.
+  int serve_one(Connection& c) {
+    int error = receive(c);
+    // Only now: a proof that came in time is read, even if this process was stopped meanwhile.
+    if (error == 0 && !c.session.admitted() && c.admitted_by.expired()) error = ECONNABORTED;
+    if (error == 0) c.session.look();
+    if (c.session.admitted() && !c.counted) {
+      c.counted = true;
+      ++ranks[c.session.rank()];
     }
-    if (c.in.size() > wire::kMaxFrame + 4) return false;
-    return send(c);
-  }
-
-  bool receive(Connection& c) {
-    char buffer[65536];
-    const std::size_t room = c.greeted ? sizeof buffer : kMaxHello;
-    for (;;) {
-      const ssize_t got = ::recv(c.fd.get(), buffer, room, 0);
-      if (got > 0) {
-        c.in.append(buffer, static_cast<std::size_t>(got));
-        if (c.in.size() > (c.greeted ? wire::kMaxFrame : kMaxHello)) return c.greeted;
-      } else if (got == 0) {
-        return false;
-      } else if (errno != EINTR) {
-        return errno == EAGAIN;
-      }
+    if (error == 0 || c.session.over()) {
+      const int unsent = send(c);
+      if (error == 0) error = unsent;
     }
+    if (error == 0 && c.session.over()) error = ECONNABORTED;
+    return error;
   }
 
-  bool greet(Connection& c) {
-    const std::size_t fixed = wire::kMagic.size() + 3;
-    if (c.in.compare(0, std::min(c.in.size(), wire::kMagic.size()), wire::kMagic.substr(0, c.in.size())) != 0) {
-      if (!std::exchange(warned, true))
-        base::log_warning("a connection that is not Lockstep's was dropped from " + to_string(address) + "; more such are not reported");
-      return false;
-    }
-    if (c.in.size() < fixed) return true;
-    wire::Reader reader(std::string_view(c.in).substr(wire::kMagic.size()));
-    const auto protocol = reader.take<std::uint16_t>();
-    const std::size_t length = reader.take<std::uint8_t>();
-    if (length > wire::kMaxJob) return false;
-    if (c.in.size() < fixed + length) return true;
-    const std::string_view theirs = std::string_view(c.in).substr(fixed, length);
-    const auto verdict = protocol != wire::kProtocol ? wire::Verdict::kOtherProtocol
-                         : theirs != job             ? wire::Verdict::kOtherJob
-                                                     : wire::Verdict::kWelcome;
-    c.out.append(wire::kMagic);
-    wire::put(c.out, wire::kProtocol);
-    wire::put(c.out, verdict);
-    c.in.erase(0, fixed + length);
-    c.greeted = verdict == wire::Verdict::kWelcome;
-    if (!c.greeted) send(c);
-    return c.greeted;
-  }
-
-  void answer_waiter(Connection& c) {
-    if (!c.waiting) return;
-    if (const auto value = store.find(c.waits_for, Deadline::never()))  // bounded: the table is in this process
-      reply(c, wire::Status::kValue, *value);
-    else if (c.wait_until.expired())
-      reply(c, wire::Status::kNone, {});
-    else
-      return;
-    c.waiting = false;
-  }
-
-  // Takes one whole request off the input; false when there is none.
-  bool one_request(Connection& c) {
-    std::uint32_t size = 0;
-    if (c.in.size() < sizeof size) return false;
-    std::memcpy(&size, c.in.data(), sizeof size);
-    if (size > wire::kMaxFrame) {
-      c.in.assign(wire::kMaxFrame + 5, '\0');  // more than a frame: serve_one() drops the connection
-      return false;
-    }
-    if (c.in.size() < sizeof size + size) return false;
-    handle(c, std::string_view(c.in).substr(sizeof size, size));
-    c.in.erase(0, sizeof size + size);
-    return true;
-  }
-
-  void handle(Connection& c, std::string_view frame) {
-    wire::Reader reader(frame);
-    const auto verb = reader.take<wire::Verb>();
-    const auto wait_ms = reader.take<std::uint32_t>();
-    const std::string_view key = reader.take_text(wire::kMaxKey);
-    const std::string_view expected = reader.take_text(wire::kMaxValue);
-    const std::string_view value = reader.rest();
-    if (!reader.ok() || value.size() > wire::kMaxValue) return reply(c, wire::Status::kRefused, "store: malformed request");
-    const Deadline now = Deadline::never();  // bounded: the table is in this process
+  static bool take(Connection& c, std::string_view bytes) {
     try {
-      switch (verb) {
-        case wire::Verb::kSet: store.set(key, value, now); return reply(c, wire::Status::kValue, {});
-        case wire::Verb::kGet:
-          c.waits_for = key;
-          c.wait_until = Deadline::in(std::chrono::milliseconds(wait_ms));
-          c.waiting = true;
-          return answer_waiter(c);
-        case wire::Verb::kAdd: {
-          const std::int64_t amount = base::parse_int_in("store: the amount to add", value, INT64_MIN, INT64_MAX);
-          return reply(c, wire::Status::kValue, std::to_string(store.add(key, amount, now)));
-        }
-        case wire::Verb::kCompareSet: return reply(c, wire::Status::kValue, store.compare_set(key, expected, value, now));
-      }
-      reply(c, wire::Status::kRefused, "store: unknown verb");
-    } catch (const base::UsageError& error) {
-      reply(c, wire::Status::kRefused, error.what());
+      c.session.receive(bytes);
+      return true;
+    } catch (const std::exception&) {
+      return false;  // a system without memory or random bytes: this connection does without
     }
   }
 
-  bool send(Connection& c) {
-    while (!c.out.empty()) {
-      const ssize_t sent = ::send(c.fd.get(), c.out.data(), c.out.size(), MSG_NOSIGNAL);
+  int receive(Connection& c) {
+    char buffer[65536];
+    for (std::size_t room = 0; (room = std::min(sizeof buffer, c.session.room())) > 0;) {
+      const ssize_t got = ::recv(c.fd.get(), buffer, room, 0);
+      if (got > 0 && !take(c, {buffer, static_cast<std::size_t>(got)})) return ENOMEM;
+      if (got > 0) continue;
+      if (got == 0) return ECONNRESET;
+      if (errno == EAGAIN) return 0;
+      if (errno != EINTR) return errno;
+    }
+    return 0;
+  }
+
+  int send(Connection& c) {
+    std::string& out = c.session.out();
+    while (!out.empty()) {
+      const ssize_t sent = ::send(c.fd.get(), out.data(), out.size(), MSG_NOSIGNAL);
       if (sent > 0)
-        c.out.erase(0, static_cast<std::size_t>(sent));
+        out.erase(0, static_cast<std::size_t>(sent));
       else if (errno == EAGAIN)
-        return true;
+        return 0;
       else if (errno != EINTR)
-        return false;
+        return errno;
     }
-    return true;
+    return 0;
   }
 
-  const std::string job;
+  void ended(const Connection& c, int error) {
+    const std::string& refusal = c.session.refusal();
+    if (!refusal.empty() && told.size() < kMaxTold && told.insert(refusal).second)
+      base::log_warning(refusal + " was turned away by the store at " + to_string(address) + "; its like is not reported again");
+    if (!c.counted) return;
+    const int rank = c.session.rank();
+    const bool last = --ranks[rank] == 0;
+    if (rank < 0) return;
+    if (base::is_unreachable(error)) {
+      silent.insert(rank);
+      if (tell_of_silent_at.is_never()) tell_of_silent_at = Deadline::in(kHostFallsSilent);
+    } else if (last && reports_ends) {
+      store.compare_set(key::exited(rank), "", key::kClosed, Deadline::never());  // bounded: the table is in this process
+    }
+  }
+
+  void tell_of_silent() {
+    tell_of_silent_at = Deadline::never();
+    std::string who;
+    std::set<std::string> hosts;
+    for (const int rank : silent) {
+      who += (who.empty() ? "" : ",") + std::to_string(rank);
+      hosts.insert(host_of(store, rank));
+    }
+    std::string where;
+    for (const std::string& host : hosts) where += (where.empty() ? "" : ", ") + host;
+    publish_cause(store, {.cause = base::Cause::kPeerUnreachable,
+                          .rank = *silent.begin(),
+                          .host = hosts.size() == 1 ? where : "",
+                          .gen = credentials.generation,
+                          .detail = (silent.size() == 1 ? "rank " : "ranks ") + who + " on " + where + " cannot be reached: the host has not answered for " +
+                                    std::to_string(base::kHostIsSilent.count()) + " s",
+                          .hint = "is the host up, and the network between it and " + to_string(address) + "?"});
+  }
+
+  const Credentials credentials;
+  const bool reports_ends;
   base::Fd listener;
   const base::Address address;
   base::Fd wake;
@@ -249,13 +215,16 @@ struct StoreServer::Impl {
   // Touched by the thread only:
   std::list<Connection> connections;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
-  bool warned = false;
+  std::map<int, int> ranks;           // how many connections each has
+  std::set<int> silent;               // ranks whose host does not answer
+  Deadline tell_of_silent_at = Deadline::never();
+  std::set<std::string> told;         // why somebody was turned away
   std::atomic<bool> stop{false};
   std::thread thread;
 };
 
-StoreServer::StoreServer(const base::Address& address, std::string job)
-    : impl_(std::make_unique<Impl>(address, std::move(job))) {}
+StoreServer::StoreServer(const base::Address& address, Credentials credentials, bool reports_ends)
+    : impl_(std::make_unique<Impl>(address, std::move(credentials), reports_ends)) {}
 StoreServer::~StoreServer() = default;
 const base::Address& StoreServer::address() const { return impl_->address; }
 LocalStore& StoreServer::store() { return impl_->store; }

@@ -17,13 +17,6 @@ std::string seconds(std::int64_t nanoseconds) {
   return text;
 }
 
-const FlightSeen* last_finished(const RankSeen& rank) {
-  const FlightSeen* last = nullptr;
-  for (const FlightSeen& one : rank.operations)
-    if (!one.goes_on() && (!last || one.ended > last->ended)) last = &one;
-  return last;
-}
-
 using Place = std::pair<std::string, std::uint64_t>;  // channel, seq
 
 /// How far a rank has come on each channel.
@@ -75,6 +68,13 @@ std::string list_of_ranks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size(); ++i) text += (i == 0 ? "" : ",") + std::to_string(ranks[i]);
   return text;
+}
+
+const FlightSeen* last_finished(const RankSeen& rank) {
+  const FlightSeen* last = nullptr;
+  for (const FlightSeen& one : rank.operations)
+    if (!one.goes_on() && (!last || one.ended > last->ended)) last = &one;
+  return last;
 }
 
 std::string label(const FlightSeen& operation) {

@@ -25,6 +25,9 @@ std::string wavefront(const std::vector<base::RankSeen>& ranks);
 /// there is none.
 const base::FlightSeen* under_way(const base::RankSeen& rank);
 
+/// The one that ended last. Null when none has.
+const base::FlightSeen* last_finished(const base::RankSeen& rank);
+
 /// Of ranks of which none gets on, those to blame: who waits for nobody, else who has not come to an operation in which others wait, else all that
 /// have not left. Pure.
 std::vector<int> to_blame(const std::vector<base::RankSeen>& ranks);

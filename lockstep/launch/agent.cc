@@ -119,7 +119,7 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
   base::Pipe err = base::make_pipe();
   streams.out = out.write.get();
   streams.err = err.write.get();
-  RankProcess process{.rank = plan.rank, .watch = RankWatch(plan.rank)};
+  RankProcess process{.rank = plan.rank, .watch = RankWatch(plan.rank, job.key)};
   streams.page = process.watch.descriptor();
   process.pid = spawn_rank(job, plan, streams);
   process.streams = {std::move(out.read), std::move(err.read)};

@@ -160,7 +160,8 @@ void Launcher::start(Surroundings surroundings, std::uint64_t max_files) {
   become_subreaper();
   agent_ = spawn_agent(max_files);  // before a thread exists; its own start goes on while ours does
   surroundings.job = random_job_id();
-  store_.emplace(kLoopback, surroundings.job);
+  surroundings.key = job::JobKey::random();
+  store_.emplace(kLoopback, job::Credentials{surroundings.job, 0, surroundings.key});
   master_port_ = base::reserve_port(kLoopback);
   surroundings.store = base::to_string(store_->address());
   surroundings.master_port = base::local_address(master_port_.get()).port;

@@ -103,6 +103,7 @@ JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings) {
   job.arguments = options.command;
   job.fail_grace = options.fail_grace;
   job.run_dir = surroundings.run_dir;
+  job.key = surroundings.key;
   std::vector<std::vector<int>> cpus = split_cpus(surroundings.cpus, options.ranks);
   for (int rank = 0; rank < options.ranks; ++rank)
     job.ranks.push_back(plan_rank(rank, options, surroundings, std::move(cpus[static_cast<std::size_t>(rank)])));

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/job/job_key.h"
 #include "lockstep/job/pulse.h"
 #include "lockstep/launch/options.h"
 #include "lockstep/launch/placement.h"
@@ -32,6 +33,7 @@ struct JobPlan {
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};
   std::string run_dir;                 ///< where stacks go; made when there is one
+  job::JobKey key{};                   ///< for the ranks' pages
 };
 
 /// What the plan depends on besides the options.
@@ -43,6 +45,7 @@ struct Surroundings {
   std::string job;
   std::uint16_t master_port = 0;
   std::string run_dir;           ///< runs/NAME
+  job::JobKey key{};
   int columns = 0;               ///< of the launcher's terminal; 0: stdout is none
 };
 

@@ -8,7 +8,11 @@
 
 namespace lockstep::launcher {
 
-RankWatch::RankWatch(int rank) : rank_(rank), memory_(base::make_rank_page()) { base::page_in(memory_).watcher = ::getpid(); }
+RankWatch::RankWatch(int rank, const job::JobKey& key) : rank_(rank), memory_(base::make_rank_page()) {
+  base::RankPage& page = base::page_in(memory_);
+  page.watcher = ::getpid();
+  std::memcpy(page.key.data(), key.bytes().data(), page.key.size());
+}
 
 bool RankWatch::in_world() const {
   const base::RankPage& page = base::page_in(memory_);

@@ -7,13 +7,15 @@
 
 #include "lockstep/base/rank_page.h"
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/job/job_key.h"
 #include "lockstep/job/pulse.h"
 
 namespace lockstep::launcher {
 
 class RankWatch {
  public:
-  explicit RankWatch(int rank);
+  /// `key` is for the rank alone to read.
+  RankWatch(int rank, const job::JobKey& key);
 
   /// For the rank.
   int descriptor() const { return memory_.fd().get(); }

@@ -93,7 +93,9 @@ void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks) {
   const auto seen = std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == fatal.rank; });
   if (seen == ranks.end()) return;
   if (fatal.step < 0) fatal.step = seen->steps;
-  if (const auto* now = job::under_way(*seen); now && fatal.op.empty()) fatal.op = job::label(*now);
+  if (!fatal.op.empty()) return;
+  if (const auto* now = job::under_way(*seen)) fatal.op = job::label(*now);
+  else if (const auto* last = job::last_finished(*seen)) fatal.detail += "; the last operation that it finished was " + job::describe(*last);
 }
 
 std::int64_t oom_kills_in(std::string_view text) {

@@ -218,6 +218,7 @@ std::string encode_job(const JobPlan& job) {
   put_texts(bytes, job.environment);
   put(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
   put_text(bytes, job.run_dir);
+  bytes += job.key.bytes();
   put(bytes, static_cast<std::uint32_t>(job.ranks.size()));
   for (const RankPlan& rank : job.ranks) {
     put(bytes, static_cast<std::int32_t>(rank.rank));
@@ -237,6 +238,7 @@ JobPlan decode_job(std::string_view bytes) {
   job.environment = parser.texts();
   job.fail_grace = std::chrono::milliseconds(parser.number<std::int64_t>());
   job.run_dir = parser.text();
+  job.key = job::JobKey(parser.bytes(job::JobKey::kBytes));
   job.ranks.resize(parser.count(16));
   for (RankPlan& rank : job.ranks) {
     rank.rank = parser.number<std::int32_t>();

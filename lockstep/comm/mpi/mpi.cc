@@ -214,7 +214,7 @@ std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
 std::string broadcast_by_mpi(const std::string& text, Deadline deadline) {
   MpiSession& session = MpiSession::process();
   char bytes[256] = {};
-  text.copy(bytes, sizeof bytes - 1);
+  bytes[0] = static_cast<char>(text.copy(bytes + 1, sizeof bytes - 1));
   MPI_Request request;
   {
     const std::lock_guard lock(session.mutex());
@@ -227,7 +227,7 @@ std::string broadcast_by_mpi(const std::string& text, Deadline deadline) {
     return ended != 0;
   });
   if (!came) throw CommError(Cause::kJoinTimeout, "init", session.rank(), 0, "rank 0 did not say in time, through MPI, where the ranks meet");
-  return bytes;
+  return std::string(bytes + 1, static_cast<unsigned char>(bytes[0]));
 }
 
 bool mpi_has_one_host() {

@@ -78,7 +78,8 @@ TEST(Identity, Torchrun) {
   const Identity id = from(kTorchrun);
   EXPECT_EQ(id.contract, "torchrun");
   EXPECT_EQ(id.store, StoreKind::kTorchrun);
-  EXPECT_EQ(id.job, "run.3");
+  EXPECT_EQ(id.job, "run");
+  EXPECT_EQ(id.generation, 3);
   EXPECT_EQ(id.local_rank, 1);
   EXPECT_EQ(from(with(kTorchrun, "TORCHELASTIC_USE_AGENT_STORE", "False")).store, StoreKind::kRankZero);
   EXPECT_EQ(from(with(with(kTorchrun, "WORLD_SIZE", "1"), "RANK", "0")).store, StoreKind::kTorchrun);

@@ -25,8 +25,9 @@ struct Kind {
 
 std::shared_ptr<Store> served() {
   struct Both {
-    StoreServer server{{"127.0.0.1", 0}, "job"};
-    std::shared_ptr<Store> client = connect_store(server.address(), "job", soon());
+    const Credentials credentials{"job", 0, JobKey::random()};
+    StoreServer server{{"127.0.0.1", 0}, credentials};
+    std::shared_ptr<Store> client = connect_store(server.address(), credentials, 0, soon());
   };
   auto both = std::make_shared<Both>();
   return {both, both->client.get()};

@@ -76,6 +76,20 @@ TEST(Verdict, PublishedFieldsAreKept) {
   EXPECT_EQ(verdict.exit_code, 9);
 }
 
+TEST(Verdict, WhereTheRankWasIsSaid) {
+  base::FlightSeen ended{.number = 6, .seq = 6, .bytes = 8, .begun = 1, .ended = 2, .channel = "world", .kind = "barrier"};
+  base::FlightSeen goes_on{.number = 7, .seq = 7, .bytes = 256, .begun = 3, .channel = "world", .kind = "all_reduce", .dtype = "float32", .name = "votes"};
+  job::Fatal in_user_code{.rank = 1, .detail = "it died"};
+  add_place(in_user_code, {{.rank = 1, .steps = 4, .operations = {ended}}});
+  EXPECT_EQ(in_user_code.step, 4);
+  EXPECT_EQ(in_user_code.op, "");
+  EXPECT_EQ(in_user_code.detail, "it died; the last operation that it finished was barrier#6 of world, 8 bytes");
+  job::Fatal in_operation{.rank = 1, .detail = "it died"};
+  add_place(in_operation, {{.rank = 1, .steps = 4, .operations = {ended, goes_on}}});
+  EXPECT_EQ(in_operation.op, "all_reduce(votes)#7");
+  EXPECT_EQ(in_operation.detail, "it died");
+}
+
 TEST(Verdict, CountersOfTheKernel) {
   EXPECT_EQ(oom_kills_in("low 0\noom 5\noom_kill 3\noom_group_kill 1\n"), 3);
   EXPECT_EQ(oom_kills_in("oom_kill_disable 0\nunder_oom 0\noom_kill 2"), 2);

@@ -18,6 +18,7 @@ JobPlan sample() {
   job.environment = {"A=\x80", "B="};
   job.fail_grace = std::chrono::milliseconds(1234);
   job.run_dir = "runs/it";
+  job.key = job::JobKey(std::string(32, 'k'));
   job.ranks = {{0, {"RANK=0"}, {"--k=0"}, {0, 7}}, {1, {}, {}, {}}};
   return job;
 }
@@ -29,6 +30,7 @@ TEST(Wire, AJobArrivesByteForByte) {
   EXPECT_EQ(job.environment, sample().environment);
   EXPECT_EQ(job.fail_grace, sample().fail_grace);
   EXPECT_EQ(job.run_dir, sample().run_dir);
+  EXPECT_EQ(job.key.bytes(), sample().key.bytes());
   ASSERT_EQ(job.ranks.size(), 2u);
   EXPECT_EQ(job.ranks[0].cpus, sample().ranks[0].cpus);
   EXPECT_EQ(job.ranks[0].environment, sample().ranks[0].environment);

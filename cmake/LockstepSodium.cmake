@@ -1,0 +1,9 @@
+# libsodium (ISC licence), linked statically: an agent that is copied to another host needs nothing there. Target lockstep::sodium.
+find_path(LOCKSTEP_SODIUM_INCLUDE sodium.h)
+find_library(LOCKSTEP_SODIUM_LIBRARY NAMES libsodium.a sodium)
+if(NOT LOCKSTEP_SODIUM_INCLUDE OR NOT LOCKSTEP_SODIUM_LIBRARY)
+  message(FATAL_ERROR "libsodium was not found (Debian: libsodium-dev)")
+endif()
+add_library(lockstep::sodium UNKNOWN IMPORTED)
+set_target_properties(lockstep::sodium PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_SODIUM_LIBRARY}"
+  INTERFACE_INCLUDE_DIRECTORIES "${LOCKSTEP_SODIUM_INCLUDE}" INTERFACE_LINK_LIBRARIES Threads::Threads)

@@ -1,0 +1,85 @@
+#include "lockstep/job/job_key.h"
+
+#include <fcntl.h>
+#include <sodium.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/rank_page.h"
+
+namespace lockstep::job {
+namespace {
+
+constexpr std::size_t kMaxFile = 4096;
+static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == sizeof base::RankPage::key);
+
+void fill_random(std::array<unsigned char, 32>& bytes) {
+  // bounded: it waits only where a machine has just started
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) throw base::SystemError("getrandom", errno);
+}
+
+}  // namespace
+
+JobKey::JobKey(std::string_view bytes) {
+  if (bytes.size() != kBytes) throw base::UsageError("a job's key has " + std::to_string(bytes.size()) + " bytes; allowed are 32");
+  std::copy(bytes.begin(), bytes.end(), bytes_.begin());
+}
+
+JobKey JobKey::random() {
+  JobKey key;
+  fill_random(key.bytes_);
+  return key;
+}
+
+JobKey JobKey::from_file(const std::string& path) {
+  const auto refuse = [&](const std::string& why) {
+    throw base::UsageError("the job's key " + base::quoted(path, 256) + " " + why, "head -c 32 /dev/urandom > FILE; chmod 600 FILE; and give every rank a copy");
+  };
+  const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0) refuse(std::string("cannot be read: ") + std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) refuse("is no file");
+  if (status.st_uid != ::geteuid()) refuse("belongs to another user");
+  if ((status.st_mode & 077) != 0) refuse("may be read or written by others than its owner");
+  char text[kMaxFile + 1];
+  const ssize_t size = ::read(fd.get(), text, sizeof text);
+  if (size < static_cast<ssize_t>(kBytes) || size > static_cast<ssize_t>(kMaxFile))
+    refuse("has " + std::to_string(status.st_size) + " bytes; allowed are 32 to 4096");
+  return JobKey(bytes_of(JobKey().mac({"a job's key from a file:", {text, static_cast<std::size_t>(size)}})));
+}
+
+JobKey JobKey::given() {
+  const base::PageKey bytes = base::given_page_key();
+  return JobKey({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+bool JobKey::secret() const {
+  return std::any_of(bytes_.begin(), bytes_.end(), [](unsigned char byte) { return byte != 0; });
+}
+
+Mac JobKey::mac(std::initializer_list<std::string_view> texts) const {
+  crypto_auth_hmacsha256_state state;
+  crypto_auth_hmacsha256_init(&state, bytes_.data(), bytes_.size());
+  for (const std::string_view text : texts) crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(text.data()), text.size());
+  Mac mac;
+  crypto_auth_hmacsha256_final(&state, mac.data());
+  return mac;
+}
+
+bool equal(const Mac& mac, std::string_view bytes) { return bytes.size() == mac.size() && sodium_memcmp(mac.data(), bytes.data(), mac.size()) == 0; }
+
+Mac new_nonce() {
+  Mac nonce;
+  fill_random(nonce);
+  return nonce;
+}
+
+}  // namespace lockstep::job

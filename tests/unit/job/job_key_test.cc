@@ -1,0 +1,82 @@
+#include "lockstep/job/job_key.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::job {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string hex(const Mac& mac) {
+  std::string text;
+  for (const unsigned char byte : mac) text += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return text;
+}
+
+TEST(JobKey, TheMacIsHmacSha256) {
+  // RFC 4231, test case 2, whose key is shorter than 32 bytes: HMAC fills a key with zeros.
+  std::string key = "Jefe";
+  key.resize(32);
+  const JobKey jefe(key);
+  EXPECT_EQ(hex(jefe.mac({"what do ya ", "want for ", "", "nothing?"})), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_TRUE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"te", "xt"}))));
+  EXPECT_FALSE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"texT"}))));
+  EXPECT_FALSE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"text"})).substr(1)));
+}
+
+TEST(JobKey, RandomOnesDiffer) {
+  const JobKey one = JobKey::random();
+  EXPECT_TRUE(one.secret());
+  EXPECT_NE(one.bytes(), JobKey::random().bytes());
+  EXPECT_FALSE(JobKey().secret());
+  EXPECT_EQ(JobKey(one.bytes()).bytes(), one.bytes());
+  EXPECT_THROW(JobKey("short"), base::UsageError);
+}
+
+class KeyFile : public ::testing::Test {
+ protected:
+  std::string write(const std::string& text, mode_t mode = 0600) {
+    const std::string path = dir_ / "key";
+    std::ofstream(path) << text;
+    ::chmod(path.c_str(), mode);
+    return path;
+  }
+  void expect_refused(const std::string& path, const std::string& why) {
+    try {
+      JobKey::from_file(path);
+      ADD_FAILURE() << "it was taken; expected: " << why;
+    } catch (const base::UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(why));
+      EXPECT_THAT(error.what(), HasSubstr(path));
+    }
+  }
+  const tests::TempDir dir_;
+};
+
+TEST_F(KeyFile, TheSameFileIsTheSameKey) {
+  const std::string text(32, 'x');
+  const JobKey key = JobKey::from_file(write(text));
+  EXPECT_TRUE(key.secret());
+  EXPECT_EQ(key.bytes(), JobKey::from_file(write(text, 0400)).bytes());
+  EXPECT_NE(key.bytes(), JobKey::from_file(write(text + "y")).bytes());
+  EXPECT_TRUE(JobKey::from_file(write(std::string(4096, 'x'))).secret());
+}
+
+TEST_F(KeyFile, WhatIsNoSecretIsRefused) {
+  const std::string text(32, 'x');
+  for (const mode_t mode : {0640, 0604, 0620, 0660, 0644}) expect_refused(write(text, mode), "may be read or written by others");
+  expect_refused(write(text.substr(1)), "has 31 bytes; allowed are 32 to 4096");
+  expect_refused(write(std::string(4097, 'x')), "has 4097 bytes");
+  expect_refused(dir_ / "nothing", "cannot be read");
+  expect_refused(dir_.path(), "is no file");
+}
+
+}  // namespace
+}  // namespace lockstep::job
