@@ -6,13 +6,13 @@ Every rank of the program writes what it has done to a history file: a hash of i
 run is good when
   - the launcher ends in time, with 0, or with exactly one FATAL line, the last one, of the right cause and the right rank;
   - every rank that lived was told the same cause within a second of the moment at which it could be known;
-  - for each step all ranks have the same hash, that of a run without a fault, as far as they came (no wrong sum was ever applied);
+  - for each step all ranks have the same hash, that of a run without a fault, as far as they came (no wrong sum was ever applied), and no sample was drawn
+    twice in an epoch;
   - nothing is left: no process, no file in its folder for temporary files, nothing in /dev/shm.
 Prints the seed, a line a run that is not good, and the table; exit code 1 when a run was not good.
 """
 import argparse
 import collections
-import json
 import os
 import pathlib
 import random
@@ -24,27 +24,16 @@ import sys
 import tempfile
 import time
 
+import history
 from marked import marked
 
 MARK = "LOCKSTEP_TEST_CHAOS"
 TOLD_S = 1.0
 STEPS = 400  # 2 s and more
 EDGE = 25    # a fault comes after this many steps
-Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s")
+# `after`: the victim has come so far when it is disturbed. `place`: what the FATAL line must say of where it was.
+Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s after place", defaults=(EDGE, ""))
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
-
-
-def history(folder, rank):
-    lines = []
-    try:
-        for line in (folder / f"rank.{rank}.jsonl").read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                pass  # its last one, cut by SIGKILL
-    except OSError:
-        pass
-    return lines
 
 
 class Run:
@@ -72,7 +61,7 @@ class Run:
                 except subprocess.TimeoutExpired:
                     return ["the launcher did not end in 60 s"], None, None
                 gone_ns = time.monotonic_ns()
-                histories = [history(folder, rank) for rank in range(self.args.ranks)]
+                histories = [history.read(folder, rank) for rank in range(self.args.ranks)]
                 wrong, told_s = self.check_histories(histories, reference)
                 gone_s = (gone_ns - self.known(histories)) / 1e9 if self.plan.cause else 0
                 wrong += self.check_end(job.returncode, err, gone_s)
@@ -90,10 +79,10 @@ class Run:
         if not self.plan.disturb:
             return
         limit = time.monotonic() + 30
-        while time.monotonic() < limit and not (len(history(folder, self.victim)) > EDGE):
+        while time.monotonic() < limit and len(history.read(folder, self.victim)) <= self.plan.after:
             time.sleep(0.01)
-        time.sleep(self.rng.uniform(0, 0.7))
-        pid = history(folder, self.victim)[0]["pid"]
+        time.sleep(self.rng.uniform(0, 0.7) if not self.plan.place.startswith("op=") else self.rng.uniform(0.5, 1.5))
+        pid = history.read(folder, self.victim)[0]["pid"]
         self.known_ns = time.monotonic_ns()
         self.plan.disturb(pid)
 
@@ -104,12 +93,11 @@ class Run:
         return max((line["ns"] for line in histories[self.victim] if "told" not in line), default=0)
 
     def check_histories(self, histories, reference):
-        wrong, told_s = [], None
+        # Where a replica was made to differ, that is what must be found, not what must not be.
+        wrong = [] if self.plan.cause == "REPLICA_DIVERGED" else history.check_hashes(histories, reference)
+        wrong += history.check_samples(histories, not self.plan.cause)
+        told_s = None
         for rank, lines in enumerate(histories):
-            for line in lines:
-                if "hash" in line and reference and reference[line["step"]] != line["hash"]:
-                    wrong.append(f"rank {rank} has other parameters after step {line['step']}")
-                    break
             told = [line for line in lines if "told" in line]
             done = any("done" in line for line in lines)
             if not self.plan.cause:
@@ -140,6 +128,8 @@ class Run:
                 wrong.append("the FATAL line does not name the rank")
         if fatal != expected or not err.rstrip("\n").rsplit("\n", 1)[-1].startswith("FATAL "):
             wrong.append(f"FATAL lines: {fatal}; the last line is {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
+        if not re.search(self.plan.place, err.rstrip().rsplit("\n", 1)[-1]):
+            wrong.append(f"the FATAL line does not say where the rank was: {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
         if gone_s > self.plan.gone_s:
             wrong.append(f"gone after {gone_s:.2f} s")
         return wrong
@@ -159,7 +149,10 @@ def plan_for(name, victim, rng, args):
     if name == "none":
         return Plan([], [], None, None, 0, 0, 0)
     if name == "kill":
-        return Plan([], [], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5)
+        return Plan([], [], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5, place=r" op=\w+\S*#\d+ |the last operation that it finished was \w+\S*#\d+ of ")
+    if name == "killin":  # while it waits in an all_reduce for a rank that is late
+        late = rng.choice([rank for rank in range(args.ranks) if rank != victim])
+        return Plan([], ["late", str(late), str(step)], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5, after=step, place=r"op=all_reduce\(votes\)#\d+ ")
     if name == "pause":
         return Plan([], [], pause, None, 0, 0, 0)
     if name == "stop":
@@ -186,7 +179,7 @@ def main():
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="kill,pause,stop,loop,deadlock,throw,segv,flip,desync")
+    parser.add_argument("--only", default="kill,killin,pause,stop,loop,deadlock,throw,segv,flip,desync")
     parser.add_argument("--transport", default="auto")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
@@ -208,9 +201,7 @@ def main():
         good, told, gone = 0, [], []
         for number in range(args.runs):
             victim = rng.randrange(args.ranks)
-            # Where two copies differ, nobody knows which is right.
-            reference = None if name == "flip" else undisturbed.hashes
-            wrong, told_s, gone_s = Run(args, plan_for(name, victim, rng, args), victim, rng).judge(reference)
+            wrong, told_s, gone_s = Run(args, plan_for(name, victim, rng, args), victim, rng).judge(undisturbed.hashes)
             good += not wrong
             told += [told_s] if told_s is not None else []
             gone += [gone_s] if gone_s is not None else []

@@ -3,7 +3,7 @@
 //   train_probe slow RANK          200 steps, of which RANK's take longer
 //   train_probe injected           200 steps, with all checks
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
-//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, or a wrong call:
+//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, late (3 s), or a wrong call:
 //                                  skip, extra, order, shape, dtype, kind or name
 #include <torch/torch.h>
 #include <unistd.h>
@@ -19,6 +19,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/data/loader.h"
 #include "lockstep/ddp/ddp.h"
 
 namespace {
@@ -87,35 +88,60 @@ void wait_for_itself() {
 at::Tensor vote(Group& world, int step, const std::string& wrong) {
   const at::Tensor votes = torch::full({wrong == "shape" ? 65 : 64}, 1 + world.rank() + step, wrong == "dtype" ? at::kDouble : at::kFloat);
   if (wrong == "skip" || wrong == "order") return {};
+  if (wrong == "late") std::this_thread::sleep_for(std::chrono::seconds(3));
   if (wrong == "extra") world.barrier();
   if (wrong == "kind") world.broadcast(votes, 0, {.name = "votes"});
   else world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = wrong == "name" ? "others" : "votes"});
   return votes;
 }
 
-int chaos(const std::string& folder, int steps, const Fault& fault) {
-  Group world = lockstep::comm::init();
-  History history(folder, world.rank());
-  history.write("\"pid\": " + std::to_string(::getpid()));
+constexpr std::uint64_t kBatch = 8;
+constexpr std::uint64_t kStepsAnEpoch = 100;
+
+/// As in a file of samples: what one is depends on its number alone.
+lockstep::data::Example sample(std::size_t index) {
+  return {torch::sin(torch::arange(32, torch::kFloat) * static_cast<double>(1 + index)), torch::tensor(static_cast<std::int64_t>(index))};
+}
+
+std::string list(const at::Tensor& numbers) {
+  std::string text;
+  for (std::int64_t i = 0; i < numbers.numel(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i].item<std::int64_t>());
+  return "[" + text + "]";
+}
+
+/// Trains, and writes after each step what it has come to.
+void train_in_chaos(Group& world, History& history, int steps, const Fault& fault) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
-  try {
-    DistributedDataParallel ddp(net, world, {.compare_every = 50});
-    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-    for (int step = 0; step < steps; ++step) {
+  DistributedDataParallel ddp(net, world, {.compare_every = 50});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  auto loader = lockstep::data::make_loader(kBatch * kStepsAnEpoch * static_cast<std::uint64_t>(world.size()), sample, world, {.batch_size = kBatch, .seed = 3});
+  for (int step = 0; step < steps;) {
+    const std::uint64_t epoch = static_cast<std::uint64_t>(step) / kStepsAnEpoch;
+    for (const auto& batch : loader.epoch(epoch)) {
       const std::string wrong = world.rank() == fault.rank && step == fault.step ? fault.kind : "";
       if (wrong == "deadlock") wait_for_itself();
       std::this_thread::sleep_for(std::chrono::milliseconds(3));
       if (wrong == "order") world.all_reduce(torch::ones({64}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
-      torch::manual_seed(1000 * step + world.rank());
       optimizer.zero_grad();
-      net->forward(torch::randn({8, 32})).pow(2).mean().backward();
+      net->forward(batch.data).pow(2).mean().backward();
       optimizer.step();
       std::vector<at::Tensor> all{vote(world, step, wrong)};
-      if (!all[0].defined()) continue;
       for (const auto& parameter : net->parameters()) all.push_back(parameter);
-      history.write("\"step\": " + std::to_string(step) + ", \"hash\": \"" + std::to_string(fnv(all)) + "\"");
+      if (all[0].defined())
+        history.write("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": " + list(batch.target) + ", \"hash\": \"" +
+                      std::to_string(fnv(all)) + "\"");
+      if (++step == steps) break;
     }
+  }
+}
+
+int chaos(const std::string& folder, int steps, const Fault& fault) {
+  Group world = lockstep::comm::init();
+  History history(folder, world.rank());
+  history.write("\"pid\": " + std::to_string(::getpid()));
+  try {
+    train_in_chaos(world, history, steps, fault);
   } catch (const lockstep::base::CommError& error) {
     std::string text = error.what();
     for (char& c : text)

@@ -13,7 +13,7 @@ import sys
 
 SKIPPED = 77  # exit code: ctest counts it as a skip
 SUBNET = "10.77.0."
-_IN_CELL = "LOCKSTEP_TEST_CELL"
+IN_CELL = "LOCKSTEP_TEST_CELL"
 
 
 def sh(*words):
@@ -27,7 +27,7 @@ def skip(why):
 
 def enter_cell(tools=("ip",)):
     """Goes on in a new cell; outside of it this never returns."""
-    if os.environ.pop(_IN_CELL, "") == "":
+    if os.environ.pop(IN_CELL, "") == "":
         if os.geteuid() != 0:
             skip("network namespaces need root")
         for tool in ("unshare", "nsenter", *tools):
@@ -36,7 +36,7 @@ def enter_cell(tools=("ip",)):
         cell = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         if subprocess.run([*cell, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
             skip("this kernel or container makes no namespaces")
-        os.environ[_IN_CELL] = "1"
+        os.environ[IN_CELL] = "1"
         os.execvp(cell[0], [*cell, sys.executable, *sys.argv])
     # The first process of a cell ignores what it has no handler for.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -60,6 +60,8 @@ class Bed:
         sh("ip", "netns", "add", "sw")
         sh("ip", "-n", "sw", "link", "add", "br0", "type", "bridge")
         sh("ip", "-n", "sw", "link", "set", "br0", "up")
+        sh("ip", "-n", "sw", "link", "add", "cut0", "type", "bridge")
+        sh("ip", "-n", "sw", "link", "set", "cut0", "up")
         sh("ip", "link", "set", "lo", "up")
         sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "vctl", "netns", "sw")
         sh("ip", "-n", "sw", "link", "set", "vctl", "master", "br0", "up")
@@ -79,6 +81,25 @@ class Bed:
         for host in range(1, self.num_hosts + 1):
             for namespace, device in ((f"h{host}", "eth0"), ("sw", f"vh{host}")):
                 sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
+
+    # Without a reset, and without the loss of a carrier.
+    @staticmethod
+    def cut(host):
+        """From now on nothing that `host` sends arrives, and nothing reaches it."""
+        sh("ip", "-n", "sw", "link", "set", f"vh{host}", "master", "cut0")
+
+    @staticmethod
+    def heal(host):
+        sh("ip", "-n", "sw", "link", "set", f"vh{host}", "master", "br0")
+
+    @staticmethod
+    def cut_one_way(sender, receiver):
+        """From now on what `sender` sends does not arrive at `receiver`; the other way all does."""
+        sh("ip", "-n", f"h{sender}", "neigh", "replace", f"{SUBNET}{receiver}", "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+
+    @staticmethod
+    def heal_one_way(sender, receiver):
+        sh("ip", "-n", f"h{sender}", "neigh", "del", f"{SUBNET}{receiver}", "dev", "eth0")
 
     @staticmethod
     def on_host(host, words):

@@ -20,7 +20,7 @@ def places(hosts, ranks_per_host, order):
 class Job:
     """Ranks that have been started; rank 0 talks."""
 
-    def __init__(self, bed, where, words, env):
+    def __init__(self, bed, where, words, env, stderr=None):
         local = {}
         common = {"WORLD_SIZE": len(where), "MASTER_ADDR": f"{hosts_bed.SUBNET}{where[0]}", "MASTER_PORT": PORT,
                   "OMP_NUM_THREADS": 1, **env}
@@ -30,7 +30,7 @@ class Job:
             variables = {**os.environ, **{key: str(value) for key, value in common.items()}, "RANK": str(rank), "LOCAL_RANK": str(place),
                          "LOCAL_WORLD_SIZE": str(where.count(host))}
             self.processes.append(bed.start(host, words, env=variables, stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, text=True))
+                                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=stderr, text=True))
         self.talks = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 
@@ -68,7 +68,7 @@ class Job:
 class MpiJob(Job):
     """The same, started by mpirun, which starts its daemons on the hosts by way of namespaces."""
 
-    def __init__(self, bed, where, words, env):
+    def __init__(self, bed, where, words, env, stderr=None):
         hosts = sorted(set(where))
         slots = ",".join(f"h{host}:{where.count(host)}" for host in hosts)
         by_node = [] if where == sorted(where) else ["--map-by", "node"]
@@ -76,7 +76,7 @@ class MpiJob(Job):
         self.processes = [subprocess.Popen(
             ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", bed.remote_shell(), "--mca", "btl_tcp_if_include", f"{hosts_bed.SUBNET}0/24",
              "--mca", "oob_tcp_if_include", f"{hosts_bed.SUBNET}0/24", "--bind-to", "none", "-H", slots, *by_node, "-x", "OMP_NUM_THREADS=1",
-             *exports, "-np", str(len(where)), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)]
+             *exports, "-np", str(len(where)), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)]
         self.talks = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 
