@@ -1,0 +1,46 @@
+// The stream between launcher and agent: cut into frames, and each frame read as what it says it is.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/wire.h"
+
+using namespace lockstep::launcher;
+
+namespace {
+
+void read(const Frame& frame) {
+  const std::string& bytes = frame.payload;
+  switch (frame.kind) {
+    case FrameKind::kJob: decode_job(bytes); break;
+    case FrameKind::kStop: decode_stop(bytes); break;
+    case FrameKind::kStacks: decode_ranks(bytes); break;
+    case FrameKind::kStartFailed: decode_numbers(bytes, 2); break;
+    case FrameKind::kPulse: decode_pulse(bytes); break;
+    case FrameKind::kFlight: decode_seen(bytes); break;
+    case FrameKind::kEnded: decode_end(bytes); break;
+    default: decode_numbers(bytes, 1);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 1) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  FrameReader reader(1 << 16);
+  try {
+    for (std::size_t at = 0; at < bytes.size(); at += 1 + data[0]) {
+      reader.feed(bytes.substr(at, 1 + data[0]));
+      while (const auto frame = reader.next()) {
+        try {
+          read(*frame);
+        } catch (const lockstep::base::Error&) {
+        }
+      }
+    }
+  } catch (const lockstep::base::Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,43 @@
+// An environment, one variable a line: who this process is; and the lines that ranks and launcher leave each other.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/job/fatal.h"
+#include "lockstep/job/identity.h"
+#include "lockstep/job/join.h"
+#include "lockstep/job/local_store.h"
+
+using namespace lockstep;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  std::map<std::string, std::string> variables;
+  for (const std::string& line : base::split(text, '\n'))
+    if (const std::size_t equals = line.find('='); equals != std::string::npos) variables[line.substr(0, equals)] = line.substr(equals + 1);
+  const base::Env env = base::Env::from([&](const char* name) -> base::Env::Value {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : base::Env::Value(found->second);
+  });
+  try {
+    const job::Identity id = job::identify(env);
+    if (id.rank < 0 || id.rank >= id.world_size) std::abort();
+  } catch (const base::UsageError&) {
+  }
+  // A line that is read is the line that is written.
+  if (const auto fatal = job::parse_fatal(text)) {
+    const auto again = job::parse_fatal(job::to_line(*fatal));
+    if (!again || again->cause != fatal->cause || again->rank != fatal->rank) std::abort();
+  }
+  // What another rank has put under its name.
+  job::LocalStore store;
+  if (text.size() > job::kMaxValueBytes) return 0;
+  store.set("join/0", text, base::Deadline::in(std::chrono::seconds(1)));
+  job::host_of(store, 0);
+  return 0;
+}

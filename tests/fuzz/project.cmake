@@ -1,0 +1,27 @@
+# The rooms without torch, and of the others the sources that read files, with sanitizers and coverage; one program a fuzzer.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_BUILD_TYPE RelWithDebInfo)
+get_filename_component(root "${CMAKE_CURRENT_SOURCE_DIR}/../.." ABSOLUTE)
+list(APPEND CMAKE_MODULE_PATH "${root}/cmake")
+find_package(Threads REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+include(LockstepSodium)
+add_compile_options(-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+add_link_options(-fsanitize=address,undefined)
+
+file(GLOB sources CONFIGURE_DEPENDS "${root}/lockstep/base/*.cc" "${root}/lockstep/job/*.cc" "${root}/lockstep/launch/*.cc")
+add_library(rooms STATIC ${sources} "${root}/lockstep/data/idx.cc" "${root}/lockstep/data/vocabulary.cc" "${root}/lockstep/data/position.cc"
+  "${root}/lockstep/checkpoint/safetensors_header.cc" "${root}/lockstep/checkpoint/dtype.cc")
+target_include_directories(rooms PUBLIC "${root}" SYSTEM PUBLIC "${TORCH_INCLUDE}")
+target_compile_definitions(rooms PUBLIC LOCKSTEP_VERSION="${VERSION}")
+target_link_libraries(rooms PUBLIC Threads::Threads ZLIB::ZLIB nlohmann_json::nlohmann_json lockstep::sodium)
+
+file(GLOB fuzzers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_fuzz.cc")
+foreach(source IN LISTS fuzzers)
+  get_filename_component(name "${source}" NAME_WE)
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE rooms)
+  target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+endforeach()

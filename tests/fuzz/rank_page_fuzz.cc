@@ -1,0 +1,32 @@
+// The page of a rank, which its agent and `lockstep status` read: it may be any program's, and written to meanwhile.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "lockstep/base/rank_page.h"
+#include "lockstep/job/wavefront.h"
+#include "lockstep/launch/wire.h"
+
+using namespace lockstep;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const base::SharedMemory memory = base::make_rank_page();
+  base::RankPage& page = base::page_in(memory);
+  // The head, and the first and last of the operations.
+  const std::size_t head = offsetof(base::RankPage, flight) + sizeof page.flight.begun;
+  std::memset(memory.data(), 0, head);
+  std::memcpy(memory.data(), data, std::min(size, head));
+  std::memcpy(page.magic, base::RankPage::kMagic, sizeof page.magic);
+  if (size > head) {
+    const std::size_t more = std::min(size - head, memory.size() - head);
+    std::memcpy(memory.data() + head, data + head, more);
+    std::memcpy(memory.data() + memory.size() - more, data + head, more);
+  }
+  if (const auto seen = base::look_at_page(memory)) {
+    job::wavefront({*seen});
+    job::to_blame({*seen});
+    launcher::decode_seen(launcher::encode_seen(*seen));
+  }
+  return 0;
+}

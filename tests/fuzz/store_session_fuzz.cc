@@ -1,0 +1,76 @@
+// Bytes to a store's server: of a stranger, and of one that was admitted.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "lockstep/job/local_store.h"
+#include "lockstep/job/store_session.h"
+
+using namespace lockstep::job;
+
+namespace {
+
+const Credentials kJob{"job", 3, JobKey(std::string(32, 'k'))};
+
+void require(bool good) {
+  if (!good) std::abort();
+}
+
+/// In pieces, whose lengths the input gives.
+void feed(StoreSession& session, std::string_view bytes, std::size_t piece) {
+  while (!bytes.empty() && !session.over()) {
+    const std::size_t size = std::min({bytes.size(), piece, session.room()});
+    require(size > 0);
+    session.receive(bytes.substr(0, size));
+    bytes.remove_prefix(size);
+    session.look();
+    session.out().clear();
+  }
+}
+
+void stranger(std::string_view bytes, std::size_t piece) {
+  LocalStore store;
+  StoreSession session(kJob, store);
+  std::size_t taken = 0;
+  for (std::size_t at = 0; at < bytes.size() && !session.over(); at += piece) {
+    const std::string_view part = bytes.substr(at, std::min(piece, session.room()));
+    taken += part.size();
+    session.receive(part);
+    require(!session.admitted());  // nobody guesses a proof
+    require(taken <= 256);
+  }
+}
+
+/// Who knows the key: frames of the input, sealed as they should be, and at the end bytes that are not.
+void member(std::string_view bytes, std::size_t piece) {
+  LocalStore store;
+  StoreSession session(kJob, store);
+  const std::string hello = wire::hello(kJob, 1, Mac{});
+  session.receive(hello);
+  wire::Reader challenge(std::string_view(session.out()).substr(wire::kVerdictSize + 4));
+  const wire::Handshake agreed = wire::handshake(kJob.key, hello, challenge.take_bytes(wire::kMac));
+  session.out().clear();
+  session.receive(bytes_of(agreed.of_client));
+  require(session.admitted());
+  wire::Seal requests(agreed.key, wire::kRequests);
+  while (bytes.size() > 1) {
+    const std::size_t size = std::min<std::size_t>(static_cast<unsigned char>(bytes[0]), bytes.size() - 1);
+    feed(session, requests.close(bytes.substr(1, size)), piece);
+    require(!session.over());
+    bytes.remove_prefix(1 + size);
+  }
+  feed(session, "\x05\x00\x00\x00hellohellohellohellohellohellohellohello", piece);
+  session.look();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 2) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 2, size - 2);
+  const std::size_t piece = 1 + data[1];
+  if (data[0] % 2 == 0) stranger(bytes, piece);
+  else member(bytes, piece);
+  return 0;
+}
