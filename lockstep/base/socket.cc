@@ -145,7 +145,7 @@ bool is_unreachable(int error_number) {
   return error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH || error_number == ENETDOWN || error_number == EHOSTDOWN;
 }
 
-Fd dial(const Address& address, Deadline deadline) {
+Fd dial(const Address& address, Deadline deadline, bool listens) {
   const AddrInfo info = resolve(address, false);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     int error = 0;
@@ -157,7 +157,7 @@ Fd dial(const Address& address, Deadline deadline) {
         return fd;
       }
     }
-    if (deadline.expired())
+    if (deadline.expired() || (listens && error == ECONNREFUSED))
       throw PeerLost(Cause::kCoordinatorLost, "connect", -1, -1,
                      "cannot connect to " + to_string(address) + ": " + std::strerror(error));
     std::this_thread::sleep_for(std::min(pause, deadline.left()));

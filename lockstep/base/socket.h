@@ -47,7 +47,8 @@ bool is_unreachable(int error_number);
 /// Connects, trying again while the host refuses (it may not listen yet) until the deadline. Throws PeerLost naming the
 /// address and the last refusal. TCP_NODELAY is on; the connection ends with ETIMEDOUT kHostIsSilent after the last sign of the other host, whether something
 /// was under way or not.
-Fd dial(const Address& address, Deadline deadline);
+/// With `listens` a refusal is final: somebody has listened there before.
+Fd dial(const Address& address, Deadline deadline, bool listens = false);
 
 /// Sends all of `bytes`. Throws SystemError when the connection is gone, kRankStuck in it at the deadline.
 void send_all(int fd, std::string_view bytes, Deadline deadline);

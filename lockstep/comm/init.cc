@@ -163,7 +163,8 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
                {"libtorch", TORCH_VERSION},
                {"transport", asked},
                {"outer", outer},
-               {"program", job::program_build_id()}},
+               {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
+               {"program", job::build_id("")}},
               deadline);
     reason = choose_transport(*world, asked, outer);
     prepare_transport(*world, deadline);

@@ -28,7 +28,7 @@ constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr auto kLooksAreDue = std::chrono::seconds(5);  // there is one every second, and a busy store may hold it up
 // A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
-constexpr auto kPartArrives = std::chrono::milliseconds(500);
+constexpr auto kComesBack = std::chrono::seconds(2);  // a rank that has lost its connections and beats every second
 constexpr auto kLauncherDecides = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedGood = "exited with code 0";
 constexpr const char* kUnevenHint = "give every rank the same number of batches, or put the loop under lockstep::join()";
@@ -271,7 +271,7 @@ void Watch::check_left(const Waiting& waiting, int peer) {
 /// failed rules out.
 void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   const auto how = store_->find(job::key::exited(peer), soon());
-  if (!how || (*how == job::key::kClosed && !also_good)) return;
+  if (!how || how->empty() || (*how == job::key::kClosed && !also_good)) return;
   throw_first_cause(waiting);
   if (*how == job::key::kClosed) check_left(waiting, peer);
   if (*how != kExitedGood) {
@@ -288,13 +288,16 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
                     kUnevenHint);
 }
 
-/// A process of which only that it ended is known may have done its part before: then this wait ends too, in a moment.
+/// A process of which only that it ended is known may have done its part before, or may have lost no more than its connections.
 void Watch::check_closed(const Waiting& waiting, int peer, Looks& looks) {
   const auto how = store_->find(job::key::exited(peer), soon());
-  if (!how || *how != job::key::kClosed || peer_in(job::key::left(peer))) return;
+  if (!how || *how != job::key::kClosed || peer_in(job::key::left(peer))) {
+    looks.closed.erase(peer);
+    return;
+  }
   const auto now = Deadline::Clock::now();
   const auto since = looks.closed.try_emplace(peer, now).first->second;
-  if (now - since < kPartArrives) return;
+  if (now - since < kComesBack) return;
   throw_first_cause(waiting);
   throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer, waiting.label + ": " + how_it_ended(peer, *how));
 }

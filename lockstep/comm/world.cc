@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
@@ -19,6 +20,7 @@ namespace {
 // Operations of gloo that are carried out at once; hierarchy has six pieces of a large one under way.
 constexpr int kFewThreads = 2;
 constexpr int kManyThreads = 4;
+constexpr auto kOthersLeave = std::chrono::milliseconds(5);
 // Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
 constexpr const char* kGlooAndMpi = "gloo and mpi";
 
@@ -33,6 +35,25 @@ World::~World() {
   }
   if (watch) watch->leave();
   tell_nobody();
+  if (server) wait_for_others();
+}
+
+/// The others need the store until they have left, as long as they get on.
+void World::wait_for_others() noexcept {
+  try {
+    std::vector<int> others;
+    for (int rank = 0; rank < identity.world_size; ++rank)
+      if (rank != identity.rank) others.push_back(rank);
+    std::string before;
+    for (base::Deadline standing_still = base::Deadline::in(timeout); !standing_still.expired() && server->num_connections_of_others(identity.rank) > 0;) {
+      std::string progress = job::progress_of(server->store(), others, standing_still);
+      if (progress != before) standing_still = base::Deadline::in(timeout);
+      before = std::move(progress);
+      std::this_thread::sleep_for(kOthersLeave);
+    }
+  } catch (const std::exception&) {
+    // Then they are on their own.
+  }
 }
 
 void meet_by_mpi(World& world, base::Deadline deadline) {

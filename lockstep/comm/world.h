@@ -44,6 +44,7 @@ struct World {
   std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members) const;
 
  private:
+  void wait_for_others() noexcept;
   std::shared_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& members, int threads) const;
   std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
   std::shared_ptr<Transport> make_outer(Leg leg, const std::string& name, const std::vector<int>& members) const;

@@ -46,11 +46,14 @@ void Heartbeat::run() {
     page.beats.fetch_add(1, std::memory_order_relaxed);
     if (page.busy.load(std::memory_order_relaxed) > 0) page.alive.fetch_add(1, std::memory_order_relaxed);
     const std::uint64_t progress = page.progress();
-    if (!store_ || progress == told) continue;
-    told = progress;
+    if (!store_) continue;
     lock.unlock();
     try {
-      store_->set(key::progress(rank_), std::to_string(progress), base::Deadline::in(kStoreLimit));
+      // A rank of which the store hears nothing has ended: one that has lost its connections gets a new one so.
+      const auto limit = base::Deadline::in(kStoreLimit);
+      if (progress == told) store_->find(key::progress(rank_), limit);
+      else store_->set(key::progress(rank_), std::to_string(progress), limit);
+      told = progress;
     } catch (const std::exception&) {
       // Who needs the store notices it, and says so.
     }

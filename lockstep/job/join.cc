@@ -152,7 +152,7 @@ void fill_places(const std::vector<Member>& members, Identity& id) {
   if (id.num_nodes < 0) id.num_nodes = static_cast<int>(hosts.size());
 }
 
-/// A note of the main program's ELF image: 4 bytes of name size, description size, type; then both, padded to 4.
+/// A note of an ELF image: 4 bytes of name size, description size, type; then both, padded to 4.
 std::string build_id_of(const dl_phdr_info& image) {
   for (int i = 0; i < image.dlpi_phnum; ++i) {
     const ElfW(Phdr)& header = image.dlpi_phdr[i];
@@ -195,16 +195,22 @@ std::string host_of(Store& store, int rank) {
   return member ? parse_member(*member).host : "?";
 }
 
-std::string program_build_id() {
-  std::string id = "-";
-  // The main program is the first image.
+std::string build_id(const std::string& library) {
+  struct Search {
+    const std::string& library;
+    std::string id = "-";
+  } search{library};
   ::dl_iterate_phdr(
-      [](dl_phdr_info* image, std::size_t, void* out) {
-        *static_cast<std::string*>(out) = build_id_of(*image);
+      [](dl_phdr_info* image, std::size_t, void* data) {
+        auto& wanted = *static_cast<Search*>(data);
+        const std::string_view path = image->dlpi_name;
+        // The main program is the first image.
+        if (!wanted.library.empty() && path.substr(path.rfind('/') + 1) != wanted.library) return 0;
+        wanted.id = build_id_of(*image);
         return 1;
       },
-      &id);
-  return id;
+      &search);
+  return search.id;
 }
 
 }  // namespace lockstep::job

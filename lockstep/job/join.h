@@ -11,7 +11,7 @@
 
 namespace lockstep::job {
 
-/// Values that must be equal on all ranks: "lockstep", "libtorch", "program". join() adds "world_size"; the store's own hello
+/// Values that must be equal on all ranks: "lockstep", "libtorch", "libtorch_cpu", "program". join() adds "world_size"; the store's own hello
 /// has compared the protocol.
 using Facts = std::map<std::string, std::string>;
 
@@ -25,7 +25,7 @@ void join(Store& store, Identity& identity, const Facts& facts, base::Deadline d
 /// The name of the host that `rank` has joined from; "?" before it has.
 std::string host_of(Store& store, int rank);
 
-/// The GNU build id of the running program as hex; "-" when it has none.
-std::string program_build_id();
+/// The GNU build id of the loaded library that is called `library` ("libc.so.6"), of the running program for "", as hex; "-" when there is none.
+std::string build_id(const std::string& library);
 
 }  // namespace lockstep::job

@@ -1,6 +1,8 @@
 #include "lockstep/job/store_client.h"
 
+#include <cerrno>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -64,8 +66,8 @@ std::string hear(const base::Address& address, const base::Fd& fd, std::size_t s
   return bytes;
 }
 
-Line enter(const base::Address& address, const Credentials& credentials, int rank, Deadline deadline) {
-  base::Fd fd = base::dial(address, deadline);
+Line enter(const base::Address& address, const Credentials& credentials, int rank, Deadline deadline, bool listens) {
+  base::Fd fd = base::dial(address, deadline, listens);
   const std::string hello = wire::hello(credentials, rank, new_nonce());
   base::send_all(fd.get(), hello, deadline);
   // What every version says first, then the rest.
@@ -73,12 +75,13 @@ Line enter(const base::Address& address, const Credentials& credentials, int ran
   const auto protocol = wire::Reader(std::string_view(challenge).substr(wire::kMagic.size())).take<std::uint16_t>();
   auto verdict = static_cast<wire::Verdict>(challenge.back());
   if (protocol != wire::kProtocol || verdict == wire::Verdict::kOtherProtocol) check_verdict(address, credentials, wire::Verdict::kOtherProtocol, 0);
-  challenge.resize(wire::kChallengeSize - wire::kVerdictSize);
-  if (!base::recv_all(fd.get(), challenge.data(), challenge.size(), deadline)) lost(address, "it closed the connection");
+  challenge.resize(wire::kChallengeSize);
+  if (!base::recv_all(fd.get(), challenge.data() + wire::kVerdictSize, wire::kChallengeSize - wire::kVerdictSize, deadline)) lost(address, "it closed the connection");
   wire::Reader reader(challenge);
-  const auto generation = reader.take<std::int32_t>();
+  const std::string_view said = reader.take_bytes(wire::kChallengeSize - wire::kMac);
+  const auto generation = wire::Reader(said.substr(wire::kVerdictSize)).take<std::int32_t>();
   check_verdict(address, credentials, verdict, generation);
-  const wire::Handshake agreed = wire::handshake(credentials.key, hello, reader.take_bytes(wire::kMac));
+  const wire::Handshake agreed = wire::handshake(credentials.key, hello, said);
   // To a server that does not have our key nothing is proved; one that is this job's tells of it.
   const bool ours = equal(agreed.of_server, reader.rest());
   base::send_all(fd.get(), ours ? std::string(bytes_of(agreed.of_client)) : std::string(wire::kMac, '\0'), deadline);
@@ -87,43 +90,39 @@ Line enter(const base::Address& address, const Credentials& credentials, int ran
   return {std::move(fd), wire::Seal(agreed.key, wire::kRequests), wire::Seal(agreed.key, wire::kReplies)};
 }
 
-Line dial_and_enter(const base::Address& address, const Credentials& credentials, int rank, Deadline deadline) {
-  try {
-    return enter(address, credentials, rank, deadline);
-  } catch (const base::SystemError& error) {
-    lost(address, error);
-  }
-}
-
-/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody.
+/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody. One that has ended meanwhile is replaced.
 class StoreClient final : public Store {
  public:
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
       : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
-    idle_.push_back(dial_and_enter(address_, credentials_, rank_, deadline));
+    try {
+      idle_.push_back(enter(address_, credentials_, rank_, deadline, false));
+    } catch (const base::SystemError& error) {
+      lost(address_, error);
+    }
   }
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    ask(wire::Verb::kSet, key, {}, value, 0, deadline);
+    ask(wire::Verb::kSet, key, {}, value, 0);
   }
   std::optional<std::string> get(std::string_view key, Deadline deadline) override {
-    return ask(wire::Verb::kGet, key, {}, {}, static_cast<std::uint32_t>(deadline.poll_ms(std::chrono::hours(24))), deadline);
+    return ask(wire::Verb::kGet, key, {}, {}, static_cast<std::uint32_t>(deadline.poll_ms(std::chrono::hours(24))));
   }
   std::optional<std::string> find(std::string_view key, Deadline deadline) override {
-    return ask(wire::Verb::kGet, key, {}, {}, 0, deadline);
+    return ask(wire::Verb::kGet, key, {}, {}, 0);
   }
   std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) override {
-    const auto sum = ask(wire::Verb::kAdd, key, {}, std::to_string(amount), 0, deadline);
+    const auto sum = ask(wire::Verb::kAdd, key, {}, std::to_string(amount), 0);
     return base::parse_int(sum.value_or("0")).value_or(0);
   }
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           Deadline deadline) override {
-    return ask(wire::Verb::kCompareSet, key, expected, desired, 0, deadline).value_or("");
+    return ask(wire::Verb::kCompareSet, key, expected, desired, 0).value_or("");
   }
 
  private:
   std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value,
-                                 std::uint32_t wait_ms, Deadline deadline) {
+                                 std::uint32_t wait_ms) {
     check_limits(key, value);
     check_limits(key, expected);
     std::string body;
@@ -132,28 +131,41 @@ class StoreClient final : public Store {
     wire::put_text(body, key);
     wire::put_text(body, expected);
     body += value;
-    return exchange(body, wait_ms, deadline);
+    return exchange(body, verb, wait_ms);
   }
 
-  std::optional<std::string> exchange(const std::string& body, std::uint32_t wait_ms, Deadline deadline) {
+  std::optional<std::string> exchange(const std::string& body, wire::Verb verb, std::uint32_t wait_ms) {
     // A verb that does not wait is answered at once by a store that lives: 10 s, whatever less the caller allows, tells a
     // dead one from a busy machine.
     const Deadline limit = Deadline::in(std::chrono::milliseconds(wait_ms) + std::chrono::seconds(10));
-    std::string reply;
-    Line line = take_line(limit);
+    auto line = idle_line();
+    const bool used_before = line.has_value();
     try {
-      base::send_all(line.fd.get(), line.requests.close(body), limit);
-      std::uint32_t size = 0;
-      if (!base::recv_all(line.fd.get(), &size, sizeof size, limit)) lost(address_, "it closed the connection");
-      if (size == 0 || size > wire::kMaxFrame) lost(address_, "it sent a reply of " + std::to_string(size) + " bytes");
-      reply.resize(size + wire::kMac);
-      if (!base::recv_all(line.fd.get(), reply.data(), reply.size(), limit)) lost(address_, "it closed the connection");
-      const std::string mac = reply.substr(size);
-      reply.resize(size);
-      if (!line.replies.fits(reply, mac)) lost(address_, "its reply was changed on the way");
+      return answer_on(line ? std::move(*line) : new_line(limit), body, limit);
+    } catch (const base::SystemError& error) {
+      // A connection may have ended while it was idle. What was asked may have been done: it does not matter but for a sum.
+      if (!used_before || verb == wire::Verb::kAdd || base::is_unreachable(error.error_number())) lost(address_, error);
+    }
+    forget_idle_lines();
+    try {
+      return answer_on(new_line(limit), body, limit);
     } catch (const base::SystemError& error) {
       lost(address_, error);
     }
+  }
+
+  /// Throws SystemError when the connection does not last.
+  std::optional<std::string> answer_on(Line line, const std::string& body, Deadline limit) {
+    base::send_all(line.fd.get(), line.requests.close(body), limit);
+    std::string length(wire::kLength, '\0');
+    hear_whole(line, length, limit);
+    const std::size_t size = wire::take_length(length).value_or(0);
+    if (size == 0) lost(address_, "its reply has no length");
+    std::string reply(size + wire::kMac, '\0');
+    hear_whole(line, reply, limit);
+    const std::string mac = reply.substr(size);
+    reply.resize(size);
+    if (!line.replies.fits(reply, mac)) lost(address_, "its reply was changed on the way");
     give_back(std::move(line));
     const auto status = static_cast<wire::Status>(reply[0]);
     if (status == wire::Status::kRefused) throw base::UsageError(reply.substr(1));
@@ -161,16 +173,29 @@ class StoreClient final : public Store {
     return reply.substr(1);
   }
 
-  Line take_line(Deadline deadline) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!idle_.empty()) {
-        Line line = std::move(idle_.back());
-        idle_.pop_back();
-        return line;
-      }
+  static void hear_whole(const Line& line, std::string& bytes, Deadline limit) {
+    if (!base::recv_all(line.fd.get(), bytes.data(), bytes.size(), limit)) throw base::SystemError("it closed the connection", ECONNRESET);
+  }
+
+  Line new_line(Deadline limit) {
+    try {
+      return enter(address_, credentials_, rank_, earlier(limit, Deadline::in(std::chrono::seconds(5))), true);
+    } catch (const base::PeerLost& error) {
+      lost(address_, error.what());
     }
-    return dial_and_enter(address_, credentials_, rank_, earlier(deadline, Deadline::in(std::chrono::seconds(5))));
+  }
+
+  std::optional<Line> idle_line() {
+    const std::lock_guard lock(mutex_);
+    if (idle_.empty()) return std::nullopt;
+    Line line = std::move(idle_.back());
+    idle_.pop_back();
+    return line;
+  }
+
+  void forget_idle_lines() {
+    const std::lock_guard lock(mutex_);
+    idle_.clear();
   }
 
   void give_back(Line line) {

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <list>
 #include <map>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -125,7 +126,9 @@ struct StoreServer::Impl {
     if (error == 0) c.session.look();
     if (c.session.admitted() && !c.counted) {
       c.counted = true;
-      ++ranks[c.session.rank()];
+      count(c.session.rank(), 1);
+      // bounded: the table is in this process
+      if (reports_ends) store.compare_set(key::exited(c.session.rank()), key::kClosed, "", Deadline::never());  // it had only lost its connections
     }
     if (error == 0 || c.session.over()) {
       const int unsent = send(c);
@@ -133,6 +136,11 @@ struct StoreServer::Impl {
     }
     if (error == 0 && c.session.over()) error = ECONNABORTED;
     return error;
+  }
+
+  int count(int rank, int change) {
+    const std::lock_guard lock(ranks_mutex);
+    return ranks[rank] += change;
   }
 
   static bool take(Connection& c, std::string_view bytes) {
@@ -177,7 +185,7 @@ struct StoreServer::Impl {
       base::log_warning(refusal + " was turned away by the store at " + to_string(address) + "; its like is not reported again");
     if (!c.counted) return;
     const int rank = c.session.rank();
-    const bool last = --ranks[rank] == 0;
+    const bool last = count(rank, -1) == 0;
     if (rank < 0) return;
     if (base::is_unreachable(error)) {
       silent.insert(rank);
@@ -212,10 +220,11 @@ struct StoreServer::Impl {
   const base::Address address;
   base::Fd wake;
   LocalStore store;
+  mutable std::mutex ranks_mutex;     // guards ranks
+  std::map<int, int> ranks;           // how many connections each has
   // Touched by the thread only:
   std::list<Connection> connections;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
-  std::map<int, int> ranks;           // how many connections each has
   std::set<int> silent;               // ranks whose host does not answer
   Deadline tell_of_silent_at = Deadline::never();
   std::set<std::string> told;         // why somebody was turned away
@@ -227,6 +236,13 @@ StoreServer::StoreServer(const base::Address& address, Credentials credentials, 
     : impl_(std::make_unique<Impl>(address, std::move(credentials), reports_ends)) {}
 StoreServer::~StoreServer() = default;
 const base::Address& StoreServer::address() const { return impl_->address; }
+int StoreServer::num_connections_of_others(int rank) const {
+  const std::lock_guard lock(impl_->ranks_mutex);
+  int sum = 0;
+  for (const auto& [other, count] : impl_->ranks)
+    if (other != rank) sum += count;
+  return sum;
+}
 LocalStore& StoreServer::store() { return impl_->store; }
 
 }  // namespace lockstep::job

@@ -48,14 +48,14 @@ void StoreSession::turn_away(const std::string& refusal) {
 }
 
 void StoreSession::challenge(wire::Verdict verdict, const std::string& refusal) {
-  const Mac nonce = new_nonce();
+  std::string text(wire::kMagic);
+  wire::put(text, wire::kProtocol);
+  wire::put(text, verdict);
+  wire::put(text, static_cast<std::int32_t>(credentials_.generation));
+  text += bytes_of(new_nonce());
   wire::Handshake agreed{};
-  if (verdict == wire::Verdict::kWelcome) agreed = wire::handshake(credentials_.key, in_, bytes_of(nonce));
-  out_ += wire::kMagic;
-  wire::put(out_, wire::kProtocol);
-  wire::put(out_, verdict);
-  wire::put(out_, static_cast<std::int32_t>(credentials_.generation));
-  out_ += bytes_of(nonce);
+  if (verdict == wire::Verdict::kWelcome) agreed = wire::handshake(credentials_.key, in_, text);
+  out_ += text;
   out_ += bytes_of(agreed.of_server);
   if (verdict != wire::Verdict::kWelcome) return turn_away(refusal);
   proof_ = agreed.of_client;
@@ -111,14 +111,14 @@ bool StoreSession::take_proof() {
 }
 
 bool StoreSession::take_request() {
-  wire::Reader reader(in_);
-  const auto size = reader.take<std::uint32_t>();
-  if (!reader.ok()) return false;
-  if (size > wire::kMaxFrame) {
-    turn_away("rank " + std::to_string(rank_) + ", from which a frame of " + std::to_string(size) + " bytes came,");
+  if (in_.size() < wire::kLength) return false;
+  const auto size = wire::take_length(in_);
+  if (!size) {
+    turn_away("rank " + std::to_string(rank_) + ", from which came no length of a frame,");
     return false;
   }
-  const std::string_view body = reader.take_bytes(size);
+  wire::Reader reader(std::string_view(in_).substr(wire::kLength));
+  const std::string_view body = reader.take_bytes(*size);
   const std::string_view mac = reader.take_bytes(wire::kMac);
   if (!reader.ok()) return false;
   if (!requests_.fits(body, mac)) {
@@ -126,7 +126,7 @@ bool StoreSession::take_request() {
     return false;
   }
   handle(body);
-  in_.erase(0, sizeof size + size + wire::kMac);
+  in_.erase(0, wire::kLength + *size + wire::kMac);
   return true;
 }
 

@@ -14,10 +14,18 @@ std::string hello(const Credentials& credentials, int rank, const Mac& nonce) {
 }
 
 // A hello says its own length, and what stands before it and behind it has a fixed one.
-Handshake handshake(const JobKey& key, std::string_view hello, std::string_view server_nonce) {
-  return {.of_server = key.mac({"store:", hello, server_nonce}),
-          .of_client = key.mac({"rank::", hello, server_nonce}),
-          .key = JobKey(bytes_of(key.mac({"frames", hello, server_nonce})))};
+Handshake handshake(const JobKey& key, std::string_view hello, std::string_view challenge) {
+  return {.of_server = key.mac({"store:", hello, challenge}),
+          .of_client = key.mac({"rank::", hello, challenge}),
+          .key = JobKey(bytes_of(key.mac({"frames", hello, challenge})))};
+}
+
+std::optional<std::size_t> take_length(std::string_view bytes) {
+  Reader reader(bytes);
+  const auto length = reader.take<std::uint32_t>();
+  const auto complement = reader.take<std::uint32_t>();
+  if (!reader.ok() || complement != ~length || length > kMaxFrame) return std::nullopt;
+  return length;
 }
 
 Mac Seal::next(std::string_view body) {
@@ -28,8 +36,9 @@ Mac Seal::next(std::string_view body) {
 
 std::string Seal::close(std::string_view body) {
   std::string frame;
-  frame.reserve(sizeof(std::uint32_t) + body.size() + kMac);
-  put_text(frame, body);
+  frame.reserve(kLength + body.size() + kMac);
+  put_length(frame, body.size());
+  frame += body;
   frame += bytes_of(next(body));
   return frame;
 }

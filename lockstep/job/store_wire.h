@@ -4,11 +4,11 @@
 // challenge (server)  "LOCKSTEP" u16 protocol, u8 verdict, u32 generation, nonce, proof
 // proof     (client)  proof
 // admission (server)  u8 verdict
-// request             u32 length, u8 verb, u32 wait in ms, u32 key length, key, u32 expected length, expected, value; mac
-// reply               u32 length, u8 status, value; mac
+// request             length, u8 verb, u32 wait in ms, u32 key length, key, u32 expected length, expected, value; mac
+// reply               length, u8 status, value; mac
 //
-// Integers are little-endian; nonces, proofs and macs have 32 bytes. A length counts neither itself nor the mac, and is checked against the limits below before
-// memory is taken. Each end proves that it has the job's key by a mac of what was said before, the other's nonce in it; the frames that follow carry a mac,
+// Integers are little-endian; nonces, proofs and macs have 32 bytes. A length, a u32 and its complement, so that one that was changed on the way asks for nothing, counts neither
+// itself nor the mac, and is checked against the limits below before memory is taken. Each end proves that it has the job's key by a mac of all that was said before, the other's nonce in it; the frames that follow carry a mac,
 // by a key of this connection, of their direction, their number there and their bytes.
 #pragma once
 
@@ -101,12 +101,20 @@ class Reader {
 /// What a client says first.
 std::string hello(const Credentials& credentials, int rank, const Mac& nonce);
 
-/// What both ends compute of a hello and the server's nonce.
+/// What both ends compute of a hello and of a challenge up to its proof, which ends with the server's nonce.
 struct Handshake {
   Mac of_server, of_client;  ///< proofs
   JobKey key;                ///< of the frames
 };
-Handshake handshake(const JobKey& key, std::string_view hello, std::string_view server_nonce);
+Handshake handshake(const JobKey& key, std::string_view hello, std::string_view challenge);
+
+inline constexpr std::size_t kLength = 8;  // bytes of a frame's length
+inline void put_length(std::string& out, std::size_t length) {
+  put(out, static_cast<std::uint32_t>(length));
+  put(out, ~static_cast<std::uint32_t>(length));
+}
+/// Of the first kLength of `bytes`; nothing when it is no length, or one over kMaxFrame.
+std::optional<std::size_t> take_length(std::string_view bytes);
 
 /// One direction of an admitted connection.
 class Seal {

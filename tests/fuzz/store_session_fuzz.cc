@@ -48,8 +48,7 @@ void member(std::string_view bytes, std::size_t piece) {
   StoreSession session(kJob, store);
   const std::string hello = wire::hello(kJob, 1, Mac{});
   session.receive(hello);
-  wire::Reader challenge(std::string_view(session.out()).substr(wire::kVerdictSize + 4));
-  const wire::Handshake agreed = wire::handshake(kJob.key, hello, challenge.take_bytes(wire::kMac));
+  const wire::Handshake agreed = wire::handshake(kJob.key, hello, session.out().substr(0, wire::kChallengeSize - wire::kMac));
   session.out().clear();
   session.receive(bytes_of(agreed.of_client));
   require(session.admitted());
@@ -60,7 +59,8 @@ void member(std::string_view bytes, std::size_t piece) {
     require(!session.over());
     bytes.remove_prefix(1 + size);
   }
-  feed(session, "\x05\x00\x00\x00hellohellohellohellohellohellohellohello", piece);
+  using namespace std::string_view_literals;
+  feed(session, "\x05\x00\x00\x00\xfa\xff\xff\xffhellohellohellohellohellohellohellohello"sv, piece);
   session.look();
 }
 

@@ -77,7 +77,7 @@ case "$situation" in
     ;;
   no_gloo)
     configure -DTorch_DIR="$torch/share/cmake/Torch" -DCMAKE_IGNORE_PATH="/usr/include;/usr/local/include" \
-      -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+      -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include -DLOCKSTEP_SODIUM_INCLUDE=/usr/include -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
     expect "package libgloo-dev"
     expect "gloo transport: no"
     cmake --build "$work/build" -j 1 --target lockstep_comm_gloo

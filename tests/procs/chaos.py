@@ -32,7 +32,8 @@ TOLD_S = 1.0
 STEPS = 400  # 2 s and more
 EDGE = 25    # a fault comes after this many steps
 # `after`: the victim has come so far when it is disturbed. `place`: what the FATAL line must say of where it was.
-Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s after place", defaults=(EDGE, ""))
+Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s after place env", defaults=(EDGE, "", {}))
+LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"  # Debian: libfaketime
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
 
 
@@ -52,7 +53,9 @@ class Run:
             shm = set(os.listdir("/dev/shm"))
             command = [self.args.lockstep, "run", "-n", str(self.args.ranks), "--bind", "none", *self.plan.options]
             command += ["--transport", self.args.transport, "--", self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
-            env = {**os.environ, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
+            (folder / "clock").write_text("+0\n")
+            env = {**os.environ, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
+                   **self.plan.env}
             job = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             try:
                 self.disturb(folder)
@@ -84,7 +87,7 @@ class Run:
         time.sleep(self.rng.uniform(0, 0.7) if not self.plan.place.startswith("op=") else self.rng.uniform(0.5, 1.5))
         pid = history.read(folder, self.victim)[0]["pid"]
         self.known_ns = time.monotonic_ns()
-        self.plan.disturb(pid)
+        self.plan.disturb(pid, folder)
 
     def known(self, histories):
         """When the fault happened: when we made it, else when the rank at fault last wrote."""
@@ -135,16 +138,23 @@ class Run:
         return wrong
 
 
-def pause(pid):
+def pause(pid, _):
     os.kill(pid, signal.SIGSTOP)
     time.sleep(3)
     os.kill(pid, signal.SIGCONT)
 
 
+def set_clocks(_, folder):
+    """An hour forward, and two back, for all processes of the job."""
+    for clock in ("+3600", "-3600"):
+        (folder / "clock").write_text(clock + "\n")
+        time.sleep(0.5)
+
+
 def plan_for(name, victim, rng, args):
     step = rng.randrange(EDGE, 100)
     inject = lambda kind: ["--inject", f"{kind}@rank={victim},step={step}"]
-    kill = lambda number: lambda pid: os.kill(pid, number)
+    kill = lambda number: lambda pid, _: os.kill(pid, number)
     limits = ["--hang-timeout", "10", "--stall-timeout", "10"]
     if name == "none":
         return Plan([], [], None, None, 0, 0, 0)
@@ -155,6 +165,8 @@ def plan_for(name, victim, rng, args):
         return Plan([], ["late", str(late), str(step)], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5, after=step, place=r"op=all_reduce\(votes\)#\d+ ")
     if name == "pause":
         return Plan([], [], pause, None, 0, 0, 0)
+    if name == "clock":
+        return Plan([], [], set_clocks, None, 0, 0, 0, env={"LD_PRELOAD": LIBFAKETIME, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"})
     if name == "stop":
         return Plan(limits, [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15)
     if name == "loop":
@@ -179,7 +191,7 @@ def main():
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="kill,killin,pause,stop,loop,deadlock,throw,segv,flip,desync")
+    parser.add_argument("--only", default="kill,killin,pause,stop,loop,deadlock,throw,segv,flip,desync,clock")
     parser.add_argument("--transport", default="auto")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
@@ -198,6 +210,9 @@ def main():
         sys.exit(f"without a fault: {wrong}")
     bad, table = 0, []
     for name in args.only.split(","):
+        if name == "clock" and not os.path.exists(LIBFAKETIME):
+            table.append("clock     SKIPPED: libfaketime is not installed")
+            continue
         good, told, gone = 0, [], []
         for number in range(args.runs):
             victim = rng.randrange(args.ranks)

@@ -134,12 +134,19 @@ TEST(Join, WhatTheLauncherToldIsKept) {
 }
 
 TEST(Join, ThisProgramHasABuildId) {
-  const std::string id = program_build_id();
-  EXPECT_EQ(id, program_build_id());
+  const std::string id = build_id("");
+  EXPECT_EQ(id, build_id(""));
   if (id != "-") {
     EXPECT_GE(id.size(), 16u);
     EXPECT_THAT(id, Each(::testing::AnyOf(::testing::AllOf(::testing::Ge('0'), ::testing::Le('9')), ::testing::AllOf(::testing::Ge('a'), ::testing::Le('f')))));
   }
+}
+
+TEST(BuildId, OfTheProgramAndOfItsLibraries) {
+  EXPECT_EQ(build_id("").size(), 40u);
+  EXPECT_EQ(build_id("libc.so.6").size(), 40u);
+  EXPECT_NE(build_id(""), build_id("libc.so.6"));
+  EXPECT_EQ(build_id("libnothing.so"), "-");
 }
 
 }  // namespace

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Jobs on a machine that is short of something, in a cell of their own: no shared memory folder, few processes, stacks that take long; and two jobs at once.
+
+limits.py --lockstep PATH --program PATH [CASE...]; without cases all. Exit code 77: skipped.
+"""
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import history  # noqa: E402
+import hosts_bed  # noqa: E402
+
+STEPS = 100
+NOBODY = 65432  # a user who has no other process
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        sys.exit(1)
+
+
+def start(args, folder, *options, before=(), words=()):
+    return subprocess.Popen([*before, args.lockstep, "run", "-n", "3", "--bind", "none", *options, "--", args.program, "chaos", str(folder), str(STEPS), *words],
+                            cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def hashes(folder):
+    histories = [history.read(pathlib.Path(folder), rank) for rank in range(3)]
+    wrong = history.check_hashes(histories, None) + history.check_samples(histories, True)
+    check(not wrong and all(len(history.steps(lines)) == STEPS for lines in histories), f"all ranks have done their steps alike {wrong}")
+    return [line["hash"] for line in history.steps(histories[0])]
+
+
+def without_a_folder_for_shared_memory(args, folder):
+    hosts_bed.sh("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm")
+    pathlib.Path("/dev/shm/full").write_bytes(bytes(4096))
+    try:
+        job = start(args, folder, "--transport", "shm")
+        _, err = job.communicate(timeout=60)
+        check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
+        hashes(folder)
+    finally:
+        hosts_bed.sh("umount", "/dev/shm")
+
+
+def two_jobs_at_once(args, folder):
+    folders = [pathlib.Path(folder) / name for name in ("one", "two")]
+    jobs = []
+    for one in folders:
+        one.mkdir()
+        jobs.append(start(args, one))
+    for job in jobs:
+        _, err = job.communicate(timeout=60)
+        check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
+    check(hashes(folders[0]) == hashes(folders[1]), "they come to the same")
+
+
+def few_processes(args, folder):
+    os.chown(folder, NOBODY, NOBODY)
+    limited = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "prlimit", "--nproc=4"]
+    job = subprocess.Popen([*limited, args.lockstep, "run", "-n", "8", "sleep", "30"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, err = job.communicate(timeout=20)
+    check(job.returncode == 74 and err.rstrip().rsplit("\n", 1)[-1].startswith("FATAL cause=RESOURCE"), f"exit code {job.returncode}: {err[-300:]}")
+    check("Resource temporarily unavailable" in err, "the system's reason is told")
+    left = subprocess.run(["ps", "-u", str(NOBODY), "-o", "pid="], capture_output=True, text=True, check=False).stdout.split()
+    check(not left, f"nothing is left {left}")
+
+
+def a_stop_waits_for_stacks_that_take_long(args, folder):
+    tool = pathlib.Path(folder) / "slow-stack"
+    tool.write_text("#!/bin/sh\nsleep 2.5\necho these took long\n")
+    tool.chmod(0o755)
+    real = subprocess.run(["sh", "-c", "PATH=/usr/local/bin:/usr/bin:/bin command -v eu-stack"], capture_output=True, text=True, check=False).stdout.strip()
+    if not real:
+        hosts_bed.skip("eu-stack is not installed (Debian: elfutils)")
+    hosts_bed.sh("mount", "--bind", tool, real)
+    try:
+        begin = time.monotonic()
+        job = start(args, folder, "--hang-timeout", "3", "--name", "it", words=("deadlock", "1", "30"))
+        _, err = job.communicate(timeout=60)
+        check(job.returncode == 124, f"exit code {job.returncode} {err[-300:]}")
+        check("these took long" in (pathlib.Path(folder) / "runs/it/stack.1.txt").read_text(), "the stack is there")
+        check(time.monotonic() - begin < 20, "and it ended in time")
+    finally:
+        hosts_bed.sh("umount", real)
+
+
+CASES = {case.__name__: case for case in (without_a_folder_for_shared_memory, two_jobs_at_once, few_processes, a_stop_waits_for_stacks_that_take_long)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("cases", nargs="*")
+    args = parser.parse_args()
+    hosts_bed.enter_cell(("mount", "setpriv", "prlimit"))
+    for name in args.cases or list(CASES):
+        with tempfile.TemporaryDirectory() as folder:
+            CASES[name](args, folder)
+
+
+main()

@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Strangers at the listeners of a job that trains: scans, silent and slow connections, garbage, half a hello, thousands of them. Nobody may notice.
+
+usage: strangers.py --lockstep PATH --program PATH [--connections N] [--transport NAME] [--seed N] [--also-gloo]
+One rank comes late, while the strangers are there. The same training is run without them before and after, for its time and its hashes.
+  - every listener is bound to one address;
+  - the job ends well, with the hashes of one that nobody disturbed; the late rank joins;
+  - the process that serves the store has at most 1 MiB more than before.
+Gloo's listeners are Gloo's: they are left out unless --also-gloo.
+"""
+import argparse
+import os
+import pathlib
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import history
+from marked import marked
+
+MARK = "LOCKSTEP_TEST_STRANGERS"
+RANKS, STEPS = 3, 300
+LATE_S = 3
+MOST_OPEN = 300
+
+
+def listeners(pids):
+    """[(pid, address, port)] of TCP sockets that listen and belong to these processes."""
+    inodes = {}
+    for pid in pids:
+        try:
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if link.startswith("socket:["):
+                    inodes[link[8:-1]] = pid
+        except OSError:
+            pass
+    found = []
+    for table, size in (("tcp", 4), ("tcp6", 16)):
+        for line in pathlib.Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                host, port = words[1].split(":")
+                raw = b"".join(struct.pack("<I", int(host[i:i + 8], 16)) for i in range(0, 2 * size, 8))
+                found.append((inodes[words[9]], socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, raw), int(port, 16)))
+    return found
+
+
+def resident_kib(pid):
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
+
+
+HELLO = b"LOCKSTEP" + struct.pack("<HB", 2, 32) + b"0" * 32 + struct.pack("<ii", 0, 1) + bytes(32)
+
+
+def bytes_of_a_stranger(rng):
+    kind = rng.randrange(6)
+    if kind == 0:
+        return b""  # a scan, or a silent one
+    if kind == 1:
+        return rng.randbytes(rng.randrange(1, 400))
+    if kind == 2:
+        return b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * rng.randrange(1, 20)
+    if kind == 3:
+        return HELLO[:rng.randrange(1, len(HELLO))]
+    if kind == 4:
+        return HELLO + rng.randbytes(32)  # another job's, or a wrong proof
+    return struct.pack("<QQ", 1 << 62, 1 << 62) * 4
+
+
+def besiege(ports, count, rng, until):
+    """`count` connections, spread over the time until `until`, of which some stay and some send a byte now and then."""
+    stay, slow = [], []
+    begin = time.monotonic()
+    for number in range(count):
+        due = begin + (until - begin) * number / count
+        while time.monotonic() < due:
+            for one in slow[-20:]:
+                try:
+                    one.send(b"L")
+                except OSError:
+                    pass
+            time.sleep(0.002)
+        one = socket.socket()
+        one.settimeout(0.2)
+        try:
+            one.connect(("127.0.0.1", rng.choice(ports)))
+            one.setblocking(False)
+            one.send(bytes_of_a_stranger(rng) or b"L"[:rng.randrange(2)])
+        except OSError:
+            pass
+        if rng.random() < 0.1:
+            (slow if rng.random() < 0.5 else stay).append(one)
+        else:
+            one.close()
+        for crowd in (stay, slow):
+            while len(crowd) > MOST_OPEN // 2:
+                crowd.pop(0).close()
+    for one in stay + slow:
+        one.close()
+
+
+class Training:
+    def __init__(self, args, folder, rng):
+        self.folder = pathlib.Path(folder)
+        self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
+        words = f'[ "$LOCKSTEP_RANK" = 2 ] && sleep {LATE_S}; exec "$@"'
+        self.job = subprocess.Popen([args.lockstep, "run", "-n", str(RANKS), "--bind", "none", "--transport", args.transport, "--", "sh", "-c", words, "sh",
+                                     args.program, "chaos", folder, str(STEPS)],
+                                    env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1"}, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def processes(self):
+        return list(marked(MARK, self.mark))
+
+    def histories(self):
+        return [history.read(self.folder, rank) for rank in range(RANKS)]
+
+    def end(self):
+        """(what is wrong, seconds of the steps)"""
+        try:
+            _, err = self.job.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            return ["it did not end"], 0
+        finally:
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+            self.job.wait()
+        lines = history.steps(self.histories()[0])
+        wrong = [f"exit code {self.job.returncode}: {err[-500:]}"] if self.job.returncode != 0 else []
+        return wrong, (lines[-1]["ns"] - lines[20]["ns"]) / 1e9 if len(lines) == STEPS else 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--connections", type=int, default=10000)
+    parser.add_argument("--transport", default="auto")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--also-gloo", action="store_true")
+    args = parser.parse_args()
+    print(f"seed {args.seed}, {args.connections} connections, transport {args.transport}", flush=True)
+    rng = random.Random(args.seed)
+    wrong, times, hashes = [], {}, None
+    for part in ("before", "besieged", "after"):
+        with tempfile.TemporaryDirectory() as folder:
+            training = Training(args, folder, rng)
+            if part == "besieged":
+                wrong += disturb(args, training, rng)
+            bad, times[part] = training.end()
+            wrong += [f"{part}: {text}" for text in bad]
+            all_histories = training.histories()
+            wrong += history.check_hashes(all_histories, hashes) + history.check_samples(all_histories, True)
+            hashes = hashes or {line["step"]: line["hash"] for line in history.steps(all_histories[0])}
+    print("; ".join(f"{part} {seconds:.3f} s" for part, seconds in times.items()) +
+          f" for {STEPS - 20} steps: {times['besieged'] / max(1e-9, (times['before'] + times['after']) / 2):.3f} of undisturbed")
+    if wrong:
+        sys.exit("; ".join(wrong))
+
+
+def disturb(args, training, rng):
+    time.sleep(1)  # all but one are there, and wait for it
+    launcher = training.job.pid
+    found = listeners(training.processes())
+    wrong = [f"process {pid} listens on {address}:{port}" for pid, address, port in found if address != "127.0.0.1"]
+    ports = [port for pid, _, port in found if pid == launcher]
+    if not ports:
+        return ["the launcher does not listen"]
+    besiege(ports, 200, rng, time.monotonic() + 0.2)  # what it takes at the first time, it keeps
+    before = resident_kib(launcher)
+    begin = time.monotonic()
+    besiege(ports, args.connections // 2, rng, begin + LATE_S)
+    # The ranks train by now; Gloo's listeners are theirs.
+    found = listeners(training.processes())
+    wrong += [f"process {pid} listens on {address}:{port}" for pid, address, port in found if address != "127.0.0.1"]
+    if args.also_gloo:
+        ports = [port for _, _, port in found]
+    besiege(ports, args.connections - args.connections // 2, rng, time.monotonic() + 2)
+    more = resident_kib(launcher) - before
+    print(f"the launcher has {more} KiB more; {len(found)} listeners", flush=True)
+    if more > 1024:
+        wrong.append(f"the launcher has {more} KiB more than before")
+    return wrong
+
+
+main()

@@ -1,0 +1,113 @@
+#include "tests/support/fault_proxy.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <vector>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::tests {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+FaultProxy::FaultProxy(base::Address target)
+    : target_(std::move(target)), listener_(base::listen_on({"127.0.0.1", 0})), address_(base::local_address(listener_.get())), thread_([this] { run(); }) {}
+
+FaultProxy::~FaultProxy() {
+  stop_ = true;
+  thread_.join();  // bounded: run() looks at stop_ every 20 ms
+}
+
+void FaultProxy::flip(bool to_server, std::uint64_t at, int bit) {
+  const std::lock_guard lock(mutex_);
+  flip_to_server_ = to_server;
+  flip_at_ = static_cast<std::int64_t>(at);
+  flip_bit_ = bit;
+}
+
+void FaultProxy::stop_listening() {
+  const std::lock_guard lock(mutex_);
+  listener_.reset();
+}
+
+void FaultProxy::end(End how) {
+  const std::lock_guard lock(mutex_);
+  for (Connection& one : connections_) {
+    if (how == End::kHalfClose) {
+      ::shutdown(one.server.get(), SHUT_WR);
+      one.to_server.over = true;
+      continue;
+    }
+    const linger at_once{.l_onoff = how == End::kReset, .l_linger = 0};
+    for (base::Fd* fd : {&one.client, &one.server}) {
+      ::setsockopt(fd->get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      fd->reset();
+    }
+  }
+  if (how != End::kHalfClose) connections_.clear();
+}
+
+void FaultProxy::accept() {
+  base::Fd client = listener_ ? base::accept_one(listener_.get()) : base::Fd();
+  if (!client) return;
+  try {
+    connections_.push_back({std::move(client), base::dial(target_, Deadline::in(1s)), {}, {}});
+    ++count_;
+  } catch (const base::Error&) {
+    // As if nobody listened: the client sees the end.
+  }
+}
+
+/// What has come in one direction goes out in the other; false when the connection is over.
+bool FaultProxy::pass(Connection& connection, bool to_server) {
+  Stream& stream = to_server ? connection.to_server : connection.to_client;
+  if (stream.over) return true;
+  const int from = (to_server ? connection.client : connection.server).get();
+  const int to = (to_server ? connection.server : connection.client).get();
+  char bytes[65536];
+  const ssize_t got = ::recv(from, bytes, sizeof bytes, 0);
+  if (got < 0) return errno == EAGAIN || errno == EINTR;
+  if (got == 0) {
+    ::shutdown(to, SHUT_WR);
+    stream.over = true;
+    return !(connection.to_server.over && connection.to_client.over);
+  }
+  const auto end = stream.passed + static_cast<std::uint64_t>(got);
+  if (to_server == flip_to_server_ && flip_at_ >= static_cast<std::int64_t>(stream.passed) && flip_at_ < static_cast<std::int64_t>(end)) {
+    char& byte = bytes[static_cast<std::uint64_t>(flip_at_) - stream.passed];
+    byte = static_cast<char>(byte ^ (1 << flip_bit_));
+  }
+  stream.passed = end;
+  try {
+    for (std::size_t at = 0; at < static_cast<std::size_t>(got); at += piece_)
+      base::send_all(to, {bytes + at, std::min<std::size_t>(piece_, static_cast<std::size_t>(got) - at)}, Deadline::in(5s));
+  } catch (const base::SystemError&) {
+    return false;
+  }
+  return true;
+}
+
+void FaultProxy::run() {
+  while (!stop_) {
+    std::vector<pollfd> entries;
+    {
+      const std::lock_guard lock(mutex_);
+      entries.push_back({listener_.get(), POLLIN, 0});
+      for (const Connection& one : connections_) {
+        entries.push_back({one.to_server.over ? -1 : one.client.get(), POLLIN, 0});
+        entries.push_back({one.to_client.over ? -1 : one.server.get(), POLLIN, 0});
+      }
+    }
+    ::poll(entries.data(), entries.size(), 20);
+    const std::lock_guard lock(mutex_);
+    accept();
+    connections_.remove_if([this](Connection& one) { return !pass(one, true) || !pass(one, false); });
+  }
+}
+
+}  // namespace lockstep::tests
