@@ -100,7 +100,7 @@ constexpr std::uint64_t kStepsAnEpoch = 100;
 
 /// As in a file of samples: what one is depends on its number alone.
 lockstep::data::Example sample(std::size_t index) {
-  return {torch::sin(torch::arange(32, torch::kFloat) * static_cast<double>(1 + index)), torch::tensor(static_cast<std::int64_t>(index))};
+  return {torch::sin(torch::arange(1, 33, torch::kFloat) * static_cast<double>(1 + index)), torch::tensor(static_cast<std::int64_t>(index))};
 }
 
 std::string list(const at::Tensor& numbers) {

@@ -43,6 +43,7 @@ def enter_cell(tools=("ip",)):
     sh("mount", "--make-rprivate", "/")
     sh("mount", "-t", "tmpfs", "tmpfs", "/run")
     os.mkdir("/run/netns")
+    sh("ip", "link", "set", "lo", "up")
 
 
 class Bed:
@@ -62,7 +63,6 @@ class Bed:
         sh("ip", "-n", "sw", "link", "set", "br0", "up")
         sh("ip", "-n", "sw", "link", "add", "cut0", "type", "bridge")
         sh("ip", "-n", "sw", "link", "set", "cut0", "up")
-        sh("ip", "link", "set", "lo", "up")
         sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "vctl", "netns", "sw")
         sh("ip", "-n", "sw", "link", "set", "vctl", "master", "br0", "up")
         sh("ip", "addr", "add", f"{SUBNET}254/24", "dev", "eth0")
