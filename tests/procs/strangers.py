@@ -58,6 +58,11 @@ def resident_kib(pid):
     return 0
 
 
+def cpu_s(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 HELLO = b"LOCKSTEP" + struct.pack("<HB", 2, 32) + b"0" * 32 + struct.pack("<ii", 0, 1) + bytes(32)
 
 
@@ -175,7 +180,7 @@ def disturb(args, training, rng):
     if not ports:
         return ["the launcher does not listen"]
     besiege(ports, 200, rng, time.monotonic() + 0.2)  # what it takes at the first time, it keeps
-    before = resident_kib(launcher)
+    before, cpu_before = resident_kib(launcher), cpu_s(launcher)
     begin = time.monotonic()
     besiege(ports, args.connections // 2, rng, begin + LATE_S)
     # The ranks train by now; Gloo's listeners are theirs.
@@ -185,7 +190,7 @@ def disturb(args, training, rng):
         ports = [port for _, _, port in found]
     besiege(ports, args.connections - args.connections // 2, rng, time.monotonic() + 2)
     more = resident_kib(launcher) - before
-    print(f"the launcher has {more} KiB more; {len(found)} listeners", flush=True)
+    print(f"the launcher has {more} KiB more, and took {cpu_s(launcher) - cpu_before:.2f} s of processor time for all it did; {len(found)} listeners", flush=True)
     if more > 1024:
         wrong.append(f"the launcher has {more} KiB more than before")
     return wrong
