@@ -9,7 +9,7 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test bench bench-hosts chaos lint clean setup configure build-all
+.PHONY: help demo build test bench bench-hosts chaos chaos-hosts lint clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint    check the rules of the house, without building"
 	@echo "make bench-hosts   measure between hosts, on network namespaces with links of 1 Gb/s (root)"
 	@echo "make chaos   let faults happen at random moments of trainings, 50 times each, and print what became of them, 40 minutes"
+	@echo "make chaos-hosts   the same between hosts: silent and one-way cuts, on network namespaces (root), 90 minutes"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"
 
 setup:
@@ -58,6 +59,10 @@ bench-hosts: build-all
 CHAOS_ARGS ?=
 chaos: build-all
 	@python3 tests/procs/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)
+
+# CHAOS_ARGS: such as --runs 5, --only cut, --mpi.
+chaos-hosts: build-all
+	@python3 tests/procs/chaos_hosts.py --program $(BIN)/procs_train_probe $(CHAOS_ARGS) || [ $$? = 77 ]
 
 clean:
 	rm -rf build

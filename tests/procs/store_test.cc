@@ -34,11 +34,12 @@ class ByHand : public ::testing::Test {
     return path;
   }
 
-  /// Rank `rank` of three, that runs train_probe chaos; `other` replaces what it would have.
-  void start(int rank, const Words& fault = {}, const Variables& other = {}) {
+  /// Rank `rank` of three, that runs train_probe chaos, or what `words` say; `other` replaces variables that it would have.
+  void start(int rank, const Words& fault = {}, const Variables& other = {}, const Words& words = {}) {
     SpawnOptions spawn;
     spawn.argv = {LOCKSTEP_TRAIN_PROBE_PATH, "chaos", folder_.path(), "120"};
     spawn.argv.insert(spawn.argv.end(), fault.begin(), fault.end());
+    if (!words.empty()) spawn.argv.assign(words.begin(), words.end()), spawn.argv.insert(spawn.argv.begin(), LOCKSTEP_TRAIN_PROBE_PATH);
     spawn.env = {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(kRanks)}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port_)},
                  {"LOCKSTEP_KEY_FILE", key_}, {"OMP_NUM_THREADS", "1"}, {"LOCKSTEP_JOIN_TIMEOUT", "5"}};
     for (const auto& [name, value] : other) spawn.env[name] = value;
@@ -107,6 +108,16 @@ TEST_F(ByHand, AWayToTheStoreThatEndsIsReplacedOrEndsAll) {
       EXPECT_THAT(cut.err, HasSubstr("the job's store at 127.0.0.1:" + std::to_string(proxy.address().port) + " is lost"));
       EXPECT_EQ(ranks_[0]->err().find("rank 1") != std::string::npos, true) << ranks_[0]->err();
     }
+}
+
+TEST_F(ByHand, TheStoreStaysUntilAllHaveLeft) {
+  for (int rank = 0; rank < kRanks; ++rank) start(rank, {}, {}, {"early"});
+  for (const int rank : {1, 2}) {
+    const Exit exit = end_of(rank);
+    EXPECT_EQ(exit.code, 0) << exit.err;
+    EXPECT_THAT(exit.out, HasSubstr("done"));
+  }
+  EXPECT_EQ(end_of(0).code, 0);
 }
 
 TEST_F(ByHand, AnotherKeyIsRefusedByNameAndTheRestListsWhoIsMissing) {

@@ -2,6 +2,7 @@
 //   train_probe asks               until somebody asks all to stop
 //   train_probe slow RANK          200 steps, of which RANK's take longer
 //   train_probe injected           200 steps, with all checks
+//   train_probe early              rank 0 leaves; the others need each other, and the store, for a while
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
 //                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, late (3 s), or a wrong call:
 //                                  skip, extra, order, shape, dtype, kind or name
@@ -47,6 +48,18 @@ int train(const std::string& how, int slow) {
       return lockstep::comm::kPreemptedExitCode;
     }
   }
+  return 0;
+}
+
+int leave_early() {
+  Group world = lockstep::comm::init();
+  Group others = world.split(world.rank() == 0 ? 0 : 1);
+  if (world.rank() == 0) return 0;
+  // The wait of the last one is long enough for it to look into the store.
+  if (others.rank() == 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+  others.all_reduce(torch::ones({4}));
+  others.split(0).barrier();  // a new group meets in the store
+  std::puts("done");
   return 0;
 }
 
@@ -155,6 +168,7 @@ int chaos(const std::string& folder, int steps, const Fault& fault) {
 
 int run(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
+  if (how == "early") return leave_early();
   if (how != "chaos") return train(how, argc > 2 ? std::atoi(argv[2]) : -1);
   const Fault fault = argc > 6 ? Fault{argv[4], std::atoi(argv[5]), std::atoi(argv[6])} : Fault{};
   return chaos(argv[2], std::atoi(argv[3]), fault);
