@@ -28,7 +28,6 @@ constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr auto kLooksAreDue = std::chrono::seconds(5);  // there is one every second, and a busy store may hold it up
 // A wait publishes itself within 200 ms: after this, whoever came before it began to wait has said so.
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
-constexpr auto kComesBack = std::chrono::seconds(2);  // a rank that has lost its connections and beats every second
 constexpr auto kLauncherDecides = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedGood = "exited with code 0";
 constexpr const char* kUnevenHint = "give every rank the same number of batches, or put the loop under lockstep::join()";
@@ -149,15 +148,15 @@ void Watch::look(const Waiting& waiting, Looks& looks) {
   try {
     look_at_store(waiting, looks);
   } catch (const CommError& error) {
-    if (error.cause() == Cause::kCoordinatorLost) store_is_lost(waiting, error);
+    if (error.cause() == Cause::kPeerUnreachable && error.op() == "store") store_is_out_of_reach(waiting, error);
     throw;
   }
 }
 
-/// With the store go all that it would have told of the others.
-void Watch::store_is_lost(const Waiting& waiting, const CommError& error) {
+/// This host is cut off: as far as it can tell from all others.
+void Watch::store_is_out_of_reach(const Waiting& waiting, const CommError& error) {
   const std::string far = far_.empty() ? "" : "; the ranks of other hosts, out of reach: " + numbers(far_);
-  throw CommError(error.cause(), waiting.label, rank_, far_.empty() ? -1 : far_.front(), waiting.label + ": " + error.what() + far, error.hint());
+  throw PeerLost(error.cause(), waiting.label, rank_, far_.empty() ? -1 : far_.front(), waiting.label + ": " + error.what() + far, error.hint());
 }
 
 void Watch::look_at_store(const Waiting& waiting, Looks& looks) {
@@ -234,7 +233,7 @@ void Watch::throw_first_cause(const Waiting& waiting) {
   if (!cause) return;
   const bool ended = cause->cause == Cause::kRankDied || cause->cause == Cause::kRankExited;
   const std::string text = waiting.label + ": " + (ended ? how_it_ended(cause->rank, cause->detail) : cause->detail);
-  if (ended) throw PeerLost(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+  if (ended || cause->cause == Cause::kPeerUnreachable) throw PeerLost(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kDesync) throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   if (cause->cause == Cause::kRankStuck) throw TimeoutError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   throw CommError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
@@ -273,7 +272,10 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   const auto how = store_->find(job::key::exited(peer), soon());
   if (!how || how->empty() || (*how == job::key::kClosed && !also_good)) return;
   throw_first_cause(waiting);
-  if (*how == job::key::kClosed) check_left(waiting, peer);
+  if (*how == job::key::kClosed) {
+    check_left(waiting, peer);
+    if (peer_in(job::key::left(peer))) return;
+  }
   if (*how != kExitedGood) {
     // The launcher is about to say which of those that end now was the first.
     for (const Deadline told = Deadline::in(kLauncherDecides); !told.expired(); std::this_thread::sleep_for(kPause)) throw_first_cause(waiting);
@@ -297,7 +299,7 @@ void Watch::check_closed(const Waiting& waiting, int peer, Looks& looks) {
   }
   const auto now = Deadline::Clock::now();
   const auto since = looks.closed.try_emplace(peer, now).first->second;
-  if (now - since < kComesBack) return;
+  if (now - since < job::kComesBack) return;
   throw_first_cause(waiting);
   throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer, waiting.label + ": " + how_it_ended(peer, *how));
 }
@@ -367,7 +369,7 @@ void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
     if (limit.expired()) break;
     std::this_thread::sleep_for(kPause);
   }
-  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, far_.empty() ? -1 : far_.front(),
+  throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1,
                  waiting.label + ": the connection to another rank ended: " + text +
                      (far_.empty() ? "" : "; on other hosts are ranks " + numbers(far_)));
 }

@@ -123,7 +123,7 @@ class Watch {
   void check_peer(const Waiting& waiting, int peer, Looks& looks);
   void check_left(const Waiting& waiting, int peer);
   void look_at_store(const Waiting& waiting, Looks& looks);
-  [[noreturn]] void store_is_lost(const Waiting& waiting, const base::CommError& error);
+  [[noreturn]] void store_is_out_of_reach(const Waiting& waiting, const base::CommError& error);
   void check_exited(const Waiting& waiting, int peer, bool also_good);
   void check_closed(const Waiting& waiting, int peer, Looks& looks);
   void check_progress(const Waiting& waiting, Looks& looks);

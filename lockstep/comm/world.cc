@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
+#include <map>
 #include <thread>
 
 #include "lockstep/base/error.h"
@@ -13,6 +15,7 @@
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
+#include "lockstep/job/fatal.h"
 
 namespace lockstep::comm {
 namespace {
@@ -21,6 +24,7 @@ namespace {
 constexpr int kFewThreads = 2;
 constexpr int kManyThreads = 4;
 constexpr auto kOthersLeave = std::chrono::milliseconds(5);
+constexpr auto kOthersRead = std::chrono::seconds(1);  // what ended the job: they look every 200 ms
 // Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
 constexpr const char* kGlooAndMpi = "gloo and mpi";
 
@@ -41,13 +45,28 @@ World::~World() {
 /// The others need the store until they have left, as long as they get on.
 void World::wait_for_others() noexcept {
   try {
-    std::vector<int> others;
+    std::map<int, base::Deadline> there;  // and when one that has lost its connections has not come back
     for (int rank = 0; rank < identity.world_size; ++rank)
-      if (rank != identity.rank) others.push_back(rank);
+      if (rank != identity.rank) there.emplace(rank, base::Deadline::in(job::kComesBack));
+    job::Store& store = server->store();
     std::string before;
-    for (base::Deadline standing_still = base::Deadline::in(timeout); !standing_still.expired() && server->num_connections_of_others(identity.rank) > 0;) {
-      std::string progress = job::progress_of(server->store(), others, standing_still);
-      if (progress != before) standing_still = base::Deadline::in(timeout);
+    base::Deadline limit = base::Deadline::in(timeout);
+    bool failed = false;
+    while (!there.empty() && !limit.expired()) {
+      if (!failed && store.find(job::key::kCause, limit)) {
+        failed = true;
+        limit = earlier(limit, base::Deadline::in(kOthersRead));
+      }
+      std::vector<int> others;
+      for (auto at = there.begin(); at != there.end();) {
+        const int rank = at->first;
+        if (store.find(job::key::exited(rank), limit) != job::key::kClosed) at->second = base::Deadline::in(job::kComesBack);
+        const bool gone = at->second.expired() || store.find(job::key::left(rank), limit);
+        if (!gone) others.push_back(rank);
+        at = gone ? there.erase(at) : std::next(at);
+      }
+      std::string progress = job::progress_of(store, others, limit);
+      if (!failed && progress != before) limit = base::Deadline::in(timeout);
       before = std::move(progress);
       std::this_thread::sleep_for(kOthersLeave);
     }

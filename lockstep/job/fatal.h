@@ -1,6 +1,7 @@
 // The one line that says why a run ended, and the place in the store where the first cause is kept.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -41,6 +42,9 @@ inline constexpr std::string_view kClosed = "ended without saying why";  ///< ho
 std::string left(int rank);                              ///< set by a rank that closes its world in good order
 std::string progress(int rank);                          ///< set by a rank that gets on, about once a second: a number that grows
 }  // namespace key
+
+/// A rank that lives and has lost its connections has new ones after this time: it beats every second.
+inline constexpr std::chrono::seconds kComesBack{2};
 
 /// Keeps `fatal` as the job's first cause unless there is one already; the one that is kept. Never throws: a store that is
 /// gone cannot be told, and then `fatal` is returned.

@@ -1,8 +1,11 @@
 #include "lockstep/job/store_client.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -17,24 +20,33 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
+constexpr int kTries = 5;  // of connections that end before they are admitted
+constexpr auto kPause = std::chrono::milliseconds(50);
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);  // wait of one request
 constexpr const char* kGone = "the launcher (or rank 0, which serves the store when there is none) has ended";
 
 [[noreturn]] void lost(const base::Address& address, const std::string& why) {
   throw CommError(Cause::kCoordinatorLost, "store", -1, -1, "the job's store at " + to_string(address) + " is lost: " + why, kGone);
 }
 
+[[noreturn]] void out_of_reach(const base::Address& address) {
+  throw base::PeerLost(Cause::kPeerUnreachable, "store", -1, -1,
+                       "the job's store at " + to_string(address) + " cannot be reached: its host has not answered for " +
+                           std::to_string(base::kHostIsSilent.count()) + " s",
+                       "is that host up, and the network to it?");
+}
+
 [[noreturn]] void lost(const base::Address& address, const base::SystemError& error) {
-  if (!base::is_unreachable(error.error_number())) lost(address, error.what());
-  throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
-                  "the job's store at " + to_string(address) + " cannot be reached: its host has not answered for " +
-                      std::to_string(base::kHostIsSilent.count()) + " s",
-                  "is that host up, and the network to it?");
+  if (error.cause() == Cause::kRankStuck) lost(address, "its process has not answered for some time");  // our own deadline
+  if (base::is_unreachable(error.error_number())) out_of_reach(address);
+  lost(address, error.what());
 }
 
 /// A connection that was admitted.
 struct Line {
   base::Fd fd;
   wire::Seal requests, replies;
+  std::uint64_t server;  // its number
 };
 
 /// Throws unless the server has admitted a rank with this job, generation and protocol.
@@ -56,113 +68,122 @@ void check_verdict(const base::Address& address, const Credentials& credentials,
                                              : "this rank has no key: LOCKSTEP_KEY_FILE names a file with one; ranks of `lockstep run` have theirs from it");
 }
 
-/// The next `size` bytes, with which a store answers.
-std::string hear(const base::Address& address, const base::Fd& fd, std::size_t size, Deadline deadline) {
-  std::string bytes(size, '\0');
-  const bool answered = base::recv_all(fd.get(), bytes.data(), size, deadline);
-  const std::string_view beginning = std::string_view(bytes).substr(0, wire::kMagic.size());
-  if (!answered || (size >= wire::kMagic.size() && beginning != wire::kMagic))
-    throw CommError(Cause::kProtocol, "store", -1, -1, "what listens at " + to_string(address) + " is not a Lockstep store");
-  return bytes;
+/// Fills `bytes`. Throws SystemError when the connection does not last.
+void hear(const base::Fd& fd, char* bytes, std::size_t size, Deadline deadline) {
+  if (!base::recv_all(fd.get(), bytes, size, deadline)) throw base::SystemError("it closed the connection", ECONNRESET);
 }
 
-Line enter(const base::Address& address, const Credentials& credentials, int rank, Deadline deadline, bool listens) {
-  base::Fd fd = base::dial(address, deadline, listens);
+/// On a new connection. Throws SystemError when that ends before the server has answered.
+Line enter(const base::Address& address, base::Fd fd, const Credentials& credentials, int rank, Deadline deadline) {
   const std::string hello = wire::hello(credentials, rank, new_nonce());
   base::send_all(fd.get(), hello, deadline);
   // What every version says first, then the rest.
-  std::string challenge = hear(address, fd, wire::kVerdictSize, deadline);
+  std::string challenge(wire::kVerdictSize, '\0');
+  hear(fd, challenge.data(), challenge.size(), deadline);
+  if (!challenge.starts_with(wire::kMagic))
+    throw CommError(Cause::kProtocol, "store", -1, -1, "what listens at " + to_string(address) + " is not a Lockstep store");
   const auto protocol = wire::Reader(std::string_view(challenge).substr(wire::kMagic.size())).take<std::uint16_t>();
   auto verdict = static_cast<wire::Verdict>(challenge.back());
   if (protocol != wire::kProtocol || verdict == wire::Verdict::kOtherProtocol) check_verdict(address, credentials, wire::Verdict::kOtherProtocol, 0);
   challenge.resize(wire::kChallengeSize);
-  if (!base::recv_all(fd.get(), challenge.data() + wire::kVerdictSize, wire::kChallengeSize - wire::kVerdictSize, deadline)) lost(address, "it closed the connection");
+  hear(fd, challenge.data() + wire::kVerdictSize, wire::kChallengeSize - wire::kVerdictSize, deadline);
   wire::Reader reader(challenge);
   const std::string_view said = reader.take_bytes(wire::kChallengeSize - wire::kMac);
-  const auto generation = wire::Reader(said.substr(wire::kVerdictSize)).take<std::int32_t>();
+  wire::Reader numbers(said.substr(wire::kVerdictSize));
+  const auto generation = numbers.take<std::int32_t>();
+  const auto server = numbers.take<std::uint64_t>();
   check_verdict(address, credentials, verdict, generation);
   const wire::Handshake agreed = wire::handshake(credentials.key, hello, said);
   // To a server that does not have our key nothing is proved; one that is this job's tells of it.
   const bool ours = equal(agreed.of_server, reader.rest());
   base::send_all(fd.get(), ours ? std::string(bytes_of(agreed.of_client)) : std::string(wire::kMac, '\0'), deadline);
-  verdict = ours ? static_cast<wire::Verdict>(hear(address, fd, 1, deadline).front()) : wire::Verdict::kOtherKey;
-  check_verdict(address, credentials, verdict, generation);
-  return {std::move(fd), wire::Seal(agreed.key, wire::kRequests), wire::Seal(agreed.key, wire::kReplies)};
+  char admission = static_cast<char>(wire::Verdict::kOtherKey);
+  if (ours) hear(fd, &admission, 1, deadline);
+  check_verdict(address, credentials, static_cast<wire::Verdict>(admission), generation);
+  return {std::move(fd), wire::Seal(agreed.key, wire::kRequests), wire::Seal(agreed.key, wire::kReplies), server};
 }
 
-/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody. One that has ended meanwhile is replaced.
+/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody. One that has ended meanwhile is replaced, as long as
+/// the same server is there; once it is not, or cannot be reached, nobody asks again.
 class StoreClient final : public Store {
  public:
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
       : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
-    try {
-      idle_.push_back(enter(address_, credentials_, rank_, deadline, false));
-    } catch (const base::SystemError& error) {
-      lost(address_, error);
-    }
+    Line first = come_in(deadline, false);
+    server_ = first.server;
+    // Names are looked up once: a network that is down may have no resolver.
+    address_ = base::peer_address(first.fd.get());
+    idle_.push_back(std::move(first));
   }
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    ask(wire::Verb::kSet, key, {}, value, 0);
+    ask(wire::Verb::kSet, key, {}, value, now());
   }
   std::optional<std::string> get(std::string_view key, Deadline deadline) override {
-    return ask(wire::Verb::kGet, key, {}, {}, static_cast<std::uint32_t>(deadline.poll_ms(std::chrono::hours(24))));
+    return ask(wire::Verb::kGet, key, {}, {}, deadline);
   }
   std::optional<std::string> find(std::string_view key, Deadline deadline) override {
-    return ask(wire::Verb::kGet, key, {}, {}, 0);
+    return ask(wire::Verb::kGet, key, {}, {}, now());
   }
   std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) override {
-    const auto sum = ask(wire::Verb::kAdd, key, {}, std::to_string(amount), 0);
+    const auto sum = ask(wire::Verb::kAdd, key, {}, std::to_string(amount), now());
     return base::parse_int(sum.value_or("0")).value_or(0);
   }
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           Deadline deadline) override {
-    return ask(wire::Verb::kCompareSet, key, expected, desired, 0).value_or("");
+    return ask(wire::Verb::kCompareSet, key, expected, desired, now()).value_or("");
   }
 
  private:
-  std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value,
-                                 std::uint32_t wait_ms) {
+  enum class Gone { kNo, kEnded, kOutOfReach };
+  static Deadline now() { return Deadline::in(std::chrono::milliseconds(0)); }
+
+  std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value, Deadline wait) {
     check_limits(key, value);
     check_limits(key, expected);
-    std::string body;
-    wire::put(body, verb);
-    wire::put(body, wait_ms);
-    wire::put_text(body, key);
-    wire::put_text(body, expected);
-    body += value;
-    return exchange(body, verb, wait_ms);
-  }
-
-  std::optional<std::string> exchange(const std::string& body, wire::Verb verb, std::uint32_t wait_ms) {
+    if (gone_ == Gone::kEnded) lost(address_, "it was lost before");
+    if (gone_ == Gone::kOutOfReach) out_of_reach(address_);
+    const auto body = [&] {
+      std::string text;
+      wire::put(text, verb);
+      wire::put(text, verb == wire::Verb::kGet ? static_cast<std::uint32_t>(wait.poll_ms(std::chrono::hours(24))) : 0);
+      wire::put_text(text, key);
+      wire::put_text(text, expected);
+      return text.append(value);
+    };
     // A verb that does not wait is answered at once by a store that lives: 10 s, whatever less the caller allows, tells a
     // dead one from a busy machine.
-    const Deadline limit = Deadline::in(std::chrono::milliseconds(wait_ms) + std::chrono::seconds(10));
+    const Deadline limit = Deadline::in(std::min(wait.left(), kLongest) + std::chrono::seconds(10));
     auto line = idle_line();
     const bool used_before = line.has_value();
     try {
-      return answer_on(line ? std::move(*line) : new_line(limit), body, limit);
+      return answer_on(line ? std::move(*line) : new_line(limit), body(), limit);
     } catch (const base::SystemError& error) {
       // A connection may have ended while it was idle. What was asked may have been done: it does not matter but for a sum.
-      if (!used_before || verb == wire::Verb::kAdd || base::is_unreachable(error.error_number())) lost(address_, error);
+      if (!used_before || verb == wire::Verb::kAdd || error.cause() == Cause::kRankStuck || base::is_unreachable(error.error_number())) give_up(error);
     }
     forget_idle_lines();
     try {
-      return answer_on(new_line(limit), body, limit);
+      return answer_on(new_line(limit), body(), limit);
     } catch (const base::SystemError& error) {
-      lost(address_, error);
+      give_up(error);
     }
+  }
+
+  [[noreturn]] void give_up(const base::SystemError& error) {
+    if (error.cause() != Cause::kRankStuck) gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
+    lost(address_, error);
   }
 
   /// Throws SystemError when the connection does not last.
   std::optional<std::string> answer_on(Line line, const std::string& body, Deadline limit) {
     base::send_all(line.fd.get(), line.requests.close(body), limit);
     std::string length(wire::kLength, '\0');
-    hear_whole(line, length, limit);
+    hear(line.fd, length.data(), length.size(), limit);
     const std::size_t size = wire::take_length(length).value_or(0);
     if (size == 0) lost(address_, "its reply has no length");
     std::string reply(size + wire::kMac, '\0');
-    hear_whole(line, reply, limit);
+    hear(line.fd, reply.data(), reply.size(), limit);
     const std::string mac = reply.substr(size);
     reply.resize(size);
     if (!line.replies.fits(reply, mac)) lost(address_, "its reply was changed on the way");
@@ -173,16 +194,38 @@ class StoreClient final : public Store {
     return reply.substr(1);
   }
 
-  static void hear_whole(const Line& line, std::string& bytes, Deadline limit) {
-    if (!base::recv_all(line.fd.get(), bytes.data(), bytes.size(), limit)) throw base::SystemError("it closed the connection", ECONNRESET);
+  /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again.
+  Line come_in(Deadline deadline, bool listens) {
+    for (int left = kTries;; --left) {
+      base::Fd fd = base::dial(address_, deadline, listens);
+      try {
+        return enter(address_, std::move(fd), credentials_, rank_, deadline);
+      } catch (const base::SystemError& error) {
+        if (left <= 1 || deadline.expired() || error.error_number() != ECONNRESET) lost(address_, error);
+      }
+      std::this_thread::sleep_for(std::min(kPause, deadline.left()));
+    }
   }
 
+  /// One more to the same server.
   Line new_line(Deadline limit) {
+    const Deadline soon = earlier(limit, Deadline::in(base::kHostIsSilent));
+    std::string why;
     try {
-      return enter(address_, credentials_, rank_, earlier(limit, Deadline::in(std::chrono::seconds(5))), true);
-    } catch (const base::PeerLost& error) {
-      lost(address_, error.what());
+      Line line = come_in(soon, true);
+      if (line.server == server_) return line;
+      why = "another one has taken its place";
+    } catch (const base::Error& error) {
+      // Who listens answers, and so does a host on which nobody listens any more.
+      const bool silent = error.cause() == Cause::kPeerUnreachable || (error.cause() == Cause::kCoordinatorLost && soon.expired());
+      if (silent) {
+        gone_ = Gone::kOutOfReach;
+        out_of_reach(address_);
+      }
+      why = error.what();
     }
+    gone_ = Gone::kEnded;
+    lost(address_, why);
   }
 
   std::optional<Line> idle_line() {
@@ -203,9 +246,11 @@ class StoreClient final : public Store {
     idle_.push_back(std::move(line));
   }
 
-  const base::Address address_;
+  base::Address address_;
   const Credentials credentials_;
   const int rank_;
+  std::uint64_t server_ = 0;         // the number of the one that was found first
+  std::atomic<Gone> gone_{Gone::kNo};
   std::mutex mutex_;  // guards idle_
   std::vector<Line> idle_;
 };

@@ -11,7 +11,7 @@
 namespace lockstep::job {
 
 /// Connects to the StoreServer at `address` as `rank`, trying until the deadline. Throws CommError: kCoordinatorLost when nobody
-/// answers, kProtocol when it is no Lockstep store or another version's, kWrongJob and kStaleGen when it belongs to another job, or another start of it, kAuthFailed
+/// answers, or no longer (kPeerUnreachable when its host is silent), kProtocol when it is no Lockstep store or another version's, kWrongJob and kStaleGen when it belongs to another job, or another start of it, kAuthFailed
 /// when the two ends do not have the same key.
 std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline);
 

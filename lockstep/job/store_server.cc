@@ -7,9 +7,9 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <list>
 #include <map>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -27,19 +27,26 @@ namespace {
 using base::Deadline;
 
 constexpr std::size_t kMaxStrangers = 64;  // connections that have not been admitted yet
-constexpr std::size_t kMaxTold = 8;        // of those that were turned away, in the log
 constexpr auto kHelloLimit = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr auto kHostFallsSilent = std::chrono::milliseconds(1500);  // all connections of a host, one after another
 
 struct Connection {
-  Connection(base::Fd from, const Credentials& credentials, LocalStore& store) : fd(std::move(from)), session(credentials, store) {}
+  Connection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store) : fd(std::move(from)), session(credentials, server, store) {}
 
   base::Fd fd;
   StoreSession session;
   Deadline admitted_by = Deadline::in(kHelloLimit);
   bool counted = false;  // in ranks
+  bool ready = true;     // something has come, or can go
 };
+
+std::uint64_t random_number() {
+  const Mac bytes = new_nonce();
+  std::uint64_t number = 0;
+  std::memcpy(&number, bytes.data(), sizeof number);
+  return number;
+}
 
 }  // namespace
 
@@ -69,6 +76,7 @@ struct StoreServer::Impl {
       accept_some();
       for (auto at = connections.begin(); at != connections.end();) {
         const int error = serve_one(*at);
+        at->ready = false;
         if (error != 0) ended(*at, error);
         at = error == 0 ? std::next(at) : connections.erase(at);
       }
@@ -88,6 +96,8 @@ struct StoreServer::Impl {
       next = earlier(next, c.session.admitted() ? c.session.wait_until() : c.admitted_by);
     }
     ::poll(entries.data(), entries.size(), next.poll_ms());
+    auto entry = entries.begin() + 2;
+    for (Connection& c : connections) c.ready = (entry++)->revents != 0;
     std::uint64_t count = 0;
     while (::read(wake.get(), &count, sizeof count) > 0) {
     }
@@ -101,7 +111,7 @@ struct StoreServer::Impl {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again = Deadline::in(kAcceptPause);
         return;
       }
-      connections.emplace_back(std::move(fd), credentials, store);
+      connections.emplace_back(std::move(fd), credentials, number, store);
     }
   }
 
@@ -109,24 +119,26 @@ struct StoreServer::Impl {
   void drop_strangers() {
     std::size_t strangers = 0;
     for (const Connection& c : connections) strangers += !c.session.admitted();
-    for (auto at = connections.begin(); strangers > kMaxStrangers;)
-      if (at->session.admitted()) {
-        ++at;
-      } else {
-        at = connections.erase(at);
-        --strangers;
-      }
+    // Of those that have said who they are most are about to prove it.
+    for (const bool said_hello : {false, true})
+      for (auto at = connections.begin(); at != connections.end() && strangers > kMaxStrangers;)
+        if (at->session.admitted() || at->session.has_said_hello() != said_hello) {
+          ++at;
+        } else {
+          at = connections.erase(at);
+          --strangers;
+        }
   }
 
   /// 0 while the connection goes on; else why it does not.
   int serve_one(Connection& c) {
-    int error = receive(c);
+    int error = c.ready ? receive(c) : 0;
     // Only now: a proof that came in time is read, even if this process was stopped meanwhile.
     if (error == 0 && !c.session.admitted() && c.admitted_by.expired()) error = ECONNABORTED;
     if (error == 0) c.session.look();
     if (c.session.admitted() && !c.counted) {
       c.counted = true;
-      count(c.session.rank(), 1);
+      ++ranks[c.session.rank()];
       // bounded: the table is in this process
       if (reports_ends) store.compare_set(key::exited(c.session.rank()), key::kClosed, "", Deadline::never());  // it had only lost its connections
     }
@@ -136,11 +148,6 @@ struct StoreServer::Impl {
     }
     if (error == 0 && c.session.over()) error = ECONNABORTED;
     return error;
-  }
-
-  int count(int rank, int change) {
-    const std::lock_guard lock(ranks_mutex);
-    return ranks[rank] += change;
   }
 
   static bool take(Connection& c, std::string_view bytes) {
@@ -180,12 +187,12 @@ struct StoreServer::Impl {
   }
 
   void ended(const Connection& c, int error) {
-    const std::string& refusal = c.session.refusal();
-    if (!refusal.empty() && told.size() < kMaxTold && told.insert(refusal).second)
-      base::log_warning(refusal + " was turned away by the store at " + to_string(address) + "; its like is not reported again");
+    const auto refusal = c.session.refusal();
+    if (refusal != StoreSession::Refusal::kNone && told.insert(refusal).second)
+      base::log_warning(c.session.refused() + " was turned away by the store at " + to_string(address) + "; its like is not reported again");
     if (!c.counted) return;
     const int rank = c.session.rank();
-    const bool last = count(rank, -1) == 0;
+    const bool last = --ranks[rank] == 0;
     if (rank < 0) return;
     if (base::is_unreachable(error)) {
       silent.insert(rank);
@@ -216,18 +223,18 @@ struct StoreServer::Impl {
 
   const Credentials credentials;
   const bool reports_ends;
+  const std::uint64_t number = random_number();
   base::Fd listener;
   const base::Address address;
   base::Fd wake;
   LocalStore store;
-  mutable std::mutex ranks_mutex;     // guards ranks
-  std::map<int, int> ranks;           // how many connections each has
   // Touched by the thread only:
+  std::map<int, int> ranks;           // how many connections each has
   std::list<Connection> connections;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
   std::set<int> silent;               // ranks whose host does not answer
   Deadline tell_of_silent_at = Deadline::never();
-  std::set<std::string> told;         // why somebody was turned away
+  std::set<StoreSession::Refusal> told;
   std::atomic<bool> stop{false};
   std::thread thread;
 };
@@ -236,13 +243,6 @@ StoreServer::StoreServer(const base::Address& address, Credentials credentials, 
     : impl_(std::make_unique<Impl>(address, std::move(credentials), reports_ends)) {}
 StoreServer::~StoreServer() = default;
 const base::Address& StoreServer::address() const { return impl_->address; }
-int StoreServer::num_connections_of_others(int rank) const {
-  const std::lock_guard lock(impl_->ranks_mutex);
-  int sum = 0;
-  for (const auto& [other, count] : impl_->ranks)
-    if (other != rank) sum += count;
-  return sum;
-}
 LocalStore& StoreServer::store() { return impl_->store; }
 
 }  // namespace lockstep::job

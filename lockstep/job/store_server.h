@@ -24,8 +24,6 @@ class StoreServer {
 
   /// Where it listens.
   const base::Address& address() const;
-  /// How many connections ranks other than `rank` have. Any thread.
-  int num_connections_of_others(int rank) const;
   /// The table itself, for its owner.
   LocalStore& store();
 

@@ -27,7 +27,7 @@ void StoreSession::receive(std::string_view bytes) {
   in_ += bytes;
   while (step()) {
   }
-  if (!over() && room() == 0) turn_away(admitted() ? "rank " + std::to_string(rank_) + ", which asks without an end," : kStranger);
+  if (!over() && room() == 0) turn_away(admitted() ? Refusal::kFrame : Refusal::kStranger, admitted() ? "rank " + std::to_string(rank_) + ", which asks without an end," : kStranger);
 }
 
 /// Takes the next thing off what has come; false when it is not all there.
@@ -41,23 +41,25 @@ bool StoreSession::step() {
   return false;
 }
 
-void StoreSession::turn_away(const std::string& refusal) {
+void StoreSession::turn_away(Refusal refusal, const std::string& who) {
   refusal_ = refusal;
+  refused_ = who;
   state_ = State::kOver;
   in_.clear();
 }
 
-void StoreSession::challenge(wire::Verdict verdict, const std::string& refusal) {
+void StoreSession::challenge(wire::Verdict verdict, Refusal refusal, const std::string& who) {
   std::string text(wire::kMagic);
   wire::put(text, wire::kProtocol);
   wire::put(text, verdict);
   wire::put(text, static_cast<std::int32_t>(credentials_.generation));
+  wire::put(text, server_);
   text += bytes_of(new_nonce());
   wire::Handshake agreed{};
   if (verdict == wire::Verdict::kWelcome) agreed = wire::handshake(credentials_.key, in_, text);
   out_ += text;
   out_ += bytes_of(agreed.of_server);
-  if (verdict != wire::Verdict::kWelcome) return turn_away(refusal);
+  if (verdict != wire::Verdict::kWelcome) return turn_away(refusal, who);
   proof_ = agreed.of_client;
   requests_ = wire::Seal(agreed.key, wire::kRequests);
   replies_ = wire::Seal(agreed.key, wire::kReplies);
@@ -67,7 +69,7 @@ void StoreSession::challenge(wire::Verdict verdict, const std::string& refusal) 
 bool StoreSession::take_hello() {
   const std::size_t beginning = std::min(in_.size(), wire::kMagic.size());
   if (std::string_view(in_).substr(0, beginning) != wire::kMagic.substr(0, beginning)) {
-    turn_away(kStranger);
+    turn_away(Refusal::kStranger, kStranger);
     return false;
   }
   wire::Reader reader(in_);
@@ -76,11 +78,11 @@ bool StoreSession::take_hello() {
   const std::size_t length = reader.take<std::uint8_t>();
   if (!reader.ok()) return false;
   if (protocol != wire::kProtocol) {
-    challenge(wire::Verdict::kOtherProtocol, "a rank of another version of Lockstep, which speaks protocol " + std::to_string(protocol));
+    challenge(wire::Verdict::kOtherProtocol, Refusal::kProtocol, "a rank of another version of Lockstep, which speaks protocol " + std::to_string(protocol) + ",");
     return false;
   }
   if (length > wire::kMaxJob) {
-    turn_away(kStranger);
+    turn_away(Refusal::kStranger, kStranger);
     return false;
   }
   const std::string job(reader.take_bytes(length));
@@ -91,11 +93,11 @@ bool StoreSession::take_hello() {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string more(reader.rest());
   in_.resize(in_.size() - more.size());
-  if (job != credentials_.job) challenge(wire::Verdict::kOtherJob, rank + " of another job, " + base::quoted(job, 80) + ",");
+  if (job != credentials_.job) challenge(wire::Verdict::kOtherJob, Refusal::kJob, rank + " of another job, " + base::quoted(job, 80) + ",");
   else if (generation != credentials_.generation)
-    challenge(wire::Verdict::kOtherGeneration,
+    challenge(wire::Verdict::kOtherGeneration, Refusal::kGeneration,
               rank + " of another start of this job, " + std::to_string(generation) + " instead of " + std::to_string(credentials_.generation) + ",");
-  else challenge(wire::Verdict::kWelcome, "");
+  else challenge(wire::Verdict::kWelcome, Refusal::kNone, "");
   in_ = over() ? "" : more;
   return !over();
 }
@@ -106,7 +108,7 @@ bool StoreSession::take_proof() {
   in_.erase(0, wire::kMac);
   wire::put(out_, right ? wire::Verdict::kWelcome : wire::Verdict::kOtherKey);
   if (right) state_ = State::kAdmitted;
-  else turn_away("one that calls itself rank " + std::to_string(rank_) + " and does not have this job's key");
+  else turn_away(Refusal::kKey, "one that calls itself rank " + std::to_string(rank_) + " and does not have this job's key");
   return right;
 }
 
@@ -114,7 +116,7 @@ bool StoreSession::take_request() {
   if (in_.size() < wire::kLength) return false;
   const auto size = wire::take_length(in_);
   if (!size) {
-    turn_away("rank " + std::to_string(rank_) + ", from which came no length of a frame,");
+    turn_away(Refusal::kFrame, "rank " + std::to_string(rank_) + ", from which came no length of a frame,");
     return false;
   }
   wire::Reader reader(std::string_view(in_).substr(wire::kLength));
@@ -122,7 +124,7 @@ bool StoreSession::take_request() {
   const std::string_view mac = reader.take_bytes(wire::kMac);
   if (!reader.ok()) return false;
   if (!requests_.fits(body, mac)) {
-    turn_away("rank " + std::to_string(rank_) + ", whose bytes were changed on the way,");
+    turn_away(Refusal::kFrame, "rank " + std::to_string(rank_) + ", whose bytes were changed on the way,");
     return false;
   }
   handle(body);

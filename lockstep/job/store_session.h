@@ -15,8 +15,11 @@ namespace lockstep::job {
 
 class StoreSession {
  public:
-  /// Both outlive it.
-  StoreSession(const Credentials& credentials, LocalStore& store) : credentials_(credentials), store_(store) {}
+  /// Why a connection was turned away.
+  enum class Refusal { kNone, kStranger, kProtocol, kJob, kGeneration, kKey, kFrame };
+
+  /// Credentials and store outlive it. `server` is a random number: a client that comes back to an address must find the store that it has left there.
+  StoreSession(const Credentials& credentials, std::uint64_t server, LocalStore& store) : credentials_(credentials), server_(server), store_(store) {}
 
   /// How many bytes receive() takes at most now: what a stranger may send is bounded.
   std::size_t room() const;
@@ -32,11 +35,15 @@ class StoreSession {
   /// Nothing it says is of interest any more: send out(), and close.
   bool over() const { return state_ == State::kOver; }
   /// When look() must be called next at the latest, because of a request that waits.
+  bool waits() const { return waiting_; }
   base::Deadline wait_until() const { return waiting_ ? wait_until_ : base::Deadline::never(); }
   /// The rank that the other end says it is, once it is admitted; -1: none.
   int rank() const { return rank_; }
-  /// Why it was turned away, for whoever watches the server; "" when it was not.
-  const std::string& refusal() const { return refusal_; }
+  /// Why it was turned away, and who, for people who watch the server.
+  Refusal refusal() const { return refusal_; }
+  const std::string& refused() const { return refused_; }
+  /// It has said who it is: what is missing is its proof.
+  bool has_said_hello() const { return state_ != State::kHello; }
 
  private:
   enum class State { kHello, kProof, kAdmitted, kOver };
@@ -46,15 +53,17 @@ class StoreSession {
   bool take_proof();
   bool take_request();
   void handle(std::string_view frame);
-  void challenge(wire::Verdict verdict, const std::string& refusal);
-  void turn_away(const std::string& refusal);
+  void challenge(wire::Verdict verdict, Refusal refusal, const std::string& who);
+  void turn_away(Refusal refusal, const std::string& who);
   void reply(wire::Status status, std::string_view value);
 
   const Credentials& credentials_;
+  const std::uint64_t server_;
   LocalStore& store_;
   State state_ = State::kHello;
   std::string in_, out_;
-  std::string refusal_;
+  Refusal refusal_ = Refusal::kNone;
+  std::string refused_;
   int rank_ = -1;
   Mac proof_{};  // that the client is expected to send
   wire::Seal requests_{JobKey(), wire::kRequests}, replies_{JobKey(), wire::kReplies};

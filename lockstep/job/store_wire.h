@@ -1,7 +1,7 @@
 // The bytes between StoreClient and StoreServer.
 //
 // hello     (client)  "LOCKSTEP" u16 protocol, u8 length of the job's name, the name, u32 generation, u32 rank, nonce
-// challenge (server)  "LOCKSTEP" u16 protocol, u8 verdict, u32 generation, nonce, proof
+// challenge (server)  "LOCKSTEP" u16 protocol, u8 verdict, u32 generation, u64 number of this server, nonce, proof
 // proof     (client)  proof
 // admission (server)  u8 verdict
 // request             length, u8 verb, u32 wait in ms, u32 key length, key, u32 expected length, expected, value; mac
@@ -33,7 +33,7 @@ inline constexpr std::size_t kMac = sizeof(Mac);
 inline constexpr std::size_t kMaxHello = 8 + 2 + 1 + kMaxJob + 4 + 4 + kMac;
 inline constexpr std::size_t kMaxBefore = kMaxHello + kMac;  // that a stranger may send
 inline constexpr std::size_t kVerdictSize = 8 + 2 + 1;  // of a challenge: what every protocol begins with
-inline constexpr std::size_t kChallengeSize = kVerdictSize + 4 + kMac + kMac;
+inline constexpr std::size_t kChallengeSize = kVerdictSize + 4 + 8 + kMac + kMac;
 static_assert(kMaxBefore <= 256);
 
 enum class Verdict : std::uint8_t { kWelcome = 0, kOtherProtocol = 1, kOtherJob = 2, kOtherGeneration = 3, kOtherKey = 4 };

@@ -31,7 +31,7 @@ void feed(StoreSession& session, std::string_view bytes, std::size_t piece) {
 
 void stranger(std::string_view bytes, std::size_t piece) {
   LocalStore store;
-  StoreSession session(kJob, store);
+  StoreSession session(kJob, 7, store);
   std::size_t taken = 0;
   for (std::size_t at = 0; at < bytes.size() && !session.over(); at += piece) {
     const std::string_view part = bytes.substr(at, std::min(piece, session.room()));
@@ -45,7 +45,7 @@ void stranger(std::string_view bytes, std::size_t piece) {
 /// Who knows the key: frames of the input, sealed as they should be, and at the end bytes that are not.
 void member(std::string_view bytes, std::size_t piece) {
   LocalStore store;
-  StoreSession session(kJob, store);
+  StoreSession session(kJob, 7, store);
   const std::string hello = wire::hello(kJob, 1, Mac{});
   session.receive(hello);
   const wire::Handshake agreed = wire::handshake(kJob.key, hello, session.out().substr(0, wire::kChallengeSize - wire::kMac));

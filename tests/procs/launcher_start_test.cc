@@ -145,7 +145,7 @@ TEST(LauncherStart, TooFewDescriptorsAreSaidBeforeARankStarts) {
   const Exit exit = run_process({.argv = {"sh", "-c", "ulimit -n 100; exec " + kLockstep + " run -n 64 touch " + (folder / "started")}});
   EXPECT_EQ(exit.code, 74);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kResource);
-  EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("192"), HasSubstr("100")));
+  EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("512"), HasSubstr("100")));
   EXPECT_FALSE(std::filesystem::exists(folder / "started"));
 }
 

@@ -383,6 +383,42 @@ TEST(StoreClient, AServerThatGoesIsToldAtOnce) {
   EXPECT_LT(Deadline::Clock::now() - begin, 8s);
 }
 
+TEST(StoreClient, AnotherServerInItsPlaceIsNotTaken) {
+  auto server = std::make_unique<StoreServer>(kAnyPort, kJob);
+  const base::Address address = server->address();
+  const auto client = connect_store(address, kJob, 1, soon());
+  client->set("k", "v", soon());
+  server.reset();
+  StoreServer next(address, kJob);  // the same job, started again
+  try {
+    client->set("k", "old", soon());
+    FAIL() << "it was taken";
+  } catch (const CommError& error) {
+    EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
+    EXPECT_THAT(error.what(), HasSubstr("another one has taken its place"));
+  }
+  EXPECT_EQ(cause_of([&] { client->set("k", "old", soon()); }), Cause::kCoordinatorLost);
+  EXPECT_EQ(next.store().find("k", soon()), std::nullopt);
+  EXPECT_TRUE(connect_store(address, kJob, 1, soon()));
+}
+
+TEST(StoreClient, AConnectionThatIsClosedBeforeItIsAdmittedIsTriedAgain) {
+  StoreServer server(kAnyPort, kJob);
+  const Fd listener = base::listen_on(kAnyPort);
+  int refused = 0;
+  std::thread crowded([&] {
+    for (; refused < 2; ++refused) {
+      base::wait_readable(listener.get(), soon());
+      const Fd one = base::accept_one(listener.get());
+      read_bytes(one, hello("job").size());
+    }
+  });
+  // One that always closes is named in the end.
+  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }), Cause::kCoordinatorLost);
+  crowded.join();
+  EXPECT_EQ(refused, 2);
+}
+
 TEST(StoreClient, NobodyThereIsNamed) {
   const Fd reserved = base::reserve_port(kAnyPort);
   EXPECT_EQ(cause_of([&] { connect_store(base::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }), Cause::kCoordinatorLost);
