@@ -109,11 +109,15 @@ class StoreClient final : public Store {
  public:
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
       : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
-    Line first = come_in(deadline, false);
-    server_ = first.server;
-    // Names are looked up once: a network that is down may have no resolver.
-    address_ = base::peer_address(first.fd.get());
-    idle_.push_back(std::move(first));
+    try {
+      Line first = come_in(deadline, false);
+      server_ = first.server;
+      // Names are looked up once: a network that is down may have no resolver.
+      address_ = base::peer_address(first.fd.get());
+      idle_.push_back(std::move(first));
+    } catch (const base::SystemError& error) {
+      lost(address_, error);
+    }
   }
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
@@ -194,14 +198,15 @@ class StoreClient final : public Store {
     return reply.substr(1);
   }
 
-  /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again.
+  /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again. Throws SystemError when the
+  /// server does not answer.
   Line come_in(Deadline deadline, bool listens) {
     for (int left = kTries;; --left) {
       base::Fd fd = base::dial(address_, deadline, listens);
       try {
         return enter(address_, std::move(fd), credentials_, rank_, deadline);
       } catch (const base::SystemError& error) {
-        if (left <= 1 || deadline.expired() || error.error_number() != ECONNRESET) lost(address_, error);
+        if (left <= 1 || deadline.expired() || error.error_number() != ECONNRESET) throw;
       }
       std::this_thread::sleep_for(std::min(kPause, deadline.left()));
     }
@@ -215,13 +220,13 @@ class StoreClient final : public Store {
       Line line = come_in(soon, true);
       if (line.server == server_) return line;
       why = "another one has taken its place";
+    } catch (const base::PeerLost& error) {
+      // A host on which nobody listens any more says so at once.
+      if (soon.expired()) give_up(base::SystemError("connect", ETIMEDOUT));
+      why = error.what();
+    } catch (const base::SystemError& error) {
+      give_up(error);
     } catch (const base::Error& error) {
-      // Who listens answers, and so does a host on which nobody listens any more.
-      const bool silent = error.cause() == Cause::kPeerUnreachable || (error.cause() == Cause::kCoordinatorLost && soon.expired());
-      if (silent) {
-        gone_ = Gone::kOutOfReach;
-        out_of_reach(address_);
-      }
       why = error.what();
     }
     gone_ = Gone::kEnded;
