@@ -48,24 +48,24 @@ void World::wait_for_others() noexcept {
     std::map<int, base::Deadline> there;  // and when one that has lost its connections has not come back
     for (int rank = 0; rank < identity.world_size; ++rank)
       if (rank != identity.rank) there.emplace(rank, base::Deadline::in(job::kComesBack));
-    job::Store& store = server->store();
+    job::Store& table = server->store();
     std::string before;
     base::Deadline limit = base::Deadline::in(timeout);
     bool failed = false;
     while (!there.empty() && !limit.expired()) {
-      if (!failed && store.find(job::key::kCause, limit)) {
+      if (!failed && table.find(job::key::kCause, limit)) {
         failed = true;
         limit = earlier(limit, base::Deadline::in(kOthersRead));
       }
       std::vector<int> others;
       for (auto at = there.begin(); at != there.end();) {
         const int rank = at->first;
-        if (store.find(job::key::exited(rank), limit) != job::key::kClosed) at->second = base::Deadline::in(job::kComesBack);
-        const bool gone = at->second.expired() || store.find(job::key::left(rank), limit);
+        if (table.find(job::key::exited(rank), limit) != job::key::kClosed) at->second = base::Deadline::in(job::kComesBack);
+        const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
         if (!gone) others.push_back(rank);
         at = gone ? there.erase(at) : std::next(at);
       }
-      std::string progress = job::progress_of(store, others, limit);
+      std::string progress = job::progress_of(table, others, limit);
       if (!failed && progress != before) limit = base::Deadline::in(timeout);
       before = std::move(progress);
       std::this_thread::sleep_for(kOthersLeave);
