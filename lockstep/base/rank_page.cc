@@ -48,12 +48,16 @@ void put(char (&place)[n], const std::string& text) {
 
 std::int64_t monotonic_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-/// The processor's counter has gone evenly since the page was shown.
+/// Of numbers that may be anybody's: it may wrap.
+std::int64_t difference(std::int64_t a, std::int64_t b) { return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b)); }
+
+/// The processor's counter has gone evenly since the page was shown. No time is later than now.
 void to_nanoseconds(const RankPage& page, RankSeen& seen) {
-  const std::int64_t counted = ticks() - page.shown_ticks;
-  const double rate = counted > 0 ? static_cast<double>(seen.looked_ns - page.shown_ns) / static_cast<double>(counted) : 1;
+  const std::int64_t counted = difference(ticks(), page.shown_ticks);
+  const double rate = counted > 0 ? static_cast<double>(difference(seen.looked_ns, page.shown_ns)) / static_cast<double>(counted) : 1;
   const auto convert = [&](std::int64_t time) {
-    return page.shown_ns + static_cast<std::int64_t>(static_cast<double>(time - page.shown_ticks) * rate);
+    const double ago = static_cast<double>(difference(seen.looked_ns, page.shown_ns)) - static_cast<double>(difference(time, page.shown_ticks)) * rate;
+    return seen.looked_ns - static_cast<std::int64_t>(std::clamp(ago, 0.0, static_cast<double>(seen.looked_ns - 1)));
   };
   for (FlightSeen& operation : seen.operations) {
     operation.begun = convert(operation.begun);

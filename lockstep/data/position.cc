@@ -36,7 +36,9 @@ Position parse_position(std::string_view text) {
     if (error != std::errc() || end != last) refuse(text);
   }
   if (values[2] > values[3] || values[4] > 1) refuse(text);
-  return {values[0], values[1], values[2], values[3], values[4] == 1};
+  const Position position{values[0], values[1], values[2], values[3], values[4] == 1};
+  if (to_text(position) != text) refuse(text);  // a number has one form
+  return position;
 }
 
 }  // namespace lockstep::data

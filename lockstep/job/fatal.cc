@@ -1,6 +1,8 @@
 #include "lockstep/job/fatal.h"
 
+#include <algorithm>
 #include <charconv>
+#include <climits>
 
 #include "lockstep/base/parse.h"
 
@@ -74,13 +76,16 @@ std::optional<Fatal> parse_fatal(std::string_view line) {
   int at = 0;
   for (const char* key : {"cause", "rank", "host", "pid", "gen", "step", "op", "detail", "hint"})
     if (!(values[at++] = take(line, key))) return std::nullopt;
-  const auto integer = [](const std::string& text) { return base::parse_int(text).value_or(-1); };
+  const auto integer = [](const std::string& text, std::int64_t most = INT64_MAX) {
+    const std::int64_t value = base::parse_int(text).value_or(-1);
+    return value < 0 || value > most ? -1 : value;
+  };
   const auto text = [](const std::string& value) { return value == "-" ? std::string() : value; };
   return Fatal{.cause = base::cause_named(*values[0]),
-               .rank = static_cast<int>(integer(*values[1])),
+               .rank = static_cast<int>(integer(*values[1], INT_MAX)),
                .host = text(*values[2]),
                .pid = integer(*values[3]),
-               .gen = static_cast<int>(integer(*values[4])),
+               .gen = static_cast<int>(std::max<std::int64_t>(0, integer(*values[4], INT_MAX))),
                .step = integer(*values[5]),
                .op = text(*values[6]),
                .detail = *values[7],

@@ -12,4 +12,4 @@ mkdir -p "$folder/found"
 options=(-max_total_time="$seconds" -timeout=1 -rss_limit_mb=512 -malloc_limit_mb=256 -max_len=8192 -print_final_stats=1 -artifact_prefix="$folder/found/$name.")
 [ ! -e "$here/$name.dict" ] || options+=(-dict="$here/$name.dict")
 [ ! -d "$here/corpus/$name" ] || cp "$here/corpus/$name/"* "$corpus/"
-"$program" "${options[@]}" "$corpus" 2>&1 | tail -n 25
+"$program" "${options[@]}" "$corpus" 2>&1 | tail -n 25 || exit 1  # its own code for a find is 77

@@ -1,6 +1,9 @@
 #include "lockstep/base/rank_page.h"
 
 #include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,6 +48,23 @@ TEST(RankPage, OperationsAreSeenWithTheirTimes) {
   EXPECT_GT(second.begun, first.ended + 19 * kMillisecond);
   EXPECT_LT(second.begun, seen->looked_ns + kMillisecond);
   EXPECT_TRUE(second.goes_on());
+}
+
+TEST(RankPage, TimesThatCannotBeAreNoMatter) {
+  const SharedMemory memory = make_rank_page();
+  RankPage& page = page_in(memory);
+  std::memcpy(page.magic, RankPage::kMagic, sizeof page.magic);
+  page.shown_ticks = INT64_MIN;
+  page.shown_ns = INT64_MAX;
+  page.flight.end(page.flight.begin({.seq = 1, .kind = "barrier"}));
+  const auto seen = look_at_page(memory);
+  ASSERT_TRUE(seen);
+  ASSERT_EQ(seen->operations.size(), 1u);
+  for (const FlightSeen& operation : seen->operations) {
+    EXPECT_GE(operation.begun, 0);
+    EXPECT_LE(operation.begun, seen->looked_ns);
+    EXPECT_LE(operation.ended, seen->looked_ns);
+  }
 }
 
 TEST(RankPage, AChildOfARankIsNone) {

@@ -261,7 +261,7 @@ TEST(Position, RefusesAnythingElse) {
         "seed=1 epoch=2 samples=5 num_samples=4 shuffle=1", "seed=-1 epoch=2 samples=3 num_samples=4 shuffle=1",
         "seed=1 epoch=2 samples=3 num_samples=4 shuffle=1 ", "seed=1  epoch=2 samples=3 num_samples=4 shuffle=1",
         "seed=1x epoch=2 samples=3 num_samples=4 shuffle=1", "epoch=2 seed=1 samples=3 num_samples=4 shuffle=1",
-        "seed=18446744073709551616 epoch=2 samples=3 num_samples=4 shuffle=1"})
+        "seed=18446744073709551616 epoch=2 samples=3 num_samples=4 shuffle=1", "seed=1 epoch=2 samples=3 num_samples=04 shuffle=1"})
     EXPECT_THROW(parse_position(text), base::UsageError) << text;
 }
 

@@ -87,6 +87,15 @@ TEST(FatalLine, WhatIsNoneIsRefused) {
   EXPECT_EQ(parse_fatal("FATAL cause=NEW rank=x host=h pid=9999999999999999999 gen=0 step=0 op=o detail=\"d\" hint=\"\"")->pid, -1);
 }
 
+TEST(FatalLine, NumbersThatAreNoneAreUnknown) {
+  const auto fatal = parse_fatal("FATAL cause=DESYNC rank=66666664666666662 host=h pid=-7 gen=- step=. op=- detail=\"\" hint=\"\"");
+  ASSERT_TRUE(fatal);
+  EXPECT_EQ(fatal->rank, -1);
+  EXPECT_EQ(fatal->pid, -1);
+  EXPECT_EQ(fatal->gen, 0);
+  EXPECT_EQ(fatal->step, -1);
+}
+
 TEST(FirstCause, TheFirstStays) {
   LocalStore store;
   Fatal second = example();
