@@ -37,7 +37,7 @@ struct RankPage {
   std::atomic<std::int64_t> steps;
   std::atomic<std::int64_t> batches;      ///< drawn from loaders
   std::atomic<std::uint64_t> exchanges;   ///< of gradients that have begun, all models together
-  std::atomic<std::uint64_t> alive;       ///< signs of life that the program gave
+  std::atomic<std::uint64_t> alive;       ///< signs of life: that the program gave, and of what lasts long
   std::atomic<std::uint64_t> beats;       ///< of a thread that does nothing else
   std::atomic<std::uint32_t> waiting;     ///< 1: nothing but another rank can make it go on
   std::atomic<std::int32_t> busy;         ///< pieces of long work that the program has announced, and not ended

@@ -190,9 +190,10 @@ void Watch::check_progress(const Waiting& waiting, Looks& looks) {
   if (now - looks.moved >= limit_) timed_out(waiting, looks);
 }
 
-/// Of those that have not come, and of those that they wait for in turn.
+/// Of those that have not come, and of those that they wait for in turn; of all when all have come, and move what is much.
 std::string Watch::progress_of_awaited(const Waiting& waiting) {
   std::vector<int> ranks = absent(waiting);
+  if (ranks.empty()) ranks = *waiting.members;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto other = peer_in(wait_key(ranks[i]));
     if (!other || other->channel.empty()) continue;

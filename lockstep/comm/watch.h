@@ -45,7 +45,8 @@ struct Waiting {
 /// blocks nothing, and of a process in which several threads start operations it is not known: such waits end at their deadlines.
 ///
 /// A wait also ends when its limit has passed since anybody got on of whom it depends: the ranks that have not come to its operation, and, of
-/// those that wait themselves, whom they wait for. One that computes, evaluates or saves for long is not at fault while it gets on (job/heartbeat.h).
+/// those that wait themselves, whom they wait for; once all have come, any of them, as long operations get on piece by piece (between hosts over the transport
+/// hierarchy; elsewhere one that takes longer than the limit ends). One that computes, evaluates or saves for long is not at fault while it gets on (job/heartbeat.h).
 class Watch {
  public:
   /// `limit` 0: such waits never end. `far`: the ranks of other hosts, for messages.

@@ -8,10 +8,22 @@ namespace lockstep::launcher {
 
 void Outbox::push(const Frame& frame) {
   const bool droppable = frame.kind == FrameKind::kStdout || frame.kind == FrameKind::kStderr;
-  queue_.push_back({encode(frame), droppable});
+  const bool pulse = frame.kind == FrameKind::kPulse;
+  if (pulse && replace_pulse(frame)) return;
+  queue_.push_back({encode(frame), droppable, pulse ? frame.rank : -1});
   if (!droppable) return;
   droppable_bytes_ += queue_.back().bytes.size();
   if (droppable_bytes_ > limit_) drop_oldest();
+}
+
+bool Outbox::replace_pulse(const Frame& frame) {
+  // The first entry may be half written already.
+  for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size(); ++i) {
+    if (queue_[i].pulse_of != frame.rank) continue;
+    queue_[i].bytes = encode(frame);
+    return true;
+  }
+  return false;
 }
 
 void Outbox::drop_oldest() {
@@ -39,7 +51,7 @@ bool Outbox::flush() {
     queue_.pop_front();
     written_ = 0;
     if (dropped_bytes_ > 0) {
-      queue_.push_front({encode({FrameKind::kDropped, -1, encode_numbers({dropped_bytes_})}), false});
+      queue_.push_front({.bytes = encode({FrameKind::kDropped, -1, encode_numbers({dropped_bytes_})})});
       dropped_bytes_ = 0;
     }
   }

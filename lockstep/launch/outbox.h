@@ -11,7 +11,7 @@
 namespace lockstep::launcher {
 
 /// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: when the launcher does not read (a
-/// person has stopped it), the oldest is dropped and counted, so that no rank ever waits. All other frames are kept.
+/// person has stopped it), the oldest is dropped and counted, so that no rank ever waits. Of a rank's pulses the newest is kept. All other frames are kept.
 class Outbox {
  public:
   explicit Outbox(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
@@ -25,7 +25,9 @@ class Outbox {
   struct Entry {
     std::string bytes;
     bool droppable = false;
+    int pulse_of = -1;  // a rank
   };
+  bool replace_pulse(const Frame& frame);
   void drop_oldest();
 
   int fd_;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Faults at random moments of a training on several ranks, again and again; a table of what became of them.
 
-usage: chaos.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N] [--only NAME,...] [--transport NAME]
+usage: chaos.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N] [--only NAME,...] [--transport NAME] [--pretend-hosts "0 0 1 1"]
 Every rank of the program writes what it has done to a history file: a hash of its parameters after each step, what it was told when it failed, and when. A
 run is good when
   - the launcher ends in time, with 0, or with exactly one FATAL line, the last one, of the right cause and the right rank;
@@ -25,6 +25,7 @@ import tempfile
 import time
 
 import history
+import tally
 from marked import marked
 
 MARK = "LOCKSTEP_TEST_CHAOS"
@@ -34,6 +35,7 @@ EDGE = 25    # a fault comes after this many steps
 # `after`: the victim has come so far when it is disturbed. `place`: what the FATAL line must say of where it was. `busy`: a rank that is in its own code then, where
 # nobody can tell it anything.
 Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s after place env busy", defaults=(EDGE, "", {}, None))
+PRETEND_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "support/pretend_hosts.sh"
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"  # Debian: libfaketime
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
 
@@ -53,7 +55,8 @@ class Run:
             (folder / "tmp").mkdir()
             shm = set(os.listdir("/dev/shm"))
             command = [self.args.lockstep, "run", "-n", str(self.args.ranks), "--bind", "none", *self.plan.options]
-            command += ["--transport", self.args.transport, "--", self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
+            command += ["--transport", self.args.transport, "--", *([PRETEND_HOSTS, self.args.pretend_hosts] if self.args.pretend_hosts else [])]
+            command += [self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
             (folder / "clock").write_text("+0\n")
             env = {**os.environ, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
                    **self.plan.env}
@@ -194,6 +197,7 @@ def main():
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="kill,killin,pause,stop,loop,deadlock,throw,segv,flip,desync,clock")
     parser.add_argument("--transport", default="auto")
+    parser.add_argument("--pretend-hosts", default="", help="the host that each rank takes itself to be on")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}, {args.ranks} ranks, transport {args.transport}", flush=True)
@@ -209,26 +213,16 @@ def main():
     wrong, _, _ = undisturbed.judge(None)
     if wrong:
         sys.exit(f"without a fault: {wrong}")
-    bad, table = 0, []
-    for name in args.only.split(","):
-        if name == "clock" and not os.path.exists(LIBFAKETIME):
-            table.append("clock     SKIPPED: libfaketime is not installed")
-            continue
-        good, told, gone = 0, [], []
-        for number in range(args.runs):
-            victim = rng.randrange(args.ranks)
-            wrong, told_s, gone_s = Run(args, plan_for(name, victim, rng, args), victim, rng).judge(undisturbed.hashes)
-            good += not wrong
-            told += [told_s] if told_s is not None else []
-            gone += [gone_s] if gone_s is not None else []
-            if wrong:
-                print(f"{name} {number}, rank {victim}: {'; '.join(wrong)}", flush=True)
-        bad += args.runs - good
-        most = lambda values: f"{max(values):8.2f}" if values else "       -"
-        table.append(f"{name:9} {good:4} of {args.runs:<4} {most(told)} s  {most(gone)} s")
-        print(table[-1], flush=True)
-    print("\nfault      good          told at most  gone at most\n" + "\n".join(table))
-    sys.exit(1 if bad else 0)
+    names = args.only.split(",")
+    if "clock" in names and not os.path.exists(LIBFAKETIME):
+        print("clock: SKIPPED: libfaketime is not installed")
+        names.remove("clock")
+
+    def one(name):
+        victim = rng.randrange(args.ranks)
+        return victim, *Run(args, plan_for(name, victim, rng, args), victim, rng).judge(undisturbed.hashes)
+
+    sys.exit(1 if tally.run_all(names, lambda _: args.runs, one) else 0)
 
 
 main()

@@ -25,6 +25,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import history  # noqa: E402
 import hosts_bed  # noqa: E402
+import tally  # noqa: E402
 from hosts_job import Job, MpiJob, places  # noqa: E402
 from marked import marked  # noqa: E402
 
@@ -33,7 +34,7 @@ STEPS = 400
 EDGE = 25
 LIMIT_S = 90
 # `causes`: of a rank of the victim's host, and of the others; none: the job goes on. `within_s`: until all ranks have ended.
-Plan = collections.namedtuple("Plan", "disturb undo causes within_s words", defaults=(None, None, None, 0, []))
+Plan = collections.namedtuple("Plan", "disturb undo causes within_s steps words limit_s env", defaults=(None, None, None, 0, STEPS, [], LIMIT_S, {}))
 
 
 class Run:
@@ -46,8 +47,8 @@ class Run:
         """(what is wrong, seconds until all were told, seconds until all had ended)"""
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            env = {MARK: self.mark, "LOCKSTEP_LOG": "quiet", "LOCKSTEP_TRANSPORT": self.args.transport, "LOCKSTEP_KEY_FILE": self.args.key}
-            words = [self.args.program, "chaos", folder, STEPS, *self.plan.words]
+            env = {MARK: self.mark, "LOCKSTEP_LOG": "quiet", "LOCKSTEP_TRANSPORT": self.args.transport, "LOCKSTEP_KEY_FILE": self.args.key, **self.plan.env}
+            words = [self.args.program, "chaos", folder, self.plan.steps, *self.plan.words]
             job = (MpiJob if self.args.mpi else Job)(self.bed, self.where, words, env, stderr=subprocess.DEVNULL)
             try:
                 began_ns = self.disturb(folder)
@@ -72,7 +73,7 @@ class Run:
 
     def wait_for_ends(self, job, began_ns):
         """Seconds until no rank was there any more; None when some stay."""
-        limit = time.monotonic() + LIMIT_S
+        limit = time.monotonic() + self.plan.limit_s
         while time.monotonic() < limit:
             for process in job.processes:
                 process.poll()
@@ -96,7 +97,7 @@ class Run:
         histories = [history.read(folder, rank) for rank in range(len(self.where))]
         wrong = history.check_hashes(histories, reference) + history.check_samples(histories, self.plan.causes is None)
         if ended_s is None:
-            return wrong + [f"not ended after {LIMIT_S} s"], None, None
+            return wrong + [f"not ended after {self.plan.limit_s} s"], None, None
         if self.plan.causes is None:
             return wrong + [f"rank {rank} did not finish" for rank, lines in enumerate(histories) if not any("done" in line for line in lines)], None, ended_s
         told_s = None
@@ -143,13 +144,15 @@ def plan_for(name, args, bed):
         bed.heal(host)
 
     plans = {
-        "none": Plan(),
         "kill": Plan(kill(signal.SIGKILL), None, {"near": dead, "far": dead}, 5),
         "pause": Plan(pause),
         "cut": Plan(lambda run, folder: bed.cut(host), lambda: bed.heal(host), both, 10),
         "cut_to": Plan(lambda run, folder: bed.cut_one_way(1, host), lambda: bed.heal_one_way(1, host), both, 10),
         "cut_from": Plan(lambda run, folder: bed.cut_one_way(host, 1), lambda: bed.heal_one_way(host, 1), both, 10),
         "blink": Plan(blink),
+        # 10 min on a link on which each of the last five steps takes longer than a rank waits for others that do not get on.
+        "slow": Plan(lambda run, folder: bed.shape("1mbit", [host]), lambda: bed.unshape([host]), steps=STEPS + 5, words=["heavy", "0", str(STEPS)], limit_s=1200,
+                     env={"LOCKSTEP_TIMEOUT": "60"}),
     }
     return plans[name]
 
@@ -161,7 +164,7 @@ def main():
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=2)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="kill,pause,cut,cut_to,cut_from,blink")
+    parser.add_argument("--only", default="kill,pause,cut,cut_to,cut_from,blink,slow")
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--mpi", action="store_true")
     args = parser.parse_args()
@@ -184,29 +187,25 @@ def run_all(args, bed, rng):
             self.hashes = {line["step"]: line["hash"] for line in history.steps(history.read(folder, 0))}
             return super().check(folder, self.hashes, began_ns, ended_s)
 
-    undisturbed = Reference(args, bed, plan_for("none", args, bed), 0, rng)
-    wrong, _, _ = undisturbed.judge(None)
-    if wrong:
-        sys.exit(f"without a fault: {wrong}")
-    bad, table = 0, []
+    def reference_of(plan):
+        undisturbed = Reference(args, bed, plan._replace(disturb=None, undo=None, causes=None), 0, rng)
+        wrong, _, _ = undisturbed.judge(None)
+        if wrong:
+            sys.exit(f"without a fault: {wrong}")
+        return undisturbed.hashes
+
     ranks = args.hosts * args.ranks_per_host
-    for name in args.only.split(","):
-        good, told, gone = 0, [], []
-        for number in range(args.runs):
-            # Rank 0 serves the store: without a launcher its death is another fault.
-            victim = rng.randrange(1, ranks) if name in ("kill", "pause") else ranks - 1
-            wrong, told_s, gone_s = Run(args, bed, plan_for(name, args, bed), victim, rng).judge(undisturbed.hashes)
-            good += not wrong
-            told += [told_s] if told_s is not None else []
-            gone += [gone_s] if gone_s is not None else []
-            if wrong:
-                print(f"{name} {number}, rank {victim}: {'; '.join(wrong)}", flush=True)
-        bad += args.runs - good
-        most = lambda values: f"{max(values):8.2f}" if values else "       -"
-        table.append(f"{name:9} {good:4} of {args.runs:<4} {most(told)} s  {most(gone)} s")
-        print(table[-1], flush=True)
-    print("\nfault      good          told at most  ended at most\n" + "\n".join(table))
-    return bad
+    references = {}  # by what the ranks do
+
+    def one(name):
+        plan = plan_for(name, args, bed)
+        job = (plan.steps, *plan.words)
+        references[job] = references.get(job) or reference_of(plan)
+        # Rank 0 serves the store: without a launcher its death is another fault.
+        victim = rng.randrange(1, ranks) if name in ("kill", "pause") else ranks - 1
+        return victim, *Run(args, bed, plan, victim, rng).judge(references[job])
+
+    return tally.run_all(args.only.split(","), lambda name: 1 if name == "slow" else args.runs, one)
 
 
 main()

@@ -5,7 +5,7 @@
 //   train_probe early              rank 0 leaves; the others need each other, and the store, for a while
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
 //                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, late (3 s), or a wrong call:
-//                                  skip, extra, order, shape, dtype, kind or name
+//                                  skip, extra, order, shape, dtype, kind or name. No fault is heavy: from STEP on all vote with 16 MiB
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -98,8 +98,8 @@ void wait_for_itself() {
 }
 
 /// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it gets none.
-at::Tensor vote(Group& world, int step, const std::string& wrong) {
-  const at::Tensor votes = torch::full({wrong == "shape" ? 65 : 64}, 1 + world.rank() + step, wrong == "dtype" ? at::kDouble : at::kFloat);
+at::Tensor vote(Group& world, int step, const std::string& wrong, std::int64_t num_votes) {
+  const at::Tensor votes = torch::full({wrong == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step, wrong == "dtype" ? at::kDouble : at::kFloat);
   if (wrong == "skip" || wrong == "order") return {};
   if (wrong == "late") std::this_thread::sleep_for(std::chrono::seconds(3));
   if (wrong == "extra") world.barrier();
@@ -108,6 +108,8 @@ at::Tensor vote(Group& world, int step, const std::string& wrong) {
   return votes;
 }
 
+constexpr std::int64_t kVotes = 64;
+constexpr std::int64_t kManyVotes = 4 << 20;
 constexpr std::uint64_t kBatch = 8;
 constexpr std::uint64_t kStepsAnEpoch = 100;
 
@@ -135,11 +137,11 @@ void train_in_chaos(Group& world, History& history, int steps, const Fault& faul
       const std::string wrong = world.rank() == fault.rank && step == fault.step ? fault.kind : "";
       if (wrong == "deadlock") wait_for_itself();
       std::this_thread::sleep_for(std::chrono::milliseconds(3));
-      if (wrong == "order") world.all_reduce(torch::ones({64}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
+      if (wrong == "order") world.all_reduce(torch::ones({kVotes}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
       optimizer.zero_grad();
       net->forward(batch.data).pow(2).mean().backward();
       optimizer.step();
-      std::vector<at::Tensor> all{vote(world, step, wrong)};
+      std::vector<at::Tensor> all{vote(world, step, wrong, fault.kind == "heavy" && step >= fault.step ? kManyVotes : kVotes)};
       for (const auto& parameter : net->parameters()) all.push_back(parameter);
       if (all[0].defined())
         history.write("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": " + list(batch.target) + ", \"hash\": \"" +

@@ -76,11 +76,18 @@ class Bed:
             sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
             sh("ip", "-n", name, "link", "set", "eth0", "up")
 
-    def shape(self, rate):
+    def shape(self, rate, hosts=None):
         """Bounds what each host sends and what it gets."""
-        for host in range(1, self.num_hosts + 1):
-            for namespace, device in ((f"h{host}", "eth0"), ("sw", f"vh{host}")):
-                sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
+        for namespace, device in self.ends_of(hosts):
+            sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
+
+    def unshape(self, hosts=None):
+        for namespace, device in self.ends_of(hosts):
+            sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+
+    def ends_of(self, hosts):
+        """The two ends of each link; of all hosts when none is named."""
+        return [end for host in hosts or range(1, self.num_hosts + 1) for end in ((f"h{host}", "eth0"), ("sw", f"vh{host}"))]
 
     # Without a reset, and without the loss of a carrier.
     @staticmethod

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "lockstep/base/rank_page.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm {
@@ -37,6 +38,7 @@ void Column::wait(const PendingPtr& pending) const {
   while (!pending->wait_until(Deadline::in(kSlice)))
     if (stop_.load()) throw std::runtime_error("the transport was aborted");
   if (const auto error = pending->error()) std::rethrow_exception(error);
+  base::RankPage::process().alive.fetch_add(1, std::memory_order_relaxed);  // a long operation gets on piece by piece
 }
 
 PendingPtr Column::start(Kind kind, const at::Tensor& input, const at::Tensor& output, int root) {

@@ -309,6 +309,19 @@ TEST_F(WatchTest, AWaitLastsWhileSomebodyGetsOnForWhomTheAbsentWait) {
   }
 }
 
+TEST_F(WatchTest, AWaitOfAllLastsWhileTheOperationGetsOn) {
+  Impatient waits(store);
+  waits.call("world", 1);
+  b.call("world", 1);
+  b.look();
+  waits.look();
+  for (int i = 0; i < 5; ++i) {
+    store->set(job::key::progress(i % 2), std::to_string(i), Deadline::in(1s));
+    EXPECT_EQ(waits.look_later(), "");
+  }
+  EXPECT_THAT(waits.look_later(), HasSubstr("all ranks have come"));
+}
+
 TEST_F(WatchTest, NoLimitNoEnd) {
   Rank waits(store, 0, 0ms);
   waits.call("world", 1);

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "lockstep/base/fd.h"
 
 namespace lockstep::launcher {
@@ -69,6 +71,25 @@ TEST(Outbox, OldOutputIsDroppedAndCountedAndTheRestIsKept) {
   EXPECT_EQ(last, 99);
   EXPECT_GT(dropped, 0);
   EXPECT_EQ(output * (kChunk + 12) + static_cast<std::size_t>(dropped), kChunks * (kChunk + 12));
+}
+
+TEST(Outbox, PulsesDoNotPileUp) {
+  Channel channel;
+  Outbox outbox(channel.pipe.write.get());
+  // More than the pipe holds, so that one of them is half written.
+  for (int beat = 0; beat < 20000; ++beat) {
+    for (int rank = 0; rank < 2; ++rank) outbox.push({FrameKind::kPulse, rank, std::to_string(beat)});
+    ASSERT_TRUE(outbox.flush());
+  }
+  outbox.push({FrameKind::kEnded, 0, ""});
+  const auto frames = channel.read_all(outbox);
+  EXPECT_LT(frames.size(), 10000u);
+  ASSERT_GE(frames.size(), 3u);
+  EXPECT_EQ(frames.back().kind, FrameKind::kEnded);
+  std::map<int, std::string> last;
+  for (const Frame& frame : frames)
+    if (frame.kind == FrameKind::kPulse) last[frame.rank] = frame.payload;
+  EXPECT_EQ(last, (std::map<int, std::string>{{0, "19999"}, {1, "19999"}}));
 }
 
 TEST(Outbox, AReaderThatIsGoneIsTold) {
