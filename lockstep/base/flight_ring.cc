@@ -24,6 +24,13 @@ std::uint16_t FlightRing::add_channel(std::string_view name) noexcept {
   return static_cast<std::uint16_t>(place);
 }
 
+void FlightRing::give_up(std::uint16_t channel) noexcept {
+  for (FlightEntry& entry : entries) {
+    std::int64_t not_yet = 0;
+    if (entry.number.load(std::memory_order_acquire) != 0 && entry.channel == channel) entry.ended.compare_exchange_strong(not_yet, kGivenUp);
+  }
+}
+
 std::vector<FlightSeen> read_flight(const FlightRing& ring) {
   std::vector<FlightSeen> all;
   for (std::size_t i = 0; i < FlightRing::kEntries; ++i) {

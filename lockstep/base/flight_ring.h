@@ -44,7 +44,7 @@ struct FlightEntry {
   std::uint64_t bytes;
   std::int64_t step;
   std::int64_t begun;                 ///< ticks
-  std::atomic<std::int64_t> ended;    ///< 0: not yet
+  std::atomic<std::int64_t> ended;    ///< 0: not yet; kGivenUp
   std::uint16_t channel;
   char kind[14];
   char dtype[8];
@@ -57,6 +57,7 @@ struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
   static constexpr std::size_t kChannelBytes = 64;
+  static constexpr std::int64_t kGivenUp = -1;
 
   std::atomic<std::uint64_t> begun;     ///< entries
   std::atomic<std::uint32_t> num_channels;
@@ -96,6 +97,9 @@ struct FlightRing {
     if (entry.number.load(std::memory_order_relaxed) == number) entry.ended.store(ticks(), std::memory_order_release);
   }
 
+  /// Nothing that goes on there will end. Looks at all entries.
+  void give_up(std::uint16_t channel) noexcept;
+
  private:
   template <std::size_t n>
   static void put(char (&place)[n], std::string_view text) noexcept {
@@ -111,10 +115,12 @@ struct FlightSeen {
   std::uint64_t seq = 0;
   std::uint64_t bytes = 0;
   std::int64_t step = 0;
-  std::int64_t begun = 0, ended = 0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on
+  std::int64_t begun = 0, ended = 0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on, and may be kGivenUp
   std::string channel, kind, dtype, name;
 
   bool goes_on() const { return ended == 0; }
+  bool given_up() const { return ended == FlightRing::kGivenUp; }
+  bool finished() const { return !goes_on() && !given_up(); }
 };
 
 /// The entries of a copy of a ring, in the order in which they began.

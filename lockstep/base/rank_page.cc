@@ -61,7 +61,7 @@ void to_nanoseconds(const RankPage& page, RankSeen& seen) {
   };
   for (FlightSeen& operation : seen.operations) {
     operation.begun = convert(operation.begun);
-    if (!operation.goes_on()) operation.ended = convert(operation.ended);
+    if (operation.finished()) operation.ended = convert(operation.ended);
   }
 }
 

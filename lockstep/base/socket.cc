@@ -214,6 +214,18 @@ std::string address_of_interface(const std::string& name) {
   return "";
 }
 
+std::string address_towards(const Address& target) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &found) != 0) return target.host;
+  const Fd probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const bool connected = probe && ::connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0;
+  ::freeaddrinfo(found);
+  return connected ? local_address(probe.get()).host : target.host;
+}
+
 std::string host_name() {
   utsname names{};
   ::uname(&names);

@@ -64,6 +64,9 @@ bool wait_writable(int fd, Deadline deadline);
 /// A numeric address of this host's interface `name`; with an empty name, of the first that is up and no loopback. Empty when there is none.
 std::string address_of_interface(const std::string& name);
 
+/// This host's address on the way to `target`: what the kernel would send from. The target's own when that cannot be told. Nothing is sent.
+std::string address_towards(const Address& target);
+
 /// This machine's name, as uname(2) gives it.
 std::string host_name();
 

@@ -1,5 +1,7 @@
 #include "lockstep/comm/channel.h"
 
+#include <algorithm>
+
 namespace lockstep::comm {
 namespace {
 
@@ -7,7 +9,10 @@ using base::CommError;
 using base::Deadline;
 
 constexpr auto kFirstLook = std::chrono::milliseconds(200);
-constexpr auto kLongestPause = std::chrono::milliseconds(1000);
+// Two that wait for each other know it when each has seen the other's beat move. Every look asks the store about every member.
+constexpr auto kPauseForMember = std::chrono::milliseconds(20);
+constexpr std::chrono::milliseconds kLongestPause{1000};
+constexpr std::chrono::milliseconds kLongestPauseOfFew{400};
 constexpr auto kSlice = std::chrono::milliseconds(100);  // in which news of a failure is heard
 
 std::string text_of(const std::exception_ptr& error) {
@@ -69,6 +74,7 @@ bool Channel::close(const std::exception_ptr& error) {
   if (closed_) return false;
   closed_ = error;
   is_closed_.store(true, std::memory_order_release);
+  page_.flight.give_up(recorded_as_);
   return true;
 }
 
@@ -87,11 +93,12 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
   if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstLook)))) {
     Watch::Looks looks;
     try {
-      auto pause = kFirstLook;
+      std::chrono::milliseconds pause = kFirstLook;
+      const auto longest = std::clamp(kPauseForMember * members_.size(), kLongestPauseOfFew, kLongestPause);
       do {
         if (op.deadline.expired()) watch_->timed_out(waiting, looks);
         watch_->look(waiting, looks);
-        pause = std::min(pause * 5 / 4, kLongestPause);
+        pause = std::min(pause * 5 / 4, longest);
       } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause))));
     } catch (const CommError& error) {
       watch_->end(looks);

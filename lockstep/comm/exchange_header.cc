@@ -26,6 +26,11 @@ const Field kFields[] = {
      [](std::int64_t v) { return "has laid out its buckets in another way (" + std::to_string(v) + ")"; }, true},
     {[](const ExchangeHeader& h) { return h.batches; },
      [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.order}; },
+     [](std::int64_t v) {
+       return "draws its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " + std::to_string(v);
+     },
+     false},
     {[](const ExchangeHeader& h) { return h.steps; },
      [](std::int64_t v) { return "has ended " + count(v, "step", "steps"); }, false},
     {[](const ExchangeHeader& h) { return h.lost_backwards; },
@@ -52,6 +57,7 @@ ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIden
   header.plan = plan;
   header.steps = step.steps;
   header.batches = step.batches;
+  header.order = step.order;
   header.lost_backwards = step.lost_backwards;
   header.accumulating = step.accumulating;
   header.joined = step.joined;
@@ -63,21 +69,20 @@ ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIden
   return header;
 }
 
-std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers) {
+std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers, const std::vector<int>& members) {
   for (const Field& field : kFields) {
-    int first = -1;
-    for (std::size_t rank = 0; rank < headers.size(); ++rank) {
-      if (headers[rank].joined && !field.also_joined) continue;
-      if (first < 0) {
-        first = static_cast<int>(rank);
+    std::optional<std::size_t> first;
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+      if (headers[i].joined && !field.also_joined) continue;
+      if (!first) {
+        first = i;
         continue;
       }
-      const std::int64_t a = field.value(headers[static_cast<std::size_t>(first)]);
-      const std::int64_t b = field.value(headers[rank]);
+      const std::int64_t a = field.value(headers[*first]);
+      const std::int64_t b = field.value(headers[i]);
       if (a != b)
-        return HeaderDifference{static_cast<int>(rank), first,
-                                "rank " + std::to_string(first) + " " + field.text(a) + ", rank " + std::to_string(rank) +
-                                    " " + field.text(b)};
+        return HeaderDifference{members[i], members[*first],
+                                "rank " + std::to_string(members[*first]) + " " + field.text(a) + ", rank " + std::to_string(members[i]) + " " + field.text(b)};
     }
   }
   return std::nullopt;

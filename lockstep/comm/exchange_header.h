@@ -26,19 +26,20 @@ struct ExchangeHeader {
   std::uint8_t stop_requested;
   std::uint8_t padding[2];
   std::uint32_t work_us;  // this rank's own time in the exchange before, without waiting
-  std::uint32_t padding2;
+  std::uint32_t order;
 };
 static_assert(sizeof(ExchangeHeader) == 64);
 
 ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step);
 
 struct HeaderDifference {
-  int rank;          ///< the first that differs
+  int rank;          ///< the first that differs, as its number in the world
   int other;         ///< from this one
   std::string text;  ///< "rank 0 has drawn 12 batches, rank 1 13"
 };
 
-/// Pure. Nothing when all ranks are in the same step. Ranks that have joined are in every step.
-std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers);
+/// Pure. Nothing when all ranks are in the same step. Ranks that have joined are in every step. `members`: the ranks of the world that the headers
+/// are of; a difference is told in their numbers.
+std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers, const std::vector<int>& members);
 
 }  // namespace lockstep::comm

@@ -1,5 +1,6 @@
 #include "lockstep/comm/failure.h"
 
+#include <c10/util/Exception.h>
 #include <cxxabi.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -45,6 +47,11 @@ std::string text_of(const std::exception& error) {
   return what == type ? type : type + ": " + what.substr(0, what.find('\n'));
 }
 
+/// libtorch's allocator for the processor's memory has no type of its own for it.
+bool is_want_of_memory(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) || std::strstr(error.what_without_backtrace(), "can't allocate memory");
+}
+
 /// Of the exception that is being handled.
 Failure current_failure() {
   try {
@@ -54,6 +61,9 @@ Failure current_failure() {
   } catch (const base::Error& error) {
     return {error.cause(), error.what(), error.hint(), base::exit_code(error.cause())};
   } catch (const std::bad_alloc& error) {
+    return {Cause::kResource, text_of(error), "the process has no memory left", base::exit_code(Cause::kResource)};
+  } catch (const c10::Error& error) {
+    if (!is_want_of_memory(error)) return {Cause::kRankExited, text_of(error), ""};
     return {Cause::kResource, text_of(error), "the process has no memory left", base::exit_code(Cause::kResource)};
   } catch (const std::exception& error) {
     return {Cause::kRankExited, text_of(error), ""};

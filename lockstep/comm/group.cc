@@ -208,6 +208,7 @@ Group::Group(std::shared_ptr<World> world) {
 
 int Group::rank() const { return impl_->rank; }
 int Group::size() const { return static_cast<int>(impl_->members.size()); }
+int Group::global_rank(int rank) const { return impl_->members.at(static_cast<std::size_t>(rank)); }
 int Group::local_rank() const { return impl_->world->identity.local_rank; }
 int Group::local_size() const { return impl_->world->identity.local_world_size; }
 int Group::node_rank() const { return impl_->world->identity.node_rank; }
@@ -227,13 +228,15 @@ bool Group::stop_requested() {
   return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && stop_signalled());
 }
 void Group::agree_to_stop() { impl_->world->stop_agreed = true; }
-void Group::count_batch() {
+void Group::count_batch(std::uint32_t order) {
+  impl_->world->order.store(order, std::memory_order_relaxed);
   impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
   base::RankPage::process().batches.fetch_add(1, std::memory_order_relaxed);
 }
 
 StepIdentity Group::step_identity() const {
-  return {.steps = steps(), .batches = impl_->world->batches.load(std::memory_order_relaxed), .stop_requested = stop_signalled()};
+  return {.steps = steps(), .batches = impl_->world->batches.load(std::memory_order_relaxed), .order = impl_->world->order.load(std::memory_order_relaxed),
+          .stop_requested = stop_signalled()};
 }
 
 // Each operation is one function above that makes its Request; its two forms differ only in who waits.

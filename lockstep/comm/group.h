@@ -51,6 +51,8 @@ class Group {
  public:
   int rank() const;
   int size() const;
+  /// The number in the world of this group's rank `rank`.
+  int global_rank(int rank) const;
   /// This process's number among those of its host, and their count.
   int local_rank() const;
   int local_size() const;
@@ -142,9 +144,9 @@ class Group {
   /// For ddp: the exchange that has ended brought such a wish.
   void agree_to_stop();
 
-  /// For loaders that hand all ranks equally many batches: one was drawn. Ranks whose counts differ when gradients are
-  /// exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
-  void count_batch();
+  /// For loaders that hand all ranks equally many batches: one was drawn, from an order of samples with this fingerprint. Ranks whose counts
+  /// or fingerprints differ when gradients are exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
+  void count_batch(std::uint32_t order = 0);
 
   /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.
   std::unique_ptr<Exchange> make_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options);

@@ -71,12 +71,10 @@ void HeadedExchange::check_header() {
   wait(*header_pending_, name_);
   std::vector<ExchangeHeader> headers(static_cast<std::size_t>(channel_->size()));
   std::memcpy(headers.data(), headers_.const_data_ptr(), headers.size() * sizeof(ExchangeHeader));
-  if (const auto difference = find_difference(headers)) {
+  if (const auto difference = find_difference(headers, channel_->members())) {
     try {
-      const auto& members = channel_->members();
       throw base::DesyncError(base::Cause::kDesync, label(blank(Kind::kAllReduce, name_)),
-                              members[static_cast<std::size_t>(channel_->rank())],
-                              members[static_cast<std::size_t>(difference->rank)],
+                              channel_->members()[static_cast<std::size_t>(channel_->rank())], difference->rank,
                               std::string(call_) + " on ranks that are not in the same step: " + difference->text,
                               "a backward() that only some ranks call belongs under no_sync()");
     } catch (const base::CommError& error) {

@@ -1,8 +1,5 @@
 #include "lockstep/comm/init.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +14,6 @@
 #include "lockstep/base/rank_page.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
 #include "lockstep/comm/failure.h"
-#include "lockstep/comm/torchrun_store.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/join.h"
@@ -28,30 +24,17 @@ namespace {
 
 using base::Deadline;
 using base::Env;
-using base::Fd;
 using job::StoreKind;
 
 constexpr auto kMeetingWithoutLimit = std::chrono::hours(24);
 constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
 
-/// This host's address on the way to `target`: what the kernel would send from. Nothing is sent.
-std::string address_towards(const base::Address& target) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &found) != 0) return target.host;
-  const Fd probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const bool connected = probe && ::connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0;
-  ::freeaddrinfo(found);
-  return connected ? base::local_address(probe.get()).host : target.host;
-}
-
 /// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a client:
 /// join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
-  if (id.address.host.empty()) meet_by_mpi(world, deadline);
+  if (id.store == StoreKind::kTorchrun) meet_by_torchrun(world, deadline);
+  else if (id.address.host.empty()) meet_by_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
   if (id.rank == 0 && !world.key.secret())
     base::log_warning("this job has no key: whoever reaches " + to_string(id.address) + " can join it; LOCKSTEP_KEY_FILE names a file with one");
@@ -60,27 +43,25 @@ void open_store_of_rank_zero(World& world, Deadline deadline) {
       world.server = std::make_unique<job::StoreServer>(id.address, credentials, true);
     } catch (const base::SystemError& error) {
       try {
-        world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
+        world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))), world.timeout);
       } catch (const base::CommError&) {
         throw error;
       }
       return;
     }
   }
-  world.store = job::connect_store(id.address, credentials, id.rank, deadline);
+  world.store = job::connect_store(id.address, credentials, id.rank, deadline, world.timeout);
 }
 
 void open_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   switch (id.store) {
     case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
-    case StoreKind::kLauncher: world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline); break;
-    case StoreKind::kRankZero: open_store_of_rank_zero(world, deadline); break;
-    case StoreKind::kTorchrun:
-      world.store = std::make_shared<job::PrefixStore>("lockstep/" + id.job + "." + std::to_string(id.generation), connect_torchrun_store(id.address, deadline));
-      break;
+    case StoreKind::kLauncher: world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline, world.timeout); break;
+    case StoreKind::kRankZero:
+    case StoreKind::kTorchrun: open_store_of_rank_zero(world, deadline); break;
   }
-  if (id.store != StoreKind::kLocal) world.address = address_towards(id.address);
+  if (id.store != StoreKind::kLocal) world.address = base::address_towards(id.address);
 }
 
 /// That of the page that an agent made for this process, else of a file that the user named.
@@ -150,6 +131,9 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
+  if (world->injection.rank >= world->identity.world_size)
+    throw base::UsageError("the fault to inject is for rank " + std::to_string(world->injection.rank) + "; allowed are 0 to " +
+                           std::to_string(world->identity.world_size - 1));
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
   const std::string outer = choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);

@@ -34,7 +34,10 @@ class InjectingExchange final : public ForwardingExchange, private Sink {
     const auto number = static_cast<std::int64_t>(base::RankPage::process().exchanges.load()) + 1;
     if (number >= injection_.step && injection_.fault == Fault::kSlow) std::this_thread::sleep_for(kSlowBy);
     now_ = number >= injection_.step && !std::exchange(done_, number >= injection_.step);
-    if (now_) base::log_warning("the fault that was asked for (inject) happens now, in exchange " + std::to_string(number));
+    const bool can = injection_.fault != Fault::kFlip || step.use == Use::kMeans;
+    if (now_) base::log_warning("the fault that was asked for (inject) " + (can ? "happens now, in exchange " + std::to_string(number)
+                                                                               : std::string("cannot happen: the ranks of this host have one copy of the parameters")));
+    now_ &= can;
     StepIdentity told = step;
     if (now_) happen(told);
     ForwardingExchange::begin(told, std::move(along));

@@ -15,6 +15,7 @@
 #include "lockstep/comm/mpi/mpi.h"
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
+#include "lockstep/comm/torchrun_meeting.h"
 #include "lockstep/job/fatal.h"
 
 namespace lockstep::comm {
@@ -75,25 +76,48 @@ void World::wait_for_others() noexcept {
   }
 }
 
+namespace {
+
+/// Rank 0's part of a meeting: it serves the store at `host`. Returns what the others need: the key, unless they have one, and the address.
+std::string serve_at(World& world, const std::string& host) {
+  if (host.empty())
+    throw base::UsageError("no network interface of this host has an address for the others" +
+                               (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
+                           "ip addr lists the interfaces");
+  const job::JobKey random = job::JobKey::random();
+  const job::JobKey& key = world.key.secret() ? world.key : random;
+  world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
+  return std::string(random.bytes()) + base::to_string(world.server->address());
+}
+
+void take_word(World& world, const std::string& heard) {
+  if (!world.key.secret()) world.key = job::JobKey(std::string_view(heard).substr(0, job::JobKey::kBytes));
+  world.identity.address = base::parse_address("rank 0's address", std::string_view(heard).substr(std::min(heard.size(), job::JobKey::kBytes)));
+}
+
+}  // namespace
+
 void meet_by_mpi(World& world, base::Deadline deadline) {
   if (!mpi_missing().empty())
     throw base::UsageError("the contract " + world.identity.contract + " does not say where the ranks meet: " + mpi_missing(),
                            "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or MASTER_ADDR and MASTER_PORT");
   const bool one_host = mpi_has_one_host();
-  std::string meeting;
-  if (world.identity.rank == 0) {
-    const job::JobKey key = job::JobKey::random();
-    const std::string host = one_host ? "127.0.0.1" : base::address_of_interface(world.interface);
-    if (host.empty())
-      throw base::UsageError("no network interface of this host has an address for the others" +
-                                 (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
-                             "ip addr lists the interfaces");
-    world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
-    meeting = std::string(key.bytes()) + base::to_string(world.server->address());
-  }
-  const std::string heard = broadcast_by_mpi(meeting, deadline);
-  world.key = job::JobKey(std::string_view(heard).substr(0, job::JobKey::kBytes));
-  world.identity.address = base::parse_address("rank 0's address", std::string_view(heard).substr(std::min(heard.size(), job::JobKey::kBytes)));
+  const std::string word = world.identity.rank == 0 ? serve_at(world, one_host ? "127.0.0.1" : base::address_of_interface(world.interface)) : "";
+  take_word(world, broadcast_by_mpi(word, deadline));
+}
+
+void meet_by_torchrun(World& world, base::Deadline deadline) {
+  const job::Identity& id = world.identity;
+  const base::Address torchrun = id.address;
+  // On one host nobody else need reach it. Else where the others find torchrun's store, which is on rank 0's host as a rule, unless the name of that host
+  // means the host alone, as Debian's does.
+  const auto host = [&] {
+    if (id.local_world_size == id.world_size) return std::string("127.0.0.1");
+    const std::string towards = world.interface.empty() ? base::address_towards(torchrun) : "";
+    return towards.empty() || towards.starts_with("127.") || towards == "::1" ? base::address_of_interface(world.interface) : towards;
+  };
+  const std::string word = id.rank == 0 ? serve_at(world, host()) : "";
+  take_word(world, meet_by_torchrun_store(torchrun, "lockstep/" + id.job + "." + std::to_string(id.generation), word, deadline));
 }
 
 const std::vector<std::string>& transport_names() {

@@ -37,6 +37,7 @@ struct World {
   std::chrono::milliseconds timeout{};           // of what groups need of each other when they are made
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
+  std::atomic<std::uint32_t> order{0};  // of the samples of the last one
   job::Injection injection;  // a fault that was asked for
   bool stop_agreed = false;  // by all ranks, in an exchange
 
@@ -55,8 +56,11 @@ struct World {
 std::string choose_outer(const job::Identity& identity, const std::string& asked);
 
 /// Where the ranks meet, when their launcher is MPI's and said nothing of it: rank 0 serves the store, world.server, at a port that it picks, and
-/// all learn by MPI where. Throws UsageError where there is no MPI.
+/// all learn by MPI where, and the job's key. Throws UsageError where there is no MPI.
 void meet_by_mpi(World& world, base::Deadline deadline);
+
+/// The same when torchrun has started them: they learn it from torchrun's own store, which whoever reaches it can read. A key that the ranks have stays.
+void meet_by_torchrun(World& world, base::Deadline deadline);
 
 /// The names that --transport takes, "auto" first.
 const std::vector<std::string>& transport_names();

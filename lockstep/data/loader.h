@@ -150,13 +150,13 @@ struct FunctionDataset {
   std::uint64_t size() const { return num_samples; }
 };
 
-inline std::function<void()> batch_counter(const comm::Group& world, const LoaderOptions& options) {
+inline std::function<void(const Position&)> batch_counter(const comm::Group& world, const LoaderOptions& options) {
   if (!ranks_draw_alike({world.rank(), world.size()}, options)) return nullptr;
-  return [group = world]() mutable { group.count_batch(); };
+  return [group = world, mode = options.mode](const Position& position) mutable { group.count_batch(fingerprint_of_order(position, mode)); };
 }
 
 template <typename D>
-Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options, std::function<void()> on_batch) {
+Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options, std::function<void(const Position&)> on_batch) {
   if constexpr (requires { D::is_stateful; })
     static_assert(!D::is_stateful, "a stateful dataset decides itself what comes next; a Loader needs get(index)");
   static_assert(std::is_copy_constructible_v<D>, "each worker thread has a copy of the dataset: it must be copyable");

@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/rank_page.h"
 
 namespace lockstep::data {
 namespace {
@@ -38,6 +39,13 @@ bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options) {
   return shard.size > 1 && options.mode != ShardMode::kExact;
 }
 
+std::uint32_t fingerprint_of_order(const Position& position, ShardMode mode) {
+  std::uint32_t hash = 2166136261u;  // FNV-1a
+  for (std::uint64_t value : {position.seed, position.epoch, position.num_samples, std::uint64_t{position.shuffle}, static_cast<std::uint64_t>(mode)})
+    for (int byte = 0; byte < 8; ++byte, value >>= 8) hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
+  return hash;
+}
+
 void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
   const std::string where = num_samples == 1 ? "sample " + std::to_string(index) + ": "
                                              : "one of " + std::to_string(num_samples) + " samples that begin with sample " +
@@ -56,7 +64,7 @@ void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
 }
 
 LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
-                       std::function<MakeBatch()> new_maker, std::function<void()> on_batch)
+                       std::function<MakeBatch()> new_maker, std::function<void(const Position&)> on_batch)
     : options_(checked(options)),
       sampler_(num_samples, shard, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
       new_maker_(std::move(new_maker)),
@@ -138,7 +146,8 @@ std::shared_ptr<void> BatchRun::next() {
   const std::uint64_t drawn_each_step = static_cast<std::uint64_t>(loader_->options_.batch_size) *
                                         static_cast<std::uint64_t>(loader_->sampler_.shard().size);
   position.samples = std::min(start_.num_samples, start_.samples + num_taken_ * drawn_each_step);
-  if (loader_->on_batch_) loader_->on_batch_();
+  base::RankPage::process().alive.fetch_add(1, std::memory_order_relaxed);
+  if (loader_->on_batch_) loader_->on_batch_(position);
   return batch;
 }
 

@@ -31,6 +31,8 @@ struct LoaderOptions {
 
 /// Whether several ranks draw equally many batches, so that comparing their counts finds a rank that is out of step.
 bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options);
+/// Of what must be the same on all ranks for each sample to be drawn once: seed, epoch, number of samples, shuffle, mode. Pure.
+std::uint32_t fingerprint_of_order(const Position& position, ShardMode mode);
 
 /// A sample could not be read. what() is "sample INDEX: " and the text of what the dataset threw, which is nested.
 class SampleError : public base::Error {
@@ -58,7 +60,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   /// `new_maker` is called once for each thread that makes batches. `on_batch` is called for each batch that is handed
   /// out. Throws UsageError for an option out of its range.
   LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options, std::function<MakeBatch()> new_maker,
-             std::function<void()> on_batch);
+             std::function<void(const Position&)> on_batch);
 
   /// Batches of this rank in a whole epoch.
   std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }
@@ -76,7 +78,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   LoaderOptions options_;
   Sampler sampler_;
   std::function<MakeBatch()> new_maker_;
-  std::function<void()> on_batch_;
+  std::function<void(const Position&)> on_batch_;
   Position position_;
   std::optional<Position> restored_;
 };

@@ -81,7 +81,8 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
   text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every) +
-          " predivide " + std::to_string(options_.predivide) + " compare_every " + std::to_string(options_.compare_every);
+          " predivide " + std::to_string(options_.predivide) + " compare_every " + std::to_string(options_.compare_every) +
+          " check_finite " + std::to_string(options_.check_finite) + " overlap " + std::to_string(options_.overlap);
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
@@ -270,10 +271,12 @@ void DistributedDataParallel::Impl::check_join() const {
 void DistributedDataParallel::Impl::check_replicas() {
   if (!comparing_ || anyone_joined_) return;
   const auto* first = all_hashes_.const_data_ptr<std::int64_t>();
+  std::vector<int> ranks;
+  for (int rank = 0; rank < peers_.size(); ++rank) ranks.push_back(peers_.global_rank(rank));
   int odd = -1;
-  const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, odd);
+  const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, ranks, odd);
   if (!text.empty())
-    peers_.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", peers_.rank(), odd, text,
+    peers_.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", peers_.global_rank(peers_.rank()), odd, text,
                 "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
                 "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
 }

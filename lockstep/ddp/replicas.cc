@@ -87,6 +87,7 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
   std::string text;
   for (const std::string& line : mine) text += line + "\n";
   const auto all = group.all_gather_bytes(text, {.name = "compare_models"});
+  const auto named = [&](int rank) { return "rank " + std::to_string(group.global_rank(rank)); };
   for (int rank = 1; rank < group.size(); ++rank) {
     if (all[static_cast<std::size_t>(rank)] == all[0]) continue;
     const auto first = base::split(all[0], '\n');
@@ -98,9 +99,8 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
       std::replace(line.begin(), line.end(), '\t', ' ');
       return line.empty() ? "nothing more" : line;
     };
-    group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.rank(), rank,
-                "the model differs between ranks: rank 0 has " + say(first) + "; rank " + std::to_string(rank) + " has " +
-                    say(theirs),
+    group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.global_rank(group.rank()), group.global_rank(rank),
+                "the model differs between ranks: " + named(0) + " has " + say(first) + "; " + named(rank) + " has " + say(theirs),
                 "build the same model with the same options on every rank"});
   }
 }
@@ -125,24 +125,23 @@ std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors) {
   return hashes;
 }
 
-std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all, int& odd) {
+std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all, const std::vector<int>& ranks, int& odd) {
   const std::size_t count = tensors.size();
-  const std::size_t ranks = count ? all.size() / count : 0;
   for (std::size_t i = 0; i < count; ++i) {
     std::map<std::int64_t, std::vector<int>> holders;
-    for (std::size_t r = 0; r < ranks; ++r) holders[all[r * count + i]].push_back(static_cast<int>(r));
+    for (std::size_t r = 0; r < ranks.size(); ++r) holders[all[r * count + i]].push_back(ranks[r]);
     if (holders.size() < 2) continue;
-    // The smallest party is at fault as far as a vote can tell; among equals the one without rank 0.
+    // The smallest party is at fault as far as a vote can tell; among equals the one without the first.
     const std::vector<int>* smallest = nullptr;
     for (const auto& [hash, party] : holders)
-      if (!smallest || party.size() < smallest->size() || (party.size() == smallest->size() && smallest->front() == 0))
+      if (!smallest || party.size() < smallest->size() || (party.size() == smallest->size() && smallest->front() == ranks.front()))
         smallest = &party;
     odd = smallest->front();
     std::string text = "parameter " + tensors[i].first + " differs between ranks:";
-    for (std::size_t r = 0; r < ranks; ++r) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
       char hex[20];
       std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(all[r * count + i]));
-      text += std::string(r ? ", rank " : " rank ") + std::to_string(r) + " has hash " + hex;
+      text += std::string(r ? ", rank " : " rank ") + std::to_string(ranks[r]) + " has hash " + hex;
     }
     return text;
   }

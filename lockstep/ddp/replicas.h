@@ -45,8 +45,8 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& 
 /// 64 bits (XXH3) of each tensor's values, in memory order.
 std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors);
 
-/// `all` holds the hashes of each rank. The first tensor in which ranks differ, and the rank that is alone or fewest, in words;
-/// "" when there is none. Pure. `odd` gets the rank.
-std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all, int& odd);
+/// `all` holds the hashes of each rank, which `ranks` names as the world does. The first tensor in which they differ, and the rank that is alone or
+/// fewest, in words; "" when there is none. Pure. `odd` gets the rank.
+std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all, const std::vector<int>& ranks, int& odd);
 
 }  // namespace lockstep::ddp

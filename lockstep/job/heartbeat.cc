@@ -35,7 +35,7 @@ Heartbeat::~Heartbeat() {
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();  // bounded: by kStoreLimit
+  thread_.join();  // bounded: by the store's patience
 }
 
 void Heartbeat::run() {

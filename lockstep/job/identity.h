@@ -15,7 +15,7 @@ enum class StoreKind {
   kLocal,     ///< a world of one: none is needed
   kLauncher,  ///< the Lockstep launcher serves it at `address`
   kRankZero,  ///< rank 0 serves it at `address`
-  kTorchrun,  ///< torchrun's own c10d store at `address`
+  kTorchrun,  ///< rank 0 serves it; torchrun's own c10d store at `address` says where
 };
 
 struct Identity {

@@ -16,7 +16,8 @@ std::optional<Finding> find_stuck(const std::vector<Pulse>& pulses, int world_si
     idle.ranks.push_back(pulse.rank);
   }
   if (!silent.ranks.empty()) return silent;
-  if (limits.hang == kForEver || world_size == 1 || any_gets_on || idle.ranks.size() < 2) return std::nullopt;
+  if (limits.hang == kForEver || any_gets_on || idle.ranks.empty()) return std::nullopt;
+  if ((world_size == 1 || idle.ranks.size() == 1) && !limits.also_alone) return std::nullopt;
   return idle;
 }
 

@@ -42,6 +42,7 @@ struct Pulse {
 struct PulseLimits {
   std::chrono::milliseconds stall{30000};  ///< without a beat; 0: for ever
   std::chrono::milliseconds hang{300000};  ///< without progress; 0: for ever
+  bool also_alone = false;                 ///< the second one counts for a rank too that no other can wait for
 };
 
 /// Ranks that a job cannot go on with.
@@ -52,7 +53,7 @@ struct Finding {
 
 /// What the last pulses of all ranks of a job that show themselves say. kRankStalled: those silent for too long. kRankStuck: of several ranks
 /// that are still in their world none has got on for too long; who is to blame their operations tell. A rank that waits for one that gets on, however
-/// slowly, is not stuck, and one that is alone, or the last, waits for nobody. Pure.
+/// slowly, is not stuck; one that is alone, or the last, holds nobody up, and is judged only if the limits say so. Pure.
 std::optional<Finding> find_stuck(const std::vector<Pulse>& pulses, int world_size, const PulseLimits& limits);
 
 }  // namespace lockstep::job

@@ -107,10 +107,10 @@ Line enter(const base::Address& address, base::Fd fd, const Credentials& credent
 /// the same server is there; once it is not, or cannot be reached, nobody asks again.
 class StoreClient final : public Store {
  public:
-  StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
-      : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
+  StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline, std::chrono::milliseconds patience)
+      : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank), patience_(patience) {
     try {
-      Line first = come_in(deadline, false);
+      Line first = come_in(deadline, deadline, false);
       server_ = first.server;
       // Names are looked up once: a network that is down may have no resolver.
       address_ = base::peer_address(first.fd.get());
@@ -155,9 +155,8 @@ class StoreClient final : public Store {
       wire::put_text(text, expected);
       return text.append(value);
     };
-    // A verb that does not wait is answered at once by a store that lives: 10 s, whatever less the caller allows, tells a
-    // dead one from a busy machine.
-    const Deadline limit = Deadline::in(std::min(wait.left(), kLongest) + std::chrono::seconds(10));
+    // A verb that does not wait is answered at once by a store that runs: that it stands still for a while is no reason, whatever less the caller allows.
+    const Deadline limit = Deadline::in(std::min(wait.left(), kLongest) + patience_);
     auto line = idle_line();
     const bool used_before = line.has_value();
     try {
@@ -175,7 +174,7 @@ class StoreClient final : public Store {
   }
 
   [[noreturn]] void give_up(const base::SystemError& error) {
-    if (error.cause() != Cause::kRankStuck) gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
+    gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
     lost(address_, error);
   }
 
@@ -200,9 +199,9 @@ class StoreClient final : public Store {
 
   /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again. Throws SystemError when the
   /// server does not answer.
-  Line come_in(Deadline deadline, bool listens) {
+  Line come_in(Deadline dialled, Deadline deadline, bool listens) {
     for (int left = kTries;; --left) {
-      base::Fd fd = base::dial(address_, deadline, listens);
+      base::Fd fd = base::dial(address_, dialled, listens);
       try {
         return enter(address_, std::move(fd), credentials_, rank_, deadline);
       } catch (const base::SystemError& error) {
@@ -217,7 +216,7 @@ class StoreClient final : public Store {
     const Deadline soon = earlier(limit, Deadline::in(base::kHostIsSilent));
     std::string why;
     try {
-      Line line = come_in(soon, true);
+      Line line = come_in(soon, limit, true);
       if (line.server == server_) return line;
       why = "another one has taken its place";
     } catch (const base::PeerLost& error) {
@@ -254,6 +253,7 @@ class StoreClient final : public Store {
   base::Address address_;
   const Credentials credentials_;
   const int rank_;
+  const std::chrono::milliseconds patience_;
   std::uint64_t server_ = 0;         // the number of the one that was found first
   std::atomic<Gone> gone_{Gone::kNo};
   std::mutex mutex_;  // guards idle_
@@ -262,10 +262,11 @@ class StoreClient final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline) {
+std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline,
+                                     std::chrono::milliseconds patience) {
   if (credentials.job.size() > wire::kMaxJob)
     throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) + " bytes; allowed are 128");
-  return std::make_shared<StoreClient>(address, credentials, rank, deadline);
+  return std::make_shared<StoreClient>(address, credentials, rank, deadline, patience);
 }
 
 }  // namespace lockstep::job

@@ -26,6 +26,9 @@ std::map<std::string, std::uint64_t> reached(const RankSeen& rank) {
   return all;
 }
 
+/// "world", "world.ddp0"; not "world.0[1]", nor what two ranks have between them.
+bool is_of_all(const std::string& channel) { return channel == "world" || (channel.starts_with("world.ddp") && channel.find('[') == std::string::npos); }
+
 /// For each operation in which a rank waits, in the order of their places: who has not come to it.
 struct Awaited {
   const FlightSeen* operation = nullptr;
@@ -43,7 +46,8 @@ std::vector<Awaited> awaited(const std::vector<RankSeen>& ranks) {
     for (const RankSeen& rank : ranks) {
       const auto come = reached(rank);
       const auto found = come.find(place.first);
-      if (found != come.end() && found->second < place.second) one.missing.push_back(rank.rank);
+      const std::uint64_t come_to = found != come.end() ? found->second : is_of_all(place.first) && !rank.left ? 0 : place.second;
+      if (come_to < place.second) one.missing.push_back(rank.rank);
     }
     if (!one.missing.empty()) all.push_back(std::move(one));
   }
@@ -54,14 +58,15 @@ std::string state_of(const RankSeen& rank, const FlightSeen* now) {
   if (rank.left) return "has left";
   const std::string busy = rank.busy_with.empty() ? "" : "busy with " + rank.busy_with;
   if (!now) return busy.empty() ? "in user code" : busy;
-  return (rank.waiting ? "waits in " : "in ") + describe(*now) + (busy.empty() ? "" : ", " + busy);
+  return (now->given_up() ? "gave up " : rank.waiting ? "waits in " : "in ") + describe(*now) + (busy.empty() ? "" : ", " + busy);
 }
 
 }  // namespace
 
 const FlightSeen* under_way(const RankSeen& rank) {
   const auto found = std::find_if(rank.operations.begin(), rank.operations.end(), [](const FlightSeen& one) { return one.goes_on(); });
-  return found == rank.operations.end() ? nullptr : &*found;
+  if (found != rank.operations.end()) return &*found;
+  return !rank.operations.empty() && rank.operations.back().given_up() ? &rank.operations.back() : nullptr;
 }
 
 std::string list_of_ranks(const std::vector<int>& ranks) {
@@ -73,7 +78,7 @@ std::string list_of_ranks(const std::vector<int>& ranks) {
 const FlightSeen* last_finished(const RankSeen& rank) {
   const FlightSeen* last = nullptr;
   for (const FlightSeen& one : rank.operations)
-    if (!one.goes_on() && (!last || one.ended > last->ended)) last = &one;
+    if (one.finished() && (!last || one.ended > last->ended)) last = &one;
   return last;
 }
 

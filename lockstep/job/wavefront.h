@@ -17,12 +17,12 @@ std::string label(const base::FlightSeen& operation);
 std::string describe(const base::FlightSeen& operation);
 
 /// For people, lines of it: which ranks are in which operation and for how long, which they finished last, and which ranks have not come to an
-/// operation in which others of its group wait. Pure. A rank's group is known by what it has recorded: one that has never used the group is not
-/// missed. `ranks` are of one job, in the order of their numbers, seen at about one time on one host.
+/// operation in which others of its group wait. Pure. All are in the world, and in what is for all of it; another group is known by what its ranks have
+/// recorded: one that has never used it is not missed. `ranks` are of one job, in the order of their numbers, seen at about one time on one host.
 std::string wavefront(const std::vector<base::RankSeen>& ranks);
 
-/// The operation that a rank is in: of those that go on, the one that began first, because what began later waits for it or is its part. Null when
-/// there is none.
+/// The operation that a rank is in: of those that go on, the one that began first, because what began later waits for it or is its part; else the
+/// last one, if it was given up. Null when there is none.
 const base::FlightSeen* under_way(const base::RankSeen& rank);
 
 /// The one that ended last. Null when none has.

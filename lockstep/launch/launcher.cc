@@ -38,6 +38,8 @@ constexpr auto kOthersMayBeFirst = 100ms;  // a dead rank and those that lose it
 constexpr auto kAgentLooks = 1s;           // it answers within a few milliseconds
 constexpr auto kRanksAreTold = 1s;         // a rank that waits hears of a failure within 0.1 s, and then ends by itself
 constexpr auto kStacksTake = 5s;           // the agent gives them 4
+constexpr auto kAgentIsSilent = 5s;        // at least; it tells of its ranks every second
+constexpr auto kOverslept = 1s;            // we stood still ourselves
 constexpr auto kAgentEnds = 5s;            // after its last frame
 constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 const base::Address kLoopback{"127.0.0.1", 0};
@@ -120,6 +122,8 @@ class Launcher {
   void order_stop(const Stop& order);
   std::string last_words();
   void send(const Frame& frame);
+  Deadline agent_must_tell() const;
+  void agent_is_silent();
   void agent_is_gone();
   std::optional<job::Fatal> published_cause();
   void conclude(job::Fatal fatal, int exit_code);
@@ -146,6 +150,7 @@ class Launcher {
   int stop_signal_ = 0;                         // a person's
   Deadline decide_at_ = Deadline::never();      // when the first failure is looked at
   Deadline agent_dead_at_ = Deadline::never();  // when an agent that should have finished is killed
+  Deadline agent_silent_at_ = Deadline::never();  // when one that tells nothing is
   std::optional<Verdict> verdict_;              // the first one stays
   bool done_ = false;                           // the agent said that no process is left
 };
@@ -168,6 +173,7 @@ void Launcher::start(Surroundings surroundings, std::uint64_t max_files) {
   base::set_nonblocking(agent_.to.get());
   base::set_nonblocking(agent_.from.get());
   send({FrameKind::kJob, -1, encode_job(plan_job(options_, surroundings))});
+  agent_silent_at_ = agent_must_tell();
 }
 
 void Launcher::send(const Frame& frame) {
@@ -236,8 +242,9 @@ void Launcher::looked() {
   else if (finding_) verdict_ = verdict_on_hang(ranks);
   else return;
   add_place(verdict_->fatal, ranks);
+  add_stack(*verdict_, ends_, run_dir_);
   job::publish_cause(store_->store(), verdict_->fatal);
-  if (finding_ && !end) send({FrameKind::kStacks, -1, encode_ranks(verdict_->stacks)});
+  if (!verdict_->stacks.empty()) send({FrameKind::kStacks, -1, encode_ranks(verdict_->stacks)});
   order_stop({.signal = SIGTERM, .warning = kRanksAreTold, .grace = options_.fail_grace});
 }
 
@@ -276,10 +283,16 @@ void Launcher::start_failed(int rank, StartStep step, int error) {
 }
 
 void Launcher::unkillable(int rank, std::int64_t pid) {
+  const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " did not end within 5 s after SIGKILL";
+  const std::string hint = "it hangs in the kernel: look at /proc/" + std::to_string(pid) + "/stack";
+  if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // a failure, which came first
+    verdict_->fatal.detail += "; " + what + ": " + hint;
+    return;
+  }
   job::Fatal fatal = new_fatal(base::Cause::kUnkillable, rank, pid);
-  fatal.detail = "process " + std::to_string(pid) + " did not end within 5 s after SIGKILL";
-  fatal.hint = "it hangs in the kernel: look at /proc/" + std::to_string(pid) + "/stack";
-  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable), {}};  // outranks why it was to end
+  fatal.detail = what;
+  fatal.hint = hint;
+  verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable), {}};
 }
 
 void Launcher::handle(const Frame& frame) {
@@ -311,7 +324,10 @@ void Launcher::read_agent() {
   char bytes[1 << 16];
   const ssize_t size = ::read(agent_.from.get(), bytes, sizeof bytes);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (size > 0) from_agent_.feed({bytes, static_cast<std::size_t>(size)});
+  if (size > 0) {
+    from_agent_.feed({bytes, static_cast<std::size_t>(size)});
+    agent_silent_at_ = agent_must_tell();
+  }
   while (const auto frame = from_agent_.next()) handle(*frame);
   if (size <= 0) agent_.from.reset();
 }
@@ -331,6 +347,22 @@ void Launcher::take_signal(int signal) {
   fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
   conclude(std::move(fatal), 128 + signal);
   order_stop({.signal = SIGTERM, .grace = options_.grace});
+}
+
+Deadline Launcher::agent_must_tell() const {
+  return limits_.stall > 0ms ? Deadline::in(std::max<std::chrono::milliseconds>(limits_.stall, kAgentIsSilent)) : Deadline::never();  // bounded: as the user wants it
+}
+
+/// Nobody watches the ranks any more, and nobody passes on what they write.
+void Launcher::agent_is_silent() {
+  const bool we_stood_still = Deadline::Clock::now() - agent_silent_at_.when() > kOverslept;
+  agent_silent_at_ = agent_must_tell();
+  if (we_stood_still) return;
+  job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent_.pid);
+  fatal.detail = "the agent, which watches the ranks, has told nothing for " + std::to_string(std::max<std::int64_t>(limits_.stall / 1s, kAgentIsSilent / 1s)) + " s";
+  fatal.hint = "was it stopped by a signal?";
+  conclude(std::move(fatal), base::exit_code(base::Cause::kInternal));
+  ::kill(agent_.pid, SIGKILL);
 }
 
 /// Its pipe has ended. Without the last frame it was killed; the kernel has ended its ranks, and what they had started has
@@ -353,12 +385,13 @@ void Launcher::agent_is_gone() {
 
 void Launcher::turn() {
   pollfd entries[] = {{signals_.get(), POLLIN, 0}, {agent_.from.get(), POLLIN, 0}};
-  ::poll(entries, 2, earlier(earlier(decide_at_, looked_by_), agent_dead_at_).poll_ms());
+  ::poll(entries, 2, earlier(earlier(decide_at_, looked_by_), earlier(agent_dead_at_, agent_silent_at_)).poll_ms());
   if (entries[0].revents)
     while (const auto signal = next_signal(signals_.get())) take_signal(*signal);
   if (entries[1].revents) read_agent();
   if (decide_at_.expired()) decide();
   if (looked_by_.expired()) looked();
+  if (agent_silent_at_.expired()) agent_is_silent();
   if (agent_dead_at_.expired()) {
     ::kill(agent_.pid, SIGKILL);
     agent_dead_at_ = Deadline::never();

@@ -119,6 +119,7 @@ job::PulseLimits pulse_limits(const RunOptions& options, const Environment& envi
   const auto seconds = variable ? base::parse_double(*variable) : std::nullopt;
   if (seconds && *seconds >= 0 && *seconds < 1e7) limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
   limits.hang = options.hang_timeout.value_or(limits.hang);
+  limits.also_alone = options.hang_timeout.has_value();  // whoever asks for a limit means each rank
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;
 }

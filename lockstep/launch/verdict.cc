@@ -9,6 +9,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/wavefront.h"
 #include "lockstep/launch/plan.h"
+#include "lockstep/launch/stacks.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -96,6 +97,15 @@ void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks) {
   if (!fatal.op.empty()) return;
   if (const auto* now = job::under_way(*seen)) fatal.op = job::label(*now);
   else if (const auto* last = job::last_finished(*seen)) fatal.detail += "; the last operation that it finished was " + job::describe(*last);
+}
+
+void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir) {
+  const int rank = verdict.fatal.rank;
+  const bool waited_for = verdict.fatal.cause == base::Cause::kRankStuck || verdict.fatal.cause == base::Cause::kJoinTimeout;
+  const bool ended = std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) { return end.rank == rank; });
+  if (!waited_for || rank < 0 || ended || !verdict.stacks.empty()) return;
+  verdict.stacks = {rank};
+  verdict.fatal.hint = "its stack is in " + run_dir + "/" + stack_file(rank) + (verdict.fatal.hint.empty() ? "" : "; " + verdict.fatal.hint);
 }
 
 std::int64_t oom_kills_in(std::string_view text) {

@@ -40,6 +40,9 @@ Verdict judge(const RankEnd& end, const Evidence& evidence);
 /// Adds to `fatal` the step and the operation that its rank was in, where it has none. Pure.
 void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks);
 
+/// A rank that others have waited for too long, as they say themselves, and that lives: its stack tells more. `ends`: of those that have ended. Pure.
+void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir);
+
 /// The number that the kernel counts in `text`, the content of memory.events, memory.oom_control or /proc/vmstat: its line
 /// "oom_kill N"; 0 when there is none. Pure.
 std::int64_t oom_kills_in(std::string_view text);

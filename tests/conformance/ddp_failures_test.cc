@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/data/loader.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/ddp_models.h"
@@ -143,6 +144,72 @@ TEST(DdpFailures, AReplicaThatDriftsIsFoundWithinItsInterval) {
       },
       std::chrono::seconds(60));
   EXPECT_EQ(found, 30);
+}
+
+/// All ranks but the first: rank 1 of the group is rank 2 of the world.
+comm::Group all_but_the_first() { return world().split(world().rank() == 0 ? 0 : 1); }
+
+TEST(DdpFailures, AReplicaOfAGroupIsNamedAsInTheWorld) {
+  comm::Group others = all_but_the_first();
+  if (others.size() < 2) return;
+  Mlp net;
+  DistributedDataParallel ddp(net, others, {.compare_every = 10});
+  expect_error(
+      Cause::kReplicaDiverged, {"rank 1 has hash", "rank 2 has hash"},
+      [&] {
+        train_until_it_throws(net, [&](int number) {
+          if (number != 23 || world().rank() != 2) return;
+          const torch::NoGradGuard no_grad;
+          net->second->bias.add_(1e-3);
+        });
+        try {
+          others.barrier();
+        } catch (const base::CommError& error) {
+          EXPECT_EQ(error.peer(), 2);
+          throw;
+        }
+      },
+      std::chrono::seconds(60));
+}
+
+TEST(DdpFailures, AModelOfAGroupIsNamedAsInTheWorld) {
+  comm::Group others = all_but_the_first();
+  if (others.size() < 2) return;
+  Mlp net;
+  if (world().rank() == 2) net->register_parameter("extra", torch::ones({2}));
+  expect_error(Cause::kConfigMismatch, {"rank 1 has ", "rank 2 has parameter extra"}, [&] { DistributedDataParallel ddp(net, others); });
+}
+
+TEST(DdpFailures, AStepOfAGroupIsNamedAsInTheWorld) {
+  comm::Group others = all_but_the_first();
+  if (others.size() < 2) return;
+  Mlp net;
+  DistributedDataParallel ddp(net, others);
+  if (world().rank() == 2) others.count_batch();
+  expect_error(Cause::kDesync, {"rank 1 has drawn 0 batches, rank 2 has drawn 1 batch"}, [&] { forward_backward(net, 0); });
+}
+
+/// Draws batches and trains with them.
+template <typename Loader>
+void train_with(Loader& loader, Mlp& net, std::uint64_t epoch) {
+  for (const auto& batch : loader.epoch(epoch)) net->forward(batch.data).pow(2).sum().backward();
+}
+
+data::Example seven_times(std::size_t index) { return {torch::full({7}, static_cast<double>(index)), torch::tensor(static_cast<std::int64_t>(index))}; }
+
+TEST(DdpFailures, ALoaderWithAnotherSeed) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2, .seed = world().rank() == 0 ? 1u : 2u});
+  expect_error(Cause::kDesync, {"draws its samples in an order", "rank 1"}, [&] { train_with(loader, net, 0); });
+}
+
+TEST(DdpFailures, ALoaderInAnotherEpoch) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2});
+  train_with(loader, net, 0);
+  expect_error(Cause::kDesync, {"draws its samples in an order", "rank 1"}, [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
 }
 
 TEST(DdpFailures, NobodyLooksWhenNotAsked) {

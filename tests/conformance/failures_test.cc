@@ -76,6 +76,17 @@ TEST(Failures, DifferentKinds) {
                 [] { on_rank(0) ? world().all_reduce(four()) : world().broadcast(four(), 0); });
 }
 
+TEST(Failures, OneComesLateToAnotherGroup) {
+  Group again = world().split(0);
+  if (on_rank(0)) std::this_thread::sleep_for(4s);  // the others look less often by then
+  const auto came = Deadline::Clock::now();
+  const std::string text = message_of<DesyncError>([&] { on_rank(0) ? again.barrier() : world().barrier(); });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 0 called barrier()"), HasSubstr("rank ")));
+  if (on_rank(0)) {
+    EXPECT_LT(Deadline::Clock::now() - came, kAtOnce);
+  }
+}
+
 TEST(Failures, AClosedGroupThrowsTheSameError) {
   const auto first = thrown_within<DesyncError>(kAtOnce, [] { on_rank(0) ? world().all_reduce(four()) : world().barrier(); });
   const auto second = thrown_within<DesyncError>(100ms, [] { world().barrier(); });

@@ -105,6 +105,34 @@ TEST(LongWork, ThatSaysThatItGoesOnIsNotAHang) {
   }
 }
 
+TEST(LongWork, BatchesThatOneRankDrawsToEvaluateAreNoHang) {
+  const auto hashes_of = [](const char* seconds) {
+    SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--hang-timeout", "5"});
+    spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_TRAIN_PROBE_PATH, "evaluates", seconds});
+    const Exit exit = run_process(spawn);
+    EXPECT_EQ(exit.code, 0) << exit.err;
+    const std::size_t at = exit.out.find("hash ");
+    const std::string hash = at == std::string::npos ? "none" : exit.out.substr(at, 21);
+    EXPECT_EQ(count(exit.out, hash), 3u) << exit.out;
+    return std::pair(hash, exit.after);
+  };
+  const auto [without, quick] = hashes_of("0");
+  const auto [with, slow] = hashes_of("20");
+  EXPECT_EQ(with, without);
+  EXPECT_GE(slow, 20s);
+}
+
+TEST(LongWork, ALastRankThatNobodyWaitsForEndsByALimitThatSomebodyAskedFor) {
+  for (const char* ranks : {"1", "3"}) {
+    const TempDir folder;
+    const Exit exit = run_process(job(folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
+    EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck) << exit.err;
+    EXPECT_EQ(fatal_in(exit.err).rank, 0);
+    EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_for_ever"));
+    EXPECT_LT(exit.after, 10s);
+  }
+}
+
 TEST(LongWork, ThatSaysNothingIs) {
   const TempDir folder;
   const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
@@ -117,6 +145,34 @@ TEST(LongWork, NoLimitNoEnd) {
   const TempDir folder;
   const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "0"}, {"work", "0", "4"}));
   EXPECT_EQ(exit.code, 0) << exit.err;
+}
+
+TEST(Hang, ARankThatTheOthersGiveUpHasItsStackWritten) {
+  const TempDir folder;
+  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"wait_less", "1", "1.5"}));
+  EXPECT_EQ(exit.code, 124);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
+  EXPECT_EQ(fatal.rank, 1);
+  EXPECT_THAT(fatal.detail, HasSubstr("ranks that have not come: 1"));
+  EXPECT_THAT(fatal.hint, HasSubstr("its stack is in runs/it/stack.1.txt"));
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("loop_for_ever"));
+  EXPECT_LT(exit.after, 10s);
+}
+
+TEST(Hang, ALauncherThatAPersonHasStoppedIsNoFault) {
+  const TempDir folder;
+  Process process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "60"}, {"busy", "0", "16"}));
+  ASSERT_TRUE(eventually(Deadline::in(20s), [&] { return process.alive().size() >= 5; }));  // launcher, agent, ranks
+  const auto since = std::chrono::steady_clock::now();
+  const auto passed = [&](auto time) { return [=] { return std::chrono::steady_clock::now() - since > time; }; };
+  ASSERT_TRUE(eventually(Deadline::in(5s), passed(2s)));
+  process.signal(SIGSTOP);
+  ASSERT_TRUE(eventually(Deadline::in(20s), passed(15s)));  // longer than a store that runs takes to answer
+  process.signal(SIGCONT);
+  const Exit exit = process.wait(Deadline::in(20s));
+  EXPECT_EQ(exit.code, 0) << exit.err;
+  EXPECT_EQ(count(exit.out, "sum 3072"), 3u) << exit.out;
 }
 
 struct End {
@@ -151,6 +207,7 @@ INSTANTIATE_TEST_SUITE_P(All, FirstCause,
                          ::testing::Values(End{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
                                            End{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
                                            End{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
+                                           End{"allocate", 74, base::Cause::kResource, "allocate"},
                                            End{"bare", 134, base::Cause::kRankDied, "an exception that nobody caught: std::runtime_error: no such thing"},
                                            End{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
                                            End{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},

@@ -5,6 +5,8 @@
 
 #include <gmock/gmock.h>
 
+#include <fstream>
+
 #include "lockstep/base/socket.h"
 #include "tests/procs/lockstep_run.h"
 #include "tests/support/temp_dir.h"
@@ -126,6 +128,24 @@ TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsReportedAndNotWaitedFor) {
   EXPECT_EQ(fatal.rank, 0);
   EXPECT_GE(exit.after, 5s);
   EXPECT_LT(exit.after, 8s);
+  eventually(Deadline::in(5s), [&] { return ::waitpid(rank, nullptr, WNOHANG | __WALL) == rank; });
+}
+
+TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsNotTheCause) {
+  const TempDir folder;
+  const std::string go = folder.path() + "/go";
+  Process process(shell_ranks(2, "[ $RANK = 0 ] && { while [ ! -e " + go + " ]; do sleep 0.02; done; exit 3; }; echo pid=$$; kill -STOP $$; exit 0", {"--fail-grace", "0"}));
+  ASSERT_TRUE(process.wait_for("pid=", Deadline::in(10s)));
+  ASSERT_TRUE(process.wait_for("\n", Deadline::in(10s)));
+  const pid_t rank = std::stoi(process.out().substr(process.out().find("pid=") + 4));
+  ASSERT_EQ(::ptrace(PTRACE_SEIZE, rank, 0, 0), 0);
+  std::ofstream(go) << "go";
+  const Exit exit = process.wait(Deadline::in(20s));
+  EXPECT_EQ(exit.code, 3);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, base::Cause::kRankExited);
+  EXPECT_EQ(fatal.rank, 0);
+  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("exited with code 3"), HasSubstr("process " + std::to_string(rank) + " of rank 1 did not end within 5 s after SIGKILL")));
   eventually(Deadline::in(5s), [&] { return ::waitpid(rank, nullptr, WNOHANG | __WALL) == rank; });
 }
 

@@ -147,6 +147,36 @@ TEST(LauncherStop, AnAgentThatStandsStillIsNotWaitedForEver) {
   EXPECT_EQ(process.wait(Deadline::in(20s)).code, 130);
 }
 
+TEST(LauncherStop, AnAgentThatStandsStillEndsTheJob) {
+  Process process(shell_ranks(2, "echo up$RANK; sleep 300", {"--stall-timeout", "5"}));
+  ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
+  ASSERT_TRUE(process.wait_for("up1", Deadline::in(10s)));
+  const pid_t agent = agent_of(process);
+  ASSERT_GT(agent, 1);
+  ::kill(agent, SIGSTOP);
+  const Exit exit = process.wait(Deadline::in(20s));
+  EXPECT_EQ(exit.code, 70);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, base::Cause::kInternal);
+  EXPECT_EQ(fatal.pid, agent);
+  EXPECT_THAT(fatal.detail, HasSubstr("has told nothing for 5 s"));
+  EXPECT_EQ(process.alive().size(), 0u);
+}
+
+TEST(LauncherStop, ALauncherThatStoodStillDoesNotBlameItsAgent) {
+  Process process(shell_ranks(1, "echo up$RANK; sleep 12", {"--stall-timeout", "5"}));
+  ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
+  const pid_t agent = agent_of(process);
+  ASSERT_GT(agent, 1);
+  ::kill(agent, SIGSTOP);
+  process.signal(SIGSTOP);
+  const auto since = std::chrono::steady_clock::now();
+  ASSERT_TRUE(eventually(Deadline::in(20s), [&] { return std::chrono::steady_clock::now() - since > 8s; }));
+  process.signal(SIGCONT);
+  ::kill(agent, SIGCONT);
+  EXPECT_EQ(process.wait(Deadline::in(20s)).code, 0);
+}
+
 TEST(LauncherStop, ChildrenThatWereThereBeforeAreSpared) {
   Process process({.argv = {"sh", "-c", "sleep 300 & echo before=$!; exec " + kLockstep + " run -n 1 sh -c 'echo up0; sleep 300'"}});
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));

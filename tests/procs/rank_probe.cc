@@ -1,15 +1,17 @@
 // A rank that goes wrong when it is told to. rank_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then RANK does WHAT and the others
-// wait for it in a fourth.
+// wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
 //
-//   loop | deadlock        for ever
+//   loop | deadlock | wait_less   for ever
 //   stop                   by SIGSTOP
+//   after                  a loop when the others have left
 //   work | alive | busy    for SECONDS: saying nothing, world.alive() now and then, under world.busy()
-//   throw | usage | memory an exception; under lockstep::main()
+//   throw | usage | memory | allocate   an exception; under lockstep::main()
 //   bare                   an exception that nobody catches, without lockstep::main()
 //   segv | abort | exit    the process ends so
 #include <signal.h>
 #include <unistd.h>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
 #include <cstdio>
@@ -53,7 +55,7 @@ void work(Group& world, double seconds, bool tells) {
 }
 
 void go_wrong(const std::string& what, Group& world, double seconds) {
-  if (what == "loop") loop_for_ever();
+  if (what == "loop" || what == "wait_less") loop_for_ever();
   if (what == "deadlock") wait_for_itself();
   if (what == "stop") ::raise(SIGSTOP);
   if (what == "work" || what == "alive") work(world, seconds, what == "alive");
@@ -64,6 +66,7 @@ void go_wrong(const std::string& what, Group& world, double seconds) {
   if (what == "throw" || what == "bare") throw std::runtime_error("no such thing\nand more of it");
   if (what == "usage") throw lockstep::base::UsageError("that is not allowed", "do this");
   if (what == "memory") throw std::bad_alloc();
+  if (what == "allocate") at::empty({std::int64_t{1} << 55});
   if (what == "segv") ::raise(SIGSEGV);
   if (what == "abort") {
     std::fprintf(stderr, "a reason\n");
@@ -81,8 +84,11 @@ int run(int argc, char** argv) {
   try {
     for (int i = 0; i < 3; ++i) world.all_reduce(tensor, lockstep::comm::ReduceOp::kMean, {.name = "votes"});
     if (world.rank() == rank) go_wrong(what, world, seconds);
-    world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, {.name = "votes"});
+    lockstep::comm::CallOptions last{.name = "votes"};
+    if (what == "wait_less") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
+    world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
     std::printf("sum %g\n", tensor.sum().item<double>());
+    if (what == "after" && world.rank() == rank) loop_for_ever();
     return 0;
   } catch (const lockstep::base::CommError& error) {
     std::printf("told: %s %s\n", std::string(name(error.cause())).c_str(), error.what());

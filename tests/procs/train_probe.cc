@@ -3,6 +3,8 @@
 //   train_probe slow RANK          200 steps, of which RANK's take longer
 //   train_probe injected           200 steps, with all checks
 //   train_probe early              rank 0 leaves; the others need each other, and the store, for a while
+//   train_probe joined             until somebody asks all to stop; rank 1 has few batches, and joins
+//   train_probe evaluates SECONDS  30 steps; in the middle rank 0 draws batches for so long, as one that evaluates
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
 //                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, late (3 s), or a wrong call:
 //                                  skip, extra, order, shape, dtype, kind or name. No fault is heavy: from STEP on all vote with 16 MiB
@@ -63,6 +65,66 @@ int leave_early() {
   return 0;
 }
 
+std::uint64_t fnv(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const at::Tensor& tensor : tensors) {
+    const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash;
+}
+
+int train_joined() {
+  Group world = lockstep::comm::init();
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 8);
+  DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  world.stop_requested();  // from here on signals are wishes
+  lockstep::ddp::join(ddp, [&] {
+    for (int step = 0; world.rank() != 1 || step < 10; ++step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      optimizer.zero_grad();
+      net->forward(torch::ones({4, 8}) * (world.rank() + 1)).sum().backward();
+      optimizer.step();
+      if (world.stop_requested()) break;
+      if (step == 30 && world.rank() == 0) std::puts("rank 0 goes on alone");
+      std::fflush(stdout);
+    }
+    if (world.rank() == 1) std::printf("rank 1 joins as pid %d\n", static_cast<int>(::getpid()));
+    std::fflush(stdout);
+  });
+  if (!world.stop_requested()) return 1;
+  std::printf("left after join with %.9g\n", net->weight.sum().item<double>());
+  return lockstep::comm::kPreemptedExitCode;
+}
+
+void evaluate(torch::nn::Linear& net, int seconds) {
+  const auto slow_sample = [](std::size_t index) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return lockstep::data::Example{torch::full({8}, static_cast<double>(index)), torch::tensor(0)};
+  };
+  const torch::NoGradGuard no_grad;
+  auto loader = lockstep::data::make_loader(static_cast<std::uint64_t>(seconds) * 50, slow_sample, lockstep::data::ShardOf{}, {.batch_size = 10});
+  for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
+}
+
+int train_and_evaluate(int seconds) {
+  Group world = lockstep::comm::init();
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 8);
+  DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int step = 0; step < 30; ++step) {
+    optimizer.zero_grad();
+    net->forward(torch::ones({4, 8}) * (world.rank() + step)).sum().backward();
+    optimizer.step();
+    if (step == 15 && world.rank() == 0 && seconds > 0) evaluate(net, seconds);
+  }
+  std::printf("hash %016llx\n", static_cast<unsigned long long>(fnv(net->parameters())));
+  return 0;
+}
+
 /// Lines that are in the file when the process has been killed.
 class History {
  public:
@@ -74,15 +136,6 @@ class History {
  private:
   std::ofstream file_;
 };
-
-std::uint64_t fnv(const std::vector<at::Tensor>& tensors) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const at::Tensor& tensor : tensors) {
-    const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
-    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
-  }
-  return hash;
-}
 
 struct Fault {
   std::string kind;
@@ -171,6 +224,8 @@ int chaos(const std::string& folder, int steps, const Fault& fault) {
 int run(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
   if (how == "early") return leave_early();
+  if (how == "joined") return train_joined();
+  if (how == "evaluates") return train_and_evaluate(argc > 2 ? std::atoi(argv[2]) : 0);
   if (how != "chaos") return train(how, argc > 2 ? std::atoi(argv[2]) : -1);
   const Fault fault = argc > 6 ? Fault{argv[4], std::atoi(argv[5]), std::atoi(argv[6])} : Fault{};
   return chaos(argv[2], std::atoi(argv[3]), fault);

@@ -54,6 +54,29 @@ TEST(Wish, OneRankIsAskedAndAllLeaveInOneStep) {
   }
 }
 
+TEST(Wish, OverEveryTransport) {
+  if (!LOCKSTEP_TEST_GLOO) return;  // then there is shm alone
+  for (const Words& how : {Words{"gloo"}, Words{"hierarchy", LOCKSTEP_PRETEND_HOSTS, "0 0 1"}}) {
+    SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--transport", how[0], "--"});
+    spawn.argv.insert(spawn.argv.end(), how.begin() + 1, how.end());
+    spawn.argv.insert(spawn.argv.end(), {LOCKSTEP_TRAIN_PROBE_PATH, "asks"});
+    Process process(spawn);
+    for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
+    const std::size_t at = process.out().find("rank 2 pid ");
+    ::kill(std::atoi(process.out().c_str() + at + 11), SIGUSR1);
+    expect_all_left_together(process.wait(Deadline::in(20s)));
+  }
+}
+
+TEST(Wish, WhoHasJoinedIsAskedAndAllLeave) {
+  Process process(training({"joined"}));
+  ASSERT_TRUE(process.wait_for("rank 1 joins as pid ", Deadline::in(20s)));
+  ASSERT_TRUE(process.wait_for("rank 0 goes on alone\n", Deadline::in(20s)));
+  const std::size_t at = process.out().find("rank 1 joins as pid ");
+  ::kill(std::atoi(process.out().c_str() + at + 20), SIGUSR1);
+  expect_all_left_together(process.wait(Deadline::in(20s)));
+}
+
 TEST(Wish, TheLauncherIsAskedAndAllLeaveInOneStep) {
   Process process(training({"asks"}));
   for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
@@ -112,6 +135,18 @@ INSTANTIATE_TEST_SUITE_P(All, Inject,
                                            Injected{"corrupt", 70, base::Cause::kNonFinite, "on rank 1 has values that are not finite"},
                                            Injected{"flip", 70, base::Cause::kReplicaDiverged, "differs between ranks"}),
                          [](const auto& one) { return std::string(one.param.fault); });
+
+TEST(Inject, SlowIsReportedAndNotEnded) {
+  const Exit exit = run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=5"}));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_THAT(exit.err, HasSubstr("WARN cause=STRAGGLER rank=2"));
+}
+
+TEST(Inject, ARankThatIsNotThereIsRefused) {
+  const Exit exit = run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
+  EXPECT_EQ(exit.code, 64);
+  EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the fault to inject is for rank 3; allowed are 0 to 2"));
+}
 
 TEST(Straggler, IsReportedByRankAndNotEnded) {
   const Exit exit = run_process(training({"slow", "1"}));

@@ -40,6 +40,24 @@ TEST_F(FlightRingTest, WhatBeganAndWhatEnded) {
   EXPECT_EQ(ring.begun, 2u);
 }
 
+TEST_F(FlightRingTest, WhatIsGivenUpNeitherGoesOnNorIsFinished) {
+  const std::uint16_t world = ring.add_channel("world"), other = ring.add_channel("other");
+  ring.end(ring.begin({.channel = world, .seq = 1}));
+  const auto broken = ring.begin({.channel = world, .seq = 2});
+  ring.begin({.channel = other, .seq = 1});
+  ring.give_up(world);
+  ring.begin({.channel = world, .seq = 3});
+  const auto seen = read_flight(ring);
+  ASSERT_EQ(seen.size(), 4u);
+  EXPECT_TRUE(seen[0].finished());
+  EXPECT_TRUE(seen[1].given_up());
+  EXPECT_FALSE(seen[1].goes_on() || seen[1].finished());
+  EXPECT_TRUE(seen[2].goes_on());
+  EXPECT_TRUE(seen[3].goes_on());
+  ring.end(broken);  // late, by a thread that did not know
+  EXPECT_TRUE(read_flight(ring)[1].finished());
+}
+
 TEST_F(FlightRingTest, TheLastOnesStay) {
   const auto early = ring.begin({.seq = 1});
   for (std::uint64_t i = 2; i <= FlightRing::kEntries + 10; ++i) ring.end(ring.begin({.seq = i}));

@@ -299,7 +299,7 @@ TEST(Loader, EqualRanksHandOutEquallyManyEquallyLongBatches) {
 
 TEST(Loader, CountsEachBatchThatItHandsOut) {
   int counted = 0;
-  auto loader = detail::make_loader(Numbers(10), {0, 2}, {.batch_size = 2, .num_workers = 2}, [&] { ++counted; });
+  auto loader = detail::make_loader(Numbers(10), {0, 2}, {.batch_size = 2, .num_workers = 2}, [&](const Position&) { ++counted; });
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
     if (counted == 2) break;
@@ -311,6 +311,26 @@ TEST(Loader, CountsEachBatchThatItHandsOut) {
   EXPECT_TRUE(ranks_draw_alike({0, 2}, {.mode = ShardMode::kDrop}));
   EXPECT_FALSE(ranks_draw_alike({0, 2}, {.mode = ShardMode::kExact}));
   EXPECT_FALSE(ranks_draw_alike({0, 1}, {.mode = ShardMode::kPad}));
+}
+
+TEST(Loader, EachBatchIsASignOfLifeWhoeverElseCounts) {
+  const auto& alive = base::RankPage::process().alive;
+  auto loader = make_loader(Numbers(10), ShardOf{}, {.batch_size = 2});  // as one rank that evaluates makes it
+  const std::uint64_t before = alive;
+  walk(loader, 0);
+  EXPECT_EQ(alive, before + 5);
+}
+
+TEST(Loader, TheOrderOfSamplesHasAFingerprint) {
+  const Position here{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = true};
+  const std::uint32_t ours = fingerprint_of_order(here, ShardMode::kPad);
+  Position later = here;
+  later.samples = 50;
+  EXPECT_EQ(fingerprint_of_order(later, ShardMode::kPad), ours);
+  EXPECT_NE(fingerprint_of_order(here, ShardMode::kDrop), ours);
+  for (const Position& other : {Position{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true}, Position{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
+                                Position{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true}, Position{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
+    EXPECT_NE(fingerprint_of_order(other, ShardMode::kPad), ours);
 }
 
 TEST(Loader, TakesEveryKindOfMapStyleDataset) {

@@ -55,6 +55,15 @@ TEST(Pulse, WhoHasLeftNeitherHoldsUpNorGetsOn) {
 
 TEST(Pulse, AWorldOfOneWaitsForNobody) { EXPECT_FALSE(find_stuck({{0, 0s, 5000s}}, 1, kLimits)); }
 
+TEST(Pulse, ALimitThatSomebodyAskedForCountsForTheLastOneToo) {
+  PulseLimits asked = kLimits;
+  asked.also_alone = true;
+  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}}, 1, asked), Cause::kRankStuck), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, asked), Cause::kRankStuck), std::vector<int>{0});
+  EXPECT_FALSE(find_stuck({{0, 0s, 299s}}, 1, asked));
+  EXPECT_FALSE(find_stuck({{0, 0s, 900s, false}}, 1, asked));
+}
+
 TEST(Pulse, NoLimitNoFinding) {
   EXPECT_FALSE(find_stuck({{0, 5000s, 5000s}, {1, 5000s, 5000s}}, 2, {.stall = 0s, .hang = 0s}));
   EXPECT_FALSE(find_stuck({}, 2, kLimits));

@@ -68,6 +68,28 @@ TEST(Wavefront, WhoDoesNotWaitMayYetBeInAnOperation) {
   EXPECT_NE(wavefront({one}).find("step 7: has left;"), std::string::npos);
 }
 
+TEST(Wavefront, WhoHasNotBegunIsMissedInWhatIsForAll) {
+  const auto waits_in = [](const std::string& channel) { return rank(0, 0, {operation(1, "barrier", "", 70, 0, channel)}); };
+  for (const std::string channel : {"world", "world.ddp0"})
+    EXPECT_NE(wavefront({waits_in(channel), rank(1, 0, {})}).find("rank 1 never came to barrier#1 of " + channel), std::string::npos);
+  for (const std::string channel : {"world.0[1]", "world.0[1].ddp0"}) EXPECT_EQ(wavefront({waits_in(channel), rank(1, 0, {})}).find("never came"), std::string::npos);
+  RankSeen left = rank(1, 0, {});
+  left.left = true;
+  EXPECT_EQ(wavefront({waits_in("world"), left}).find("never came"), std::string::npos);
+}
+
+TEST(Wavefront, WhatWasGivenUpIsWhereARankIsUntilItBeginsAnother) {
+  FlightSeen broken = operation(4, "gradients", "fc", 70, 0, "world.ddp0");
+  broken.ended = base::FlightRing::kGivenUp;
+  RankSeen one = rank(0, 7, {operation(3, "gradients", "fc", 60, 61, "world.ddp0"), broken});
+  one.waiting = false;
+  EXPECT_EQ(wavefront({one}), "  rank 0, step 7: gave up gradients(fc)#4 of world.ddp0, 4096 bytes of float32; last finished gradients(fc)#3 of world.ddp0, "
+                              "4096 bytes of float32; for 30.0 s\n");
+  one.operations.push_back(operation(1, "gradients", "fc", 80, 81, "world.ddp1"));
+  EXPECT_EQ(under_way(one), nullptr);
+  EXPECT_EQ(last_finished(one)->channel, "world.ddp1");
+}
+
 TEST(ToBlame, WhoWaitsForNobody) {
   const RankSeen waits = rank(0, 1, {operation(1, "barrier", "", 70, 0)});
   EXPECT_EQ(to_blame({waits, rank(1, 1, {}), waits}), std::vector<int>{1});

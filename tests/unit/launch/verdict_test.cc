@@ -90,6 +90,21 @@ TEST(Verdict, WhereTheRankWasIsSaid) {
   EXPECT_EQ(in_operation.detail, "it died");
 }
 
+TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
+  const auto stacks_of = [](base::Cause cause, int rank, std::vector<RankEnd> ends) {
+    Verdict verdict;
+    verdict.fatal = {.cause = cause, .rank = rank, .hint = "more"};
+    add_stack(verdict, ends, "runs/it");
+    EXPECT_EQ(verdict.fatal.hint, verdict.stacks.empty() ? "more" : "its stack is in runs/it/stack.2.txt; more");
+    return verdict.stacks;
+  };
+  EXPECT_EQ(stacks_of(base::Cause::kRankStuck, 2, {{0, 1, 1, 0}}), std::vector<int>{2});
+  EXPECT_EQ(stacks_of(base::Cause::kJoinTimeout, 2, {}), std::vector<int>{2});
+  EXPECT_EQ(stacks_of(base::Cause::kRankStuck, 2, {{2, 1, 1, 0}}), std::vector<int>{});
+  EXPECT_EQ(stacks_of(base::Cause::kRankStuck, -1, {}), std::vector<int>{});
+  EXPECT_EQ(stacks_of(base::Cause::kDesync, 2, {}), std::vector<int>{});
+}
+
 TEST(Verdict, CountersOfTheKernel) {
   EXPECT_EQ(oom_kills_in("low 0\noom 5\noom_kill 3\noom_group_kill 1\n"), 3);
   EXPECT_EQ(oom_kills_in("oom_kill_disable 0\nunder_oom 0\noom_kill 2"), 2);
