@@ -1,6 +1,7 @@
 #include "lockstep/base/fd.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -24,6 +25,20 @@ void set_nonblocking(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0)
     throw SystemError("cannot make descriptor " + std::to_string(fd) + " non-blocking", errno);
+}
+
+std::uint64_t allow_files(std::uint64_t need) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const std::uint64_t before = limit.rlim_cur;
+  if (before >= need) return before;
+  if (limit.rlim_max < need)
+    throw SystemError("this job needs " + std::to_string(need) + " file descriptors; allowed are " +
+                                std::to_string(limit.rlim_max) + " (ulimit -Hn)",
+                            EMFILE);
+  limit.rlim_cur = need;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw SystemError("cannot raise the limit of file descriptors", errno);
+  return before;
 }
 
 }  // namespace lockstep::base

@@ -1,6 +1,7 @@
 // A file descriptor that closes itself.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 namespace lockstep::base {
@@ -35,5 +36,9 @@ Pipe make_pipe();
 
 /// Switches O_NONBLOCK on. Throws SystemError.
 void set_nonblocking(int fd);
+
+/// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError (RESOURCE)
+/// saying what is allowed when the hard limit forbids it.
+std::uint64_t allow_files(std::uint64_t need);
 
 }  // namespace lockstep::base

@@ -94,7 +94,7 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
     Watch::Looks looks;
     try {
       std::chrono::milliseconds pause = kFirstLook;
-      const auto longest = std::clamp(kPauseForMember * members_.size(), kLongestPauseOfFew, kLongestPause);
+      const auto longest = std::clamp<std::chrono::milliseconds>(kPauseForMember * static_cast<int>(members_.size()), kLongestPauseOfFew, kLongestPause);
       do {
         if (op.deadline.expired()) watch_->timed_out(waiting, looks);
         watch_->look(waiting, looks);

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/rank_page.h"
@@ -28,11 +29,13 @@ using job::StoreKind;
 
 constexpr auto kMeetingWithoutLimit = std::chrono::hours(24);
 constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
+constexpr std::uint64_t kOwnFiles = 512;  // of a rank that serves the store
 
 /// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a client:
 /// join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
+  if (id.rank == 0) base::allow_files(job::files_of_store(id.world_size) + kOwnFiles);
   if (id.store == StoreKind::kTorchrun) meet_by_torchrun(world, deadline);
   else if (id.address.host.empty()) meet_by_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
@@ -108,6 +111,12 @@ void say_what_was_found(const World& world, const std::string& reason) {
                  (world.address.empty() ? "" : ", address " + world.address));
 }
 
+void check_injection(const World& world) {
+  if (world.injection.rank >= world.identity.world_size)
+    throw base::UsageError("the fault to inject is for rank " + std::to_string(world.injection.rank) + "; allowed are 0 to " +
+                           std::to_string(world.identity.world_size - 1));
+}
+
 /// An error while joining is the job's first cause, if the store can still be told.
 void give_up(const World& world, const base::Error& error) noexcept {
   if (!world.store) return;
@@ -131,9 +140,6 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
-  if (world->injection.rank >= world->identity.world_size)
-    throw base::UsageError("the fault to inject is for rank " + std::to_string(world->injection.rank) + "; allowed are 0 to " +
-                           std::to_string(world->identity.world_size - 1));
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
   const std::string outer = choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
@@ -150,6 +156,7 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
                {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
                {"program", job::build_id("")}},
               deadline);
+    check_injection(*world);
     reason = choose_transport(*world, asked, outer);
     prepare_transport(*world, deadline);
     if (arena_wanted(options, env, *world)) install_arena();

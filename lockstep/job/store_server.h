@@ -10,6 +10,9 @@
 
 namespace lockstep::job {
 
+/// Descriptors that a process needs to serve `ranks`: of each up to five connections, and beside them strangers, whom the server drops.
+constexpr std::uint64_t files_of_store(int ranks) { return 5 * static_cast<std::uint64_t>(ranks) + 128; }
+
 /// Listens on exactly the address it is given and answers StoreClient. A connection must prove within 2 s and 256 bytes that it has the job's key, or it is
 /// dropped and nothing is allocated for it; every later length is checked before memory is taken. Who is turned away is told why, and so is, once of each kind, whoever
 /// reads this process's log. When the host of ranks falls silent, that they cannot be reached becomes the job's first cause. One own thread.

@@ -137,7 +137,7 @@ void Agent::start_ranks(const JobPlan& job) {
   run_dir_ = job.run_dir;
   pulse_at_ = Deadline::in(kPulseEvery);
   RankStreams streams;
-  streams.max_files = allow_files(3 * job.ranks.size() + 64);
+  streams.max_files = base::allow_files(3 * job.ranks.size() + 64);
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   streams.in = null.get();
   streams.failure = failures_.write.get();

@@ -455,9 +455,9 @@ int run(RunOptions options) {
   surroundings.columns = terminal_columns();
   surroundings.run_dir = "runs/" + (options.name.empty() ? default_name(surroundings.program) : options.name);
   if (options.ranks == 0) options.ranks = default_ranks(surroundings.environment, num_gpus(), num_cores(surroundings.cpus));
-  // Of a rank up to five connections to the store, and two files of output; beside them strangers at the store, whom it drops, and our own.
-  const auto num_files = static_cast<std::uint64_t>(options.ranks) * (options.output_dir.empty() ? 5 : 7) + 192;
-  const std::uint64_t max_files = allow_files(num_files);
+  // Beside the store two files of output of each rank, and our own.
+  const auto num_files = job::files_of_store(options.ranks) + static_cast<std::uint64_t>(options.output_dir.empty() ? 0 : 2 * options.ranks) + 64;
+  const std::uint64_t max_files = base::allow_files(num_files);
   return Launcher(options, std::move(surroundings), max_files).run();
 }
 

@@ -175,18 +175,4 @@ std::optional<Reaped> reap_one() {
   return reaped;
 }
 
-std::uint64_t allow_files(std::uint64_t need) {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  const std::uint64_t before = limit.rlim_cur;
-  if (before >= need) return before;
-  if (limit.rlim_max < need)
-    throw base::SystemError("this job needs " + std::to_string(need) + " file descriptors; allowed are " +
-                                std::to_string(limit.rlim_max) + " (ulimit -Hn)",
-                            EMFILE);
-  limit.rlim_cur = need;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw base::SystemError("cannot raise the limit of file descriptors", errno);
-  return before;
-}
-
 }  // namespace lockstep::launcher

@@ -82,8 +82,4 @@ std::vector<pid_t> descendants();
 /// at the deadline is returned.
 std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline);
 
-/// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError (RESOURCE)
-/// saying what is allowed when the hard limit forbids it.
-std::uint64_t allow_files(std::uint64_t need);
-
 }  // namespace lockstep::launcher

@@ -101,9 +101,8 @@ void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks) {
 
 void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir) {
   const int rank = verdict.fatal.rank;
-  const bool waited_for = verdict.fatal.cause == base::Cause::kRankStuck || verdict.fatal.cause == base::Cause::kJoinTimeout;
   const bool ended = std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) { return end.rank == rank; });
-  if (!waited_for || rank < 0 || ended || !verdict.stacks.empty()) return;
+  if (verdict.fatal.cause != base::Cause::kRankStuck || rank < 0 || ended || !verdict.stacks.empty()) return;
   verdict.stacks = {rank};
   verdict.fatal.hint = "its stack is in " + run_dir + "/" + stack_file(rank) + (verdict.fatal.hint.empty() ? "" : "; " + verdict.fatal.hint);
 }

@@ -381,21 +381,15 @@ TEST(DdpFailures, AnotherNumberOfDimensions) {
   });
 }
 
-TEST(DdpFailures, AnotherDtype) {
-  expect_model_difference({"first.weight", "Float", "Double"}, [](Mlp& net) { net->to(at::kDouble); });
-}
+TEST(DdpFailures, AnotherDtype) { expect_model_difference({"first.weight", "Float", "Double"}, [](Mlp& net) { net->to(at::kDouble); }); }
 
-TEST(DdpFailures, AnotherRequiresGrad) {
-  expect_model_difference({"second.bias", "frozen"}, [](Mlp& net) { net->second->bias.requires_grad_(false); });
-}
+TEST(DdpFailures, AnotherRequiresGrad) { expect_model_difference({"second.bias", "frozen"}, [](Mlp& net) { net->second->bias.requires_grad_(false); }); }
 
 TEST(DdpFailures, OneMoreParameter) {
   expect_model_difference({"extra"}, [](Mlp& net) { net->register_parameter("extra", torch::ones({2})); });
 }
 
-TEST(DdpFailures, OneMoreBuffer) {
-  expect_model_difference({"buffer extra"}, [](Mlp& net) { net->register_buffer("extra", torch::ones({2})); });
-}
+TEST(DdpFailures, OneMoreBuffer) { expect_model_difference({"buffer extra"}, [](Mlp& net) { net->register_buffer("extra", torch::ones({2})); }); }
 
 TEST(DdpFailures, OtherOptions) {
   Mlp net;

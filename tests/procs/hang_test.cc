@@ -147,6 +147,16 @@ TEST(LongWork, NoLimitNoEnd) {
   EXPECT_EQ(exit.code, 0) << exit.err;
 }
 
+TEST(Hang, ARankThatHangsInTheKernelEndsTheJobAllTheSame) {
+  const TempDir folder;
+  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
+  EXPECT_EQ(exit.code, 124);
+  EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
+  EXPECT_EQ(fatal_in(exit.err).rank, 1);
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("state D"));
+  EXPECT_LT(exit.after, 15s);
+}
+
 TEST(Hang, ARankThatTheOthersGiveUpHasItsStackWritten) {
   const TempDir folder;
   const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"wait_less", "1", "1.5"}));
@@ -207,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(All, FirstCause,
                          ::testing::Values(End{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
                                            End{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
                                            End{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
-                                           End{"allocate", 74, base::Cause::kResource, "allocate"},
+                                           End{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
                                            End{"bare", 134, base::Cause::kRankDied, "an exception that nobody caught: std::runtime_error: no such thing"},
                                            End{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
                                            End{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},

@@ -2,6 +2,7 @@
 // wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
 //
 //   loop | deadlock | wait_less   for ever
+//   kernel                 for ever, in the kernel (state D), where no debugger reaches it
 //   stop                   by SIGSTOP
 //   after                  a loop when the others have left
 //   work | alive | busy    for SECONDS: saying nothing, world.alive() now and then, under world.busy()
@@ -45,6 +46,12 @@ volatile bool for_ever = true;
   }
 }
 
+/// The parent of vfork() sleeps, killable but not interruptible, until its child has ended.
+void wait_in_the_kernel() {
+  if (::vfork() != 0) return;
+  for (;;) ::pause();
+}
+
 /// Work of many small pieces, each of which may say that it goes on.
 void work(Group& world, double seconds, bool tells) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
@@ -57,6 +64,7 @@ void work(Group& world, double seconds, bool tells) {
 void go_wrong(const std::string& what, Group& world, double seconds) {
   if (what == "loop" || what == "wait_less") loop_for_ever();
   if (what == "deadlock") wait_for_itself();
+  if (what == "kernel") wait_in_the_kernel();
   if (what == "stop") ::raise(SIGSTOP);
   if (what == "work" || what == "alive") work(world, seconds, what == "alive");
   if (what == "busy") {

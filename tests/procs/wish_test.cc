@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(All, Inject,
                          [](const auto& one) { return std::string(one.param.fault); });
 
 TEST(Inject, SlowIsReportedAndNotEnded) {
-  const Exit exit = run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=5"}));
+  const Exit exit = run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=STRAGGLER rank=2"));
 }

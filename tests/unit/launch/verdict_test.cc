@@ -99,7 +99,6 @@ TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
     return verdict.stacks;
   };
   EXPECT_EQ(stacks_of(base::Cause::kRankStuck, 2, {{0, 1, 1, 0}}), std::vector<int>{2});
-  EXPECT_EQ(stacks_of(base::Cause::kJoinTimeout, 2, {}), std::vector<int>{2});
   EXPECT_EQ(stacks_of(base::Cause::kRankStuck, 2, {{2, 1, 1, 0}}), std::vector<int>{});
   EXPECT_EQ(stacks_of(base::Cause::kRankStuck, -1, {}), std::vector<int>{});
   EXPECT_EQ(stacks_of(base::Cause::kDesync, 2, {}), std::vector<int>{});
