@@ -43,7 +43,7 @@ std::vector<FlightSeen> read_flight(const FlightRing& ring) {
                    .step = entry.step,
                    .begun = entry.begun,
                    .ended = entry.ended,
-                   .channel = text_of(ring.channels[std::min<std::size_t>(entry.channel, FlightRing::kChannels - 1)]),
+                   .channel = text_of(ring.channels[std::min<std::size_t>(entry.channel.load(), FlightRing::kChannels - 1)]),
                    .kind = text_of(entry.kind),
                    .dtype = text_of(entry.dtype),
                    .name = text_of(entry.name)});

@@ -45,7 +45,7 @@ struct FlightEntry {
   std::int64_t step;
   std::int64_t begun;                 ///< ticks
   std::atomic<std::int64_t> ended;    ///< 0: not yet; kGivenUp
-  std::uint16_t channel;
+  std::atomic<std::uint16_t> channel;
   char kind[14];
   char dtype[8];
   char name[56];
@@ -79,7 +79,7 @@ struct FlightRing {
     entry.step = note.step;
     entry.begun = ticks();
     entry.ended.store(0, std::memory_order_relaxed);
-    entry.channel = note.channel;
+    entry.channel.store(note.channel, std::memory_order_relaxed);
     put(entry.kind, note.kind);
     put(entry.dtype, note.dtype);
     put(entry.name, note.name);

@@ -89,7 +89,7 @@ PendingPtr Channel::start_compared(const Collective& op, const ComparedCall& cal
 }
 
 void Channel::wait(Pending& pending, const Collective& op, const std::string& text) {
-  const Waiting waiting{name_, op.seq, label(op), text, &members_};
+  const Waiting waiting{name_, op.seq, label(op), text, &members_, op.deadline};
   if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstLook)))) {
     Watch::Looks looks;
     try {

@@ -30,7 +30,7 @@ class Channel {
   void begin(Collective& op, const at::Tensor& tensor);
   /// The same of what is more than one Collective. Its number in the flight recorder; that on this channel is put into `what`.
   std::uint64_t begin(base::FlightNote& what);
-  /// What begin() has recorded has ended well; what fails never ends.
+  /// What begin() has recorded has ended well; what an error ends is given up.
   void end(std::uint64_t record) { page_.flight.end(record); }
 
   /// Gives `op` to the transport. Throws when the channel is closed.

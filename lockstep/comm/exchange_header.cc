@@ -28,7 +28,7 @@ const Field kFields[] = {
      [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.order}; },
      [](std::int64_t v) {
-       return "draws its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " + std::to_string(v);
+       return "has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " + std::to_string(v);
      },
      false},
     {[](const ExchangeHeader& h) { return h.steps; },

@@ -229,7 +229,7 @@ bool Group::stop_requested() {
 }
 void Group::agree_to_stop() { impl_->world->stop_agreed = true; }
 void Group::count_batch(std::uint32_t order) {
-  impl_->world->order.store(order, std::memory_order_relaxed);
+  if (impl_->members.size() == static_cast<std::size_t>(impl_->world->identity.world_size)) impl_->world->order.fetch_add(order, std::memory_order_relaxed);
   impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
   base::RankPage::process().batches.fetch_add(1, std::memory_order_relaxed);
 }

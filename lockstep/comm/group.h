@@ -145,7 +145,7 @@ class Group {
   void agree_to_stop();
 
   /// For loaders that hand all ranks equally many batches: one was drawn, from an order of samples with this fingerprint. Ranks whose counts
-  /// or fingerprints differ when gradients are exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
+  /// differ, or, of the world's loaders, the sums of fingerprints, when gradients are exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
   void count_batch(std::uint32_t order = 0);
 
   /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.

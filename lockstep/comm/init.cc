@@ -31,13 +31,22 @@ constexpr auto kMeetingWithoutLimit = std::chrono::hours(24);
 constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
 constexpr std::uint64_t kOwnFiles = 512;  // of a rank that serves the store
 
+/// Up to five connections a rank are the most; fewer descriptors do as a rule.
+void allow_files_for_store(int ranks) {
+  try {
+    base::allow_files(job::files_of_store(ranks) + kOwnFiles);
+  } catch (const base::SystemError& error) {
+    base::log_warning(error.what());
+  }
+}
+
 /// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a client:
 /// join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
-  if (id.rank == 0) base::allow_files(job::files_of_store(id.world_size) + kOwnFiles);
-  if (id.store == StoreKind::kTorchrun) meet_by_torchrun(world, deadline);
-  else if (id.address.host.empty()) meet_by_mpi(world, deadline);
+  if (id.rank == 0) allow_files_for_store(id.world_size);
+  if (id.store == StoreKind::kTorchrun) return meet_by_torchrun(world, deadline);
+  if (id.address.host.empty()) meet_by_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
   if (id.rank == 0 && !world.key.secret())
     base::log_warning("this job has no key: whoever reaches " + to_string(id.address) + " can join it; LOCKSTEP_KEY_FILE names a file with one");
@@ -46,21 +55,21 @@ void open_store_of_rank_zero(World& world, Deadline deadline) {
       world.server = std::make_unique<job::StoreServer>(id.address, credentials, true);
     } catch (const base::SystemError& error) {
       try {
-        world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))), world.timeout);
+        world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
       } catch (const base::CommError&) {
         throw error;
       }
       return;
     }
   }
-  world.store = job::connect_store(id.address, credentials, id.rank, deadline, world.timeout);
+  world.store = job::connect_store(id.address, credentials, id.rank, deadline);
 }
 
 void open_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   switch (id.store) {
     case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
-    case StoreKind::kLauncher: world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline, world.timeout); break;
+    case StoreKind::kLauncher: world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline); break;
     case StoreKind::kRankZero:
     case StoreKind::kTorchrun: open_store_of_rank_zero(world, deadline); break;
   }

@@ -140,7 +140,7 @@ void Watch::publish_record(const Waiting& waiting, Looks& looks) {
     base::RankPage::process().waiting.store(!blocked_in_.empty(), std::memory_order_relaxed);
     text = record();
   }
-  store_->set(wait_key(rank_), text, soon());
+  store_->set(wait_key(rank_), text, patience(waiting));
   looks.published = true;
 }
 
@@ -195,7 +195,7 @@ std::string Watch::progress_of_awaited(const Waiting& waiting) {
   std::vector<int> ranks = absent(waiting);
   if (ranks.empty()) ranks = *waiting.members;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto other = peer_in(wait_key(ranks[i]));
+    const auto other = peer_in(wait_key(ranks[i]), waiting);
     if (!other || other->channel.empty()) continue;
     for (const int next : other->awaited())
       if (std::find(ranks.begin(), ranks.end(), next) == ranks.end()) ranks.push_back(next);
@@ -203,7 +203,7 @@ std::string Watch::progress_of_awaited(const Waiting& waiting) {
   std::sort(ranks.begin(), ranks.end());
   std::string who;
   for (const int rank : ranks) who += std::to_string(rank) + " ";
-  return who + job::progress_of(*store_, ranks, soon());
+  return who + job::progress_of(*store_, ranks, patience(waiting));
 }
 
 void Watch::end(Looks& looks) noexcept {
@@ -223,13 +223,18 @@ void Watch::end(Looks& looks) noexcept {
   }
 }
 
-std::optional<Watch::Peer> Watch::peer_in(const std::string& key) {
-  const auto text = store_->find(key, soon());
+/// A store that stands still, as when a person has stopped the launcher, is waited for as long as a rank is.
+Deadline Watch::patience(const Waiting& waiting) const {
+  return earlier(waiting.deadline, limit_.count() > 0 ? Deadline::in(limit_) : Deadline::never());  // bounded: as the user wants it
+}
+
+std::optional<Watch::Peer> Watch::peer_in(const std::string& key, const Waiting& waiting) {
+  const auto text = store_->find(key, patience(waiting));
   return text ? Peer::parse(*text) : std::nullopt;
 }
 
 void Watch::throw_first_cause(const Waiting& waiting) {
-  const auto line = store_->find(job::key::kCause, soon());
+  const auto line = store_->find(job::key::kCause, patience(waiting));
   const auto cause = line ? job::parse_fatal(*line) : std::nullopt;
   if (!cause) return;
   const bool ended = cause->cause == Cause::kRankDied || cause->cause == Cause::kRankExited;
@@ -241,7 +246,7 @@ void Watch::throw_first_cause(const Waiting& waiting) {
 }
 
 void Watch::throw_if_abandoned(const Waiting& waiting) {
-  const auto record = store_->find(abandoned_key(waiting.channel), soon());
+  const auto record = store_->find(abandoned_key(waiting.channel), patience(waiting));
   if (!record) return;
   const std::size_t end = record->find(kField);
   const auto peer = base::parse_int(std::string_view(*record).substr(0, end));
@@ -258,7 +263,7 @@ void Watch::abandon(const std::string& channel, int peer, const std::string& tex
 }
 
 void Watch::check_left(const Waiting& waiting, int peer) {
-  const auto record = peer_in(job::key::left(peer));
+  const auto record = peer_in(job::key::left(peer), waiting);
   if (!record || record->has_started(waiting.channel, waiting.seq)) return;
   throw_first_cause(waiting);  // who leaves because of an error has published it before
   throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
@@ -270,12 +275,12 @@ void Watch::check_left(const Waiting& waiting, int peer) {
 /// A process that has ended will not come. `also_good`: one that returned 0 may have done its part before, which only a wire that
 /// failed rules out.
 void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
-  const auto how = store_->find(job::key::exited(peer), soon());
+  const auto how = store_->find(job::key::exited(peer), patience(waiting));
   if (!how || how->empty() || (*how == job::key::kClosed && !also_good)) return;
   throw_first_cause(waiting);
   if (*how == job::key::kClosed) {
     check_left(waiting, peer);
-    if (peer_in(job::key::left(peer))) return;
+    if (peer_in(job::key::left(peer), waiting)) return;
   }
   if (*how != kExitedGood) {
     // The launcher is about to say which of those that end now was the first.
@@ -284,7 +289,7 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   }
   if (!also_good) return;
   check_left(waiting, peer);  // says it better, and knows of a part that was done
-  if (!peer_in(job::key::left(peer)))
+  if (!peer_in(job::key::left(peer), waiting))
     throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
                     "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) + " waits for it in " +
                         waiting.text,
@@ -293,8 +298,8 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
 
 /// A process of which only that it ended is known may have done its part before, or may have lost no more than its connections.
 void Watch::check_closed(const Waiting& waiting, int peer, Looks& looks) {
-  const auto how = store_->find(job::key::exited(peer), soon());
-  if (!how || *how != job::key::kClosed || peer_in(job::key::left(peer))) {
+  const auto how = store_->find(job::key::exited(peer), patience(waiting));
+  if (!how || *how != job::key::kClosed || peer_in(job::key::left(peer), waiting)) {
     looks.closed.erase(peer);
     return;
   }
@@ -306,7 +311,7 @@ void Watch::check_closed(const Waiting& waiting, int peer, Looks& looks) {
 }
 
 void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
-  const auto other = peer_in(wait_key(peer));
+  const auto other = peer_in(wait_key(peer), waiting);
   if (!other) return;
   const bool same = other->channel == waiting.channel && other->seq == waiting.seq;
   if (same || other->has_started(waiting.channel, waiting.seq) || !other->waits_for(rank_)) return;
@@ -328,7 +333,7 @@ std::vector<int> Watch::absent(const Waiting& waiting) {
   std::vector<int> ranks;
   for (const int peer : *waiting.members) {
     if (peer == rank_) continue;
-    const auto other = peer_in(wait_key(peer));
+    const auto other = peer_in(wait_key(peer), waiting);
     if (!other || !other->has_started(waiting.channel, waiting.seq)) ranks.push_back(peer);
   }
   return ranks;

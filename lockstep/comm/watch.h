@@ -31,6 +31,7 @@ struct Waiting {
   std::string label;                ///< "all_reduce(fc.weight)#12"
   std::string text;                 ///< "all_reduce(float32[1024])"
   const std::vector<int>* members;  ///< world ranks that must take part
+  base::Deadline deadline = base::Deadline::never();  ///< bounded: by the Watch
 };
 
 /// One a process and world. The quick path is started(). Everything else happens only in waits of
@@ -115,7 +116,8 @@ class Watch {
  private:
   struct Peer;
   void add_starter();
-  std::optional<Peer> peer_in(const std::string& key);
+  base::Deadline patience(const Waiting& waiting) const;
+  std::optional<Peer> peer_in(const std::string& key, const Waiting& waiting);
   bool blocked_locked() const;
   std::string record();
   void publish_record(const Waiting& waiting, Looks& looks);

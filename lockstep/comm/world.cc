@@ -1,6 +1,7 @@
 #include "lockstep/comm/world.h"
 
 #include <algorithm>
+#include <climits>
 #include <exception>
 #include <iterator>
 #include <map>
@@ -17,6 +18,7 @@
 #include "lockstep/comm/shm/shm.h"
 #include "lockstep/comm/torchrun_meeting.h"
 #include "lockstep/job/fatal.h"
+#include "lockstep/job/store_client.h"
 
 namespace lockstep::comm {
 namespace {
@@ -24,6 +26,8 @@ namespace {
 // Operations of gloo that are carried out at once; hierarchy has six pieces of a large one under way.
 constexpr int kFewThreads = 2;
 constexpr int kManyThreads = 4;
+constexpr auto kTriesAWord = std::chrono::seconds(2);  // and then asks whether there is another one
+constexpr auto kWordsChange = std::chrono::milliseconds(100);
 constexpr auto kOthersLeave = std::chrono::milliseconds(5);
 constexpr auto kOthersRead = std::chrono::seconds(1);  // what ended the job: they look every 200 ms
 // Small messages by MPI, which is quicker for them; the rest by gloo, which has threads of its own.
@@ -87,12 +91,25 @@ std::string serve_at(World& world, const std::string& host) {
   const job::JobKey random = job::JobKey::random();
   const job::JobKey& key = world.key.secret() ? world.key : random;
   world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
-  return std::string(random.bytes()) + base::to_string(world.server->address());
+  return std::string(random.bytes()) + std::to_string(world.identity.generation) + " " + base::to_string(world.server->address());
 }
 
 void take_word(World& world, const std::string& heard) {
+  const auto parts = base::split(std::string_view(heard).substr(std::min(heard.size(), job::JobKey::kBytes)), ' ');
+  if (parts.size() != 2) throw base::CommError(base::Cause::kProtocol, "init", -1, 0, "what rank 0 says of where the ranks meet cannot be read");
   if (!world.key.secret()) world.key = job::JobKey(std::string_view(heard).substr(0, job::JobKey::kBytes));
-  world.identity.address = base::parse_address("rank 0's address", std::string_view(heard).substr(std::min(heard.size(), job::JobKey::kBytes)));
+  world.identity.generation = static_cast<int>(base::parse_int_in("rank 0's generation", parts[0], 0, INT_MAX));
+  world.identity.address = base::parse_address("rank 0's address", parts[1]);
+}
+
+/// On one host nobody else need reach it. Else where the others find torchrun's store, which is on rank 0's host as a rule, unless the name of that host means
+/// the host alone, as Debian's does.
+std::string address_under_torchrun(const World& world) {
+  if (world.identity.local_world_size == world.identity.world_size) return "127.0.0.1";
+  const std::string towards = base::address_towards(world.identity.address);
+  if (world.interface.empty() && !towards.starts_with("127.") && towards != "::1") return towards;
+  const std::string found = base::address_of_interface(world.interface);
+  return found.empty() && world.interface.empty() ? towards : found;
 }
 
 }  // namespace
@@ -107,17 +124,26 @@ void meet_by_mpi(World& world, base::Deadline deadline) {
 }
 
 void meet_by_torchrun(World& world, base::Deadline deadline) {
-  const job::Identity& id = world.identity;
+  job::Identity& id = world.identity;
   const base::Address torchrun = id.address;
-  // On one host nobody else need reach it. Else where the others find torchrun's store, which is on rank 0's host as a rule, unless the name of that host
-  // means the host alone, as Debian's does.
-  const auto host = [&] {
-    if (id.local_world_size == id.world_size) return std::string("127.0.0.1");
-    const std::string towards = world.interface.empty() ? base::address_towards(torchrun) : "";
-    return towards.empty() || towards.starts_with("127.") || towards == "::1" ? base::address_of_interface(world.interface) : towards;
-  };
-  const std::string word = id.rank == 0 ? serve_at(world, host()) : "";
-  take_word(world, meet_by_torchrun_store(torchrun, "lockstep/" + id.job + "." + std::to_string(id.generation), word, deadline));
+  const std::string key = "lockstep/" + id.job;
+  const auto connect = [&](base::Deadline limit) { return job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, limit); };
+  if (id.rank == 0) {
+    take_word(world, meet_by_torchrun_store(torchrun, key, serve_at(world, address_under_torchrun(world)), deadline));
+    world.store = connect(deadline);
+    return;
+  }
+  // torchrun's store outlives restarts, and its hosts do not count them alike: the word may be that of a rank 0 that is no more.
+  for (const job::JobKey given = world.key;; world.key = given) {
+    take_word(world, meet_by_torchrun_store(torchrun, key, "", deadline));
+    try {
+      world.store = connect(earlier(deadline, base::Deadline::in(kTriesAWord)));
+      return;
+    } catch (const base::CommError&) {
+      if (deadline.expired()) throw;
+    }
+    std::this_thread::sleep_for(kWordsChange);
+  }
 }
 
 const std::vector<std::string>& transport_names() {

@@ -37,7 +37,7 @@ struct World {
   std::chrono::milliseconds timeout{};           // of what groups need of each other when they are made
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
-  std::atomic<std::uint32_t> order{0};  // of the samples of the last one
+  std::atomic<std::uint32_t> order{0};  // of the samples of those that were drawn for all: a sum of fingerprints
   job::Injection injection;  // a fault that was asked for
   bool stop_agreed = false;  // by all ranks, in an exchange
 
@@ -59,7 +59,8 @@ std::string choose_outer(const job::Identity& identity, const std::string& asked
 /// all learn by MPI where, and the job's key. Throws UsageError where there is no MPI.
 void meet_by_mpi(World& world, base::Deadline deadline);
 
-/// The same when torchrun has started them: they learn it from torchrun's own store, which whoever reaches it can read. A key that the ranks have stays.
+/// The same when torchrun has started them: they learn it from torchrun's own store, which whoever reaches it can read, and world.store is connected. A key
+/// that the ranks have stays.
 void meet_by_torchrun(World& world, base::Deadline deadline);
 
 /// The names that --transport takes, "auto" first.

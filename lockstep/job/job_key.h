@@ -12,7 +12,7 @@ namespace lockstep::job {
 using Mac = std::array<unsigned char, 32>;
 
 /// 32 bytes that stand in no command line and in no environment: the launcher makes them, and each rank finds them in the page that its agent made for
-/// it; ranks that MPI has started hear them from rank 0 by MPI; others may have a file.
+/// it; ranks that MPI or torchrun has started hear them from rank 0, by MPI or torchrun's store; others may have a file.
 class JobKey {
  public:
   static constexpr std::size_t kBytes = 32;

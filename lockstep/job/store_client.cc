@@ -22,6 +22,7 @@ using base::Deadline;
 
 constexpr int kTries = 5;  // of connections that end before they are admitted
 constexpr auto kPause = std::chrono::milliseconds(50);
+constexpr std::chrono::milliseconds kAnswers{10000};
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);  // wait of one request
 constexpr const char* kGone = "the launcher (or rank 0, which serves the store when there is none) has ended";
 
@@ -37,7 +38,9 @@ constexpr const char* kGone = "the launcher (or rank 0, which serves the store w
 }
 
 [[noreturn]] void lost(const base::Address& address, const base::SystemError& error) {
-  if (error.cause() == Cause::kRankStuck) lost(address, "its process has not answered for some time");  // our own deadline
+  if (error.cause() == Cause::kRankStuck)  // our own deadline
+    throw CommError(Cause::kCoordinatorLost, "store", -1, -1, "the job's store at " + to_string(address) + " has not answered for some time, but its host does",
+                    "is the launcher stopped, or rank 0, which serves the store when there is none?");
   if (base::is_unreachable(error.error_number())) out_of_reach(address);
   lost(address, error.what());
 }
@@ -107,10 +110,10 @@ Line enter(const base::Address& address, base::Fd fd, const Credentials& credent
 /// the same server is there; once it is not, or cannot be reached, nobody asks again.
 class StoreClient final : public Store {
  public:
-  StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline, std::chrono::milliseconds patience)
-      : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank), patience_(patience) {
+  StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
+      : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
     try {
-      Line first = come_in(deadline, deadline, false);
+      Line first = come_in(deadline, kLongest, false);
       server_ = first.server;
       // Names are looked up once: a network that is down may have no resolver.
       address_ = base::peer_address(first.fd.get());
@@ -121,28 +124,29 @@ class StoreClient final : public Store {
   }
 
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    ask(wire::Verb::kSet, key, {}, value, now());
+    ask(wire::Verb::kSet, key, {}, value, now(), deadline);
   }
   std::optional<std::string> get(std::string_view key, Deadline deadline) override {
-    return ask(wire::Verb::kGet, key, {}, {}, deadline);
+    return ask(wire::Verb::kGet, key, {}, {}, deadline, deadline);
   }
   std::optional<std::string> find(std::string_view key, Deadline deadline) override {
-    return ask(wire::Verb::kGet, key, {}, {}, now());
+    return ask(wire::Verb::kGet, key, {}, {}, now(), deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) override {
-    const auto sum = ask(wire::Verb::kAdd, key, {}, std::to_string(amount), now());
+    const auto sum = ask(wire::Verb::kAdd, key, {}, std::to_string(amount), now(), deadline);
     return base::parse_int(sum.value_or("0")).value_or(0);
   }
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
                           Deadline deadline) override {
-    return ask(wire::Verb::kCompareSet, key, expected, desired, now()).value_or("");
+    return ask(wire::Verb::kCompareSet, key, expected, desired, now(), deadline).value_or("");
   }
 
  private:
   enum class Gone { kNo, kEnded, kOutOfReach };
   static Deadline now() { return Deadline::in(std::chrono::milliseconds(0)); }
 
-  std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value, Deadline wait) {
+  std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value, Deadline wait,
+                                 Deadline allowed) {
     check_limits(key, value);
     check_limits(key, expected);
     if (gone_ == Gone::kEnded) lost(address_, "it was lost before");
@@ -155,8 +159,8 @@ class StoreClient final : public Store {
       wire::put_text(text, expected);
       return text.append(value);
     };
-    // A verb that does not wait is answered at once by a store that runs: that it stands still for a while is no reason, whatever less the caller allows.
-    const Deadline limit = Deadline::in(std::min(wait.left(), kLongest) + patience_);
+    // A verb that does not wait is answered at once by a store that runs: 10 s, whatever less the caller allows, tells one that stands still from a busy machine.
+    const Deadline limit = Deadline::in(std::max(std::min(wait.left(), kLongest) + kAnswers, std::min(allowed.left(), kLongest)));
     auto line = idle_line();
     const bool used_before = line.has_value();
     try {
@@ -174,7 +178,7 @@ class StoreClient final : public Store {
   }
 
   [[noreturn]] void give_up(const base::SystemError& error) {
-    gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
+    if (error.cause() != Cause::kRankStuck) gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
     lost(address_, error);
   }
 
@@ -197,11 +201,21 @@ class StoreClient final : public Store {
     return reply.substr(1);
   }
 
+  /// Throws PeerLost, and SystemError when a host that listened before does not answer.
+  base::Fd dial(Deadline deadline, bool listens) {
+    try {
+      return base::dial(address_, deadline, listens);
+    } catch (const base::PeerLost&) {
+      if (listens && deadline.expired()) throw base::SystemError("connect", ETIMEDOUT, Cause::kPeerUnreachable);
+      throw;
+    }
+  }
+
   /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again. Throws SystemError when the
   /// server does not answer.
-  Line come_in(Deadline dialled, Deadline deadline, bool listens) {
+  Line come_in(Deadline deadline, Deadline::Clock::duration dial_within, bool listens) {
     for (int left = kTries;; --left) {
-      base::Fd fd = base::dial(address_, dialled, listens);
+      base::Fd fd = dial(earlier(deadline, Deadline::in(dial_within)), listens);
       try {
         return enter(address_, std::move(fd), credentials_, rank_, deadline);
       } catch (const base::SystemError& error) {
@@ -213,16 +227,11 @@ class StoreClient final : public Store {
 
   /// One more to the same server.
   Line new_line(Deadline limit) {
-    const Deadline soon = earlier(limit, Deadline::in(base::kHostIsSilent));
     std::string why;
     try {
-      Line line = come_in(soon, limit, true);
+      Line line = come_in(limit, base::kHostIsSilent, true);
       if (line.server == server_) return line;
       why = "another one has taken its place";
-    } catch (const base::PeerLost& error) {
-      // A host on which nobody listens any more says so at once.
-      if (soon.expired()) give_up(base::SystemError("connect", ETIMEDOUT));
-      why = error.what();
     } catch (const base::SystemError& error) {
       give_up(error);
     } catch (const base::Error& error) {
@@ -253,7 +262,6 @@ class StoreClient final : public Store {
   base::Address address_;
   const Credentials credentials_;
   const int rank_;
-  const std::chrono::milliseconds patience_;
   std::uint64_t server_ = 0;         // the number of the one that was found first
   std::atomic<Gone> gone_{Gone::kNo};
   std::mutex mutex_;  // guards idle_
@@ -262,11 +270,10 @@ class StoreClient final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline,
-                                     std::chrono::milliseconds patience) {
+std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline) {
   if (credentials.job.size() > wire::kMaxJob)
     throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) + " bytes; allowed are 128");
-  return std::make_shared<StoreClient>(address, credentials, rank, deadline, patience);
+  return std::make_shared<StoreClient>(address, credentials, rank, deadline);
 }
 
 }  // namespace lockstep::job

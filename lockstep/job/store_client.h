@@ -1,7 +1,6 @@
 // A Store that lives in another process.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 
@@ -11,14 +10,10 @@
 
 namespace lockstep::job {
 
-/// How long a store that lives may take to answer what it need not wait for.
-inline constexpr std::chrono::milliseconds kStorePatience{10000};
-
 /// Connects to the StoreServer at `address` as `rank`, trying until the deadline. Throws CommError: kCoordinatorLost when nobody
 /// answers, or no longer (kPeerUnreachable when its host is silent), kProtocol when it is no Lockstep store or another version's, kWrongJob and kStaleGen when it belongs to another job, or another start of it, kAuthFailed
-/// when the two ends do not have the same key. Later a store whose process stands still, while its host lives, is waited for as long as `patience` says: a person
-/// may have stopped it.
-std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline,
-                                     std::chrono::milliseconds patience = kStorePatience);
+/// when the two ends do not have the same key. Later a store whose process stands still, while its host lives, as when a person has stopped it, is waited for
+/// until the deadline of each call, and for 10 s at least.
+std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline);
 
 }  // namespace lockstep::job

@@ -203,6 +203,7 @@ void Agent::tell_pulses() {
   const auto now = job::StandingStill::Clock::now();
   for (RankProcess& process : ranks_)
     if (process.pid > 0) say(FrameKind::kPulse, process.rank, encode_pulse(process.watch.pulse(process.pid, now)));
+  if (outbox_.empty()) say(FrameKind::kAlive, -1);
 }
 
 void Agent::tell_flights() {

@@ -71,6 +71,7 @@ Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>&
     verdict.fatal.detail = "no sign of life for " + seconds(evidence.limits.stall) + (pulse == pulses.end() ? "" : why_silent(pulse->second.state));
   } else {
     verdict.fatal.detail = "no progress for " + seconds(evidence.limits.hang);
+    if (pulse != pulses.end() && pulse->second.state == 'T') verdict.fatal.detail += why_silent('T');
   }
   verdict.fatal.detail += who_waits(ranks);
   const auto seen = std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == rank; });

@@ -39,7 +39,8 @@ constexpr auto kAgentLooks = 1s;           // it answers within a few millisecon
 constexpr auto kRanksAreTold = 1s;         // a rank that waits hears of a failure within 0.1 s, and then ends by itself
 constexpr auto kStacksTake = 5s;           // the agent gives them 4
 constexpr auto kAgentIsSilent = 5s;        // at least; it tells of its ranks every second
-constexpr auto kOverslept = 1s;            // we stood still ourselves
+constexpr auto kAgentIsAsked = 2s;         // whether it is silent, or this process has slept as well
+constexpr auto kOverslept = 1s;
 constexpr auto kAgentEnds = 5s;            // after its last frame
 constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 const base::Address kLoopback{"127.0.0.1", 0};
@@ -150,7 +151,8 @@ class Launcher {
   int stop_signal_ = 0;                         // a person's
   Deadline decide_at_ = Deadline::never();      // when the first failure is looked at
   Deadline agent_dead_at_ = Deadline::never();  // when an agent that should have finished is killed
-  Deadline agent_silent_at_ = Deadline::never();  // when one that tells nothing is
+  Deadline agent_silent_at_ = Deadline::never();  // when one that tells nothing is, after one more short wait
+  bool agent_is_asked_ = false;                   // this is that wait
   std::optional<Verdict> verdict_;              // the first one stays
   bool done_ = false;                           // the agent said that no process is left
 };
@@ -313,6 +315,7 @@ void Launcher::handle(const Frame& frame) {
     case FrameKind::kFlight:
       if (!verdict_) observed_.add(decode_seen(frame.payload));  // what ranks do that are to end is of no interest
       break;
+    case FrameKind::kAlive: break;
     case FrameKind::kLooked: looked(); break;
     case FrameKind::kUnkillable: unkillable(frame.rank, decode_numbers(frame.payload, 1)[0]); break;
     case FrameKind::kDone: done_ = true; break;
@@ -327,6 +330,7 @@ void Launcher::read_agent() {
   if (size > 0) {
     from_agent_.feed({bytes, static_cast<std::size_t>(size)});
     agent_silent_at_ = agent_must_tell();
+    agent_is_asked_ = false;
   }
   while (const auto frame = from_agent_.next()) handle(*frame);
   if (size <= 0) agent_.from.reset();
@@ -355,9 +359,11 @@ Deadline Launcher::agent_must_tell() const {
 
 /// Nobody watches the ranks any more, and nobody passes on what they write.
 void Launcher::agent_is_silent() {
-  const bool we_stood_still = Deadline::Clock::now() - agent_silent_at_.when() > kOverslept;
-  agent_silent_at_ = agent_must_tell();
-  if (we_stood_still) return;
+  // All may have stood still, as when a machine is suspended: it has time to speak when this process has not slept in between.
+  const bool we_slept = Deadline::Clock::now() - agent_silent_at_.when() > kOverslept;
+  agent_silent_at_ = Deadline::in(kAgentIsAsked);
+  if (we_slept || !std::exchange(agent_is_asked_, true)) return;
+  agent_silent_at_ = Deadline::never();  // bounded: it is killed
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent_.pid);
   fatal.detail = "the agent, which watches the ranks, has told nothing for " + std::to_string(std::max<std::int64_t>(limits_.stall / 1s, kAgentIsSilent / 1s)) + " s";
   fatal.hint = "was it stopped by a signal?";

@@ -28,6 +28,7 @@ enum class FrameKind : std::uint32_t {
   kStdout,       ///< bytes that `rank` wrote
   kStderr,
   kPulse,       ///< job::Pulse; about once a second
+  kAlive,       ///< nothing to tell of any rank; about once a second
   kFlight,      ///< base::RankSeen
   kLooked,
   kEnded,       ///< RankEnd; after all that the rank has written

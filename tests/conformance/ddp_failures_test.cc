@@ -201,7 +201,7 @@ TEST(DdpFailures, ALoaderWithAnotherSeed) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2, .seed = world().rank() == 0 ? 1u : 2u});
-  expect_error(Cause::kDesync, {"draws its samples in an order", "rank 1"}, [&] { train_with(loader, net, 0); });
+  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"}, [&] { train_with(loader, net, 0); });
 }
 
 TEST(DdpFailures, ALoaderInAnotherEpoch) {
@@ -209,7 +209,7 @@ TEST(DdpFailures, ALoaderInAnotherEpoch) {
   DistributedDataParallel ddp(net, world());
   auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2});
   train_with(loader, net, 0);
-  expect_error(Cause::kDesync, {"draws its samples in an order", "rank 1"}, [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
+  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"}, [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
 }
 
 TEST(DdpFailures, NobodyLooksWhenNotAsked) {

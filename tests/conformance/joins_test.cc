@@ -103,6 +103,24 @@ TEST(Joins, Torchrun) {
   EXPECT_THAT(exit.err, HasSubstr("2 ranks on 1 host (torchrun); transport shm (all ranks share a host)"));
 }
 
+TEST(Joins, TorchrunsStoreOutlivesAJob) {
+  const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
+  if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
+  // Rank 1 comes to the second and the third job when the word of the one before is still there.
+  const std::string script = "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit $RANK; " +
+                             "[ $RANK = 0 ] && sleep 1.5; " + kProbe;
+  SpawnOptions options;
+  options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh", "-c", script};
+  const Exit exit = run_process(options, 90s);
+  EXPECT_EQ(exit.code, 0) << exit.err;
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    int count = 0;
+    const std::string line = std::string(rank) + " of 2, local ";
+    for (std::size_t at = exit.out.find(line); at != std::string::npos; at = exit.out.find(line, at + 1)) ++count;
+    EXPECT_EQ(count, 3) << exit.out;
+  }
+}
+
 TEST(Joins, TwoCallsOfInitAreOneWorld) {
   const FreePort port;
   for (const Exit& exit : run_all({probe(by_hand(port, 0, 2), {"--twice"}), probe(by_hand(port, 1, 2), {"--twice"})}))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Faults at random moments of a training on several ranks, again and again; a table of what became of them.
 
-usage: chaos.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N] [--only NAME,...] [--transport NAME] [--pretend-hosts "0 0 1 1"]
+usage: chaos.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--seed N] [--only NAME,...] [--transport NAME,...]
 Every rank of the program writes what it has done to a history file: a hash of its parameters after each step, what it was told when it failed, and when. A
 run is good when
   - the launcher ends in time, with 0, or with exactly one FATAL line, the last one, of the right cause and the right rank;
@@ -43,10 +43,16 @@ DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
 class Run:
     """One job, and the moment from which its fault could be known."""
 
-    def __init__(self, args, plan, victim, rng):
-        self.args, self.plan, self.victim, self.rng = args, plan, victim, rng
+    def __init__(self, args, transport, plan, victim, rng):
+        self.args, self.transport, self.plan, self.victim, self.rng = args, transport, plan, victim, rng
         self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
         self.known_ns = None
+
+    def pretend_hosts(self):
+        """For a transport between hosts half of the ranks take themselves to be on another one."""
+        if self.transport != "hierarchy":
+            return []
+        return [PRETEND_HOSTS, " ".join(str(2 * rank // self.args.ranks) for rank in range(self.args.ranks))]
 
     def judge(self, reference):
         """(what is wrong, seconds until all were told, seconds until the launcher had gone)"""
@@ -55,7 +61,7 @@ class Run:
             (folder / "tmp").mkdir()
             shm = set(os.listdir("/dev/shm"))
             command = [self.args.lockstep, "run", "-n", str(self.args.ranks), "--bind", "none", *self.plan.options]
-            command += ["--transport", self.args.transport, "--", *([PRETEND_HOSTS, self.args.pretend_hosts] if self.args.pretend_hosts else [])]
+            command += ["--transport", self.transport, "--", *self.pretend_hosts()]
             command += [self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
             (folder / "clock").write_text("+0\n")
             env = {**os.environ, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
@@ -171,8 +177,8 @@ def plan_for(name, victim, rng, args):
         return Plan([], [], pause, None, 0, 0, 0)
     if name == "clock":
         return Plan([], [], set_clocks, None, 0, 0, 0, env={"LD_PRELOAD": LIBFAKETIME, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"})
-    if name == "stop":
-        return Plan(limits, [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15)
+    if name == "stop":  # both clocks run, and the one that is first tells
+        return Plan(["--hang-timeout", "30", "--stall-timeout", "10"], [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15)
     if name == "loop":
         return Plan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(options=limits + inject("loop"))
     if name == "deadlock":
@@ -190,39 +196,43 @@ def plan_for(name, victim, rng, args):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--lockstep", required=True)
-    parser.add_argument("--program", required=True)
+    parser.add_argument("--lockstep", required=True, type=os.path.abspath)
+    parser.add_argument("--program", required=True, type=os.path.abspath)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="kill,killin,pause,stop,loop,deadlock,throw,segv,flip,desync,clock")
-    parser.add_argument("--transport", default="auto")
-    parser.add_argument("--pretend-hosts", default="", help="the host that each rank takes itself to be on")
+    parser.add_argument("--transport", default="shm,gloo,hierarchy")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}, {args.ranks} ranks, transport {args.transport}", flush=True)
+    print(f"seed {seed}, {args.ranks} ranks", flush=True)
     rng = random.Random(seed)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    names = args.only.split(",")
+    if "clock" in names and not os.path.exists(LIBFAKETIME):
+        print("clock: SKIPPED: libfaketime is not installed")
+        names.remove("clock")
+    bad = sum(run_all(args, transport, names, rng) for transport in args.transport.split(","))
+    sys.exit(1 if bad else 0)
 
+
+def run_all(args, transport, names, rng):
     class Reference(Run):
         def check_histories(self, histories, reference):
             self.hashes = {line["step"]: line["hash"] for line in histories[0] if "hash" in line}
             return super().check_histories(histories, self.hashes)
 
-    undisturbed = Reference(args, plan_for("none", 0, rng, args), 0, rng)
+    print(f"transport {transport}", flush=True)
+    undisturbed = Reference(args, transport, plan_for("none", 0, rng, args), 0, rng)
     wrong, _, _ = undisturbed.judge(None)
     if wrong:
         sys.exit(f"without a fault: {wrong}")
-    names = args.only.split(",")
-    if "clock" in names and not os.path.exists(LIBFAKETIME):
-        print("clock: SKIPPED: libfaketime is not installed")
-        names.remove("clock")
 
     def one(name):
         victim = rng.randrange(args.ranks)
-        return victim, *Run(args, plan_for(name, victim, rng, args), victim, rng).judge(undisturbed.hashes)
+        return victim, *Run(args, transport, plan_for(name, victim, rng, args), victim, rng).judge(undisturbed.hashes)
 
-    sys.exit(1 if tally.run_all(names, lambda _: args.runs, one) else 0)
+    return tally.run_all(names, lambda _: args.runs, one)
 
 
 main()

@@ -34,7 +34,7 @@ STEPS = 400
 EDGE = 25
 LIMIT_S = 90
 # `causes`: of a rank of the victim's host, and of the others; none: the job goes on. `within_s`: until all ranks have ended.
-Plan = collections.namedtuple("Plan", "disturb undo causes within_s steps words limit_s env", defaults=(None, None, None, 0, STEPS, [], LIMIT_S, {}))
+Plan = collections.namedtuple("Plan", "disturb undo causes within_s words limit_s env", defaults=(None, None, None, 0, [], LIMIT_S, {}))
 
 
 class Run:
@@ -48,7 +48,7 @@ class Run:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             env = {MARK: self.mark, "LOCKSTEP_LOG": "quiet", "LOCKSTEP_TRANSPORT": self.args.transport, "LOCKSTEP_KEY_FILE": self.args.key, **self.plan.env}
-            words = [self.args.program, "chaos", folder, self.plan.steps, *self.plan.words]
+            words = [self.args.program, "chaos", folder, STEPS, *self.plan.words]
             job = (MpiJob if self.args.mpi else Job)(self.bed, self.where, words, env, stderr=subprocess.DEVNULL)
             try:
                 began_ns = self.disturb(folder)
@@ -99,7 +99,9 @@ class Run:
         if ended_s is None:
             return wrong + [f"not ended after {self.plan.limit_s} s"], None, None
         if self.plan.causes is None:
-            return wrong + [f"rank {rank} did not finish" for rank, lines in enumerate(histories) if not any("done" in line for line in lines)], None, ended_s
+            unfinished = [f"rank {rank} did not finish: {[(line['told'], line['text']) for line in lines if 'told' in line]}"
+                          for rank, lines in enumerate(histories) if not any("done" in line for line in lines)]
+            return wrong + unfinished, None, ended_s
         told_s = None
         for rank, lines in enumerate(histories):
             if rank == self.victim and self.plan.causes.get("victim") is None:
@@ -151,7 +153,7 @@ def plan_for(name, args, bed):
         "cut_from": Plan(lambda run, folder: bed.cut_one_way(host, 1), lambda: bed.heal_one_way(host, 1), both, 10),
         "blink": Plan(blink),
         # 10 min on a link on which each of the last five steps takes longer than a rank waits for others that do not get on.
-        "slow": Plan(lambda run, folder: bed.shape("1mbit", [host]), lambda: bed.unshape([host]), steps=STEPS + 5, words=["heavy", "0", str(STEPS)], limit_s=1200,
+        "slow": Plan(lambda run, folder: bed.shape("1mbit", [host]), lambda: bed.unshape([host]), words=["heavy", "0", str(STEPS - 5)], limit_s=1200,
                      env={"LOCKSTEP_TIMEOUT": "60"}),
     }
     return plans[name]
@@ -159,7 +161,7 @@ def plan_for(name, args, bed):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--program", required=True)
+    parser.add_argument("--program", required=True, type=os.path.abspath)
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=2)
@@ -172,7 +174,7 @@ def main():
     if not os.environ.get(hosts_bed.IN_CELL):
         sys.argv += ["--seed", str(seed)]  # it starts again in its cell
         print(f"seed {seed}, {args.hosts} hosts x {args.ranks_per_host} ranks, transport {args.transport}{' by mpirun' if args.mpi else ''}", flush=True)
-    hosts_bed.enter_cell(("ip", *(["mpirun"] if args.mpi else [])))
+    hosts_bed.enter_cell(("ip", "tc", *(["mpirun"] if args.mpi else [])))
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         args.key = f"{folder}/key"
@@ -199,11 +201,11 @@ def run_all(args, bed, rng):
 
     def one(name):
         plan = plan_for(name, args, bed)
-        job = (plan.steps, *plan.words)
-        references[job] = references.get(job) or reference_of(plan)
+        words = tuple(plan.words)
+        references[words] = references.get(words) or reference_of(plan)
         # Rank 0 serves the store: without a launcher its death is another fault.
         victim = rng.randrange(1, ranks) if name in ("kill", "pause") else ranks - 1
-        return victim, *Run(args, bed, plan, victim, rng).judge(references[job])
+        return victim, *Run(args, bed, plan, victim, rng).judge(references[words])
 
     return tally.run_all(args.only.split(","), lambda name: 1 if name == "slow" else args.runs, one)
 

@@ -40,7 +40,7 @@ enum class Use : std::uint8_t {
 struct StepIdentity {
   std::int64_t steps = 0;           ///< calls of Group::step()
   std::int64_t batches = 0;         ///< batches drawn from loaders that give all ranks equally many
-  std::uint32_t order = 0;          ///< a fingerprint of the order of samples from which the last of them was drawn
+  std::uint32_t order = 0;          ///< the sum of the fingerprints of the orders of samples from which they were drawn
   std::int64_t lost_backwards = 0;  ///< backward() calls since the last exchange that reached none of its parameters
   bool accumulating = false;        ///< gradients were there before this backward, and no no_sync() explains them
   bool joined = false;              ///< this rank has no more batches and only keeps the others company

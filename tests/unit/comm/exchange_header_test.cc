@@ -32,7 +32,7 @@ TEST(ExchangeHeader, EveryDifferenceHasItsSentence) {
             "rank 0 has laid out its buckets in another way (9), rank 1 has laid out its buckets in another way (8)");
   EXPECT_EQ(against([](StepIdentity& s) { s.batches = 1; }), "rank 0 has drawn 12 batches, rank 2 has drawn 1 batch");
   EXPECT_EQ(against([](StepIdentity& s) { s.order = 7; }),
-            "rank 0 draws its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint 0, rank 2 draws its samples in an "
+            "rank 0 has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint 0, rank 2 has drawn its samples in an "
             "order (seed, epoch, shuffle, size of the dataset) with the fingerprint 7");
   EXPECT_EQ(against([](StepIdentity& s) { s.steps = 4; }), "rank 0 has ended 3 steps, rank 2 has ended 4 steps");
   EXPECT_EQ(against([](StepIdentity& s) { s.lost_backwards = 1; }),

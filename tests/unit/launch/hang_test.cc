@@ -34,6 +34,12 @@ TEST(Hang, WhoIsInUserCodeIsStuck) {
   EXPECT_THAT(verdict.fatal.hint, HasSubstr("its stack is in runs/it/stack.2.txt"));
 }
 
+TEST(Hang, OneThatIsStuckAndStoppedIsSaidToBe) {
+  const std::map<int, job::Pulse> pulses = {{2, {.rank = 2, .state = 'T'}}};
+  const Verdict verdict = judge_hang({Cause::kRankStuck, {0, 1, 2}}, pulses, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
+  EXPECT_THAT(verdict.fatal.detail, HasSubstr("no progress for 300 s; it is stopped by a signal (state T); ranks 0,1 wait"));
+}
+
 TEST(Hang, WhereAllWaitInOneOperationAllAreLookedAt) {
   const Verdict verdict = judge_hang({Cause::kRankStuck, {0, 1}}, {}, {rank(0, true), rank(1, true)}, kEvidence);
   EXPECT_THAT(verdict.stacks, ElementsAre(0, 1));
