@@ -23,6 +23,7 @@ using base::Deadline;
 constexpr int kTries = 5;  // of connections that end before they are admitted
 constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr std::chrono::milliseconds kAnswers{10000};
+constexpr std::chrono::milliseconds kDialsAgain{3200};  // the system asks at 0, 1 and 3 s; that a host is silent may have taken 6 s to be seen
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);  // wait of one request
 constexpr const char* kGone = "the launcher (or rank 0, which serves the store when there is none) has ended";
 
@@ -229,7 +230,7 @@ class StoreClient final : public Store {
   Line new_line(Deadline limit) {
     std::string why;
     try {
-      Line line = come_in(limit, base::kHostIsSilent, true);
+      Line line = come_in(limit, kDialsAgain, true);
       if (line.server == server_) return line;
       why = "another one has taken its place";
     } catch (const base::SystemError& error) {

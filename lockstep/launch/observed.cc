@@ -14,10 +14,16 @@ constexpr std::chrono::seconds kSilenceIsOdd{5};
 }  // namespace
 
 bool Observed::add(const job::Pulse& pulse) {
+  const auto before = pulses_.find(pulse.rank);
+  if (before != pulses_.end() && before->second.in_world && !pulse.in_world) left_ = Clock::now();
   pulses_[pulse.rank] = pulse;
   if (pulse.silent >= kSilenceIsOdd) return limits_.stall.count() > 0 && warned_.insert(pulse.rank).second;
   warned_.erase(pulse.rank);
   return false;
+}
+
+void Observed::ended(int rank) {
+  if (pulses_.erase(rank) > 0) left_ = Clock::now();
 }
 
 void Observed::add(base::RankSeen seen) {
@@ -28,7 +34,9 @@ void Observed::add(base::RankSeen seen) {
 std::optional<job::Finding> Observed::find_stuck() const {
   std::vector<job::Pulse> all;
   for (const auto& [rank, pulse] : pulses_) all.push_back(pulse);
-  return job::find_stuck(all, world_size_, limits_);
+  const auto finding = job::find_stuck(all, world_size_, limits_);
+  const bool just_left = left_ && Clock::now() - *left_ < limits_.hang;
+  return finding && finding->cause == base::Cause::kRankStuck && just_left ? std::nullopt : finding;
 }
 
 std::vector<base::RankSeen> Observed::ranks() const {

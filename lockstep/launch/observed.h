@@ -20,8 +20,9 @@ class Observed {
   bool add(const job::Pulse& pulse);
   void add(base::RankSeen seen);
   /// The process of `rank` has.
-  void ended(int rank) { pulses_.erase(rank); }
+  void ended(int rank);
 
+  /// As the last pulses say. That a rank leaves is progress: those who stay have just been released by it, and their pulses may be older.
   std::optional<job::Finding> find_stuck() const;
 
   const std::map<int, job::Pulse>& pulses() const { return pulses_; }
@@ -30,9 +31,11 @@ class Observed {
   std::string text() const;
 
  private:
+  using Clock = job::StandingStill::Clock;
   const int world_size_;
   const job::PulseLimits limits_;
   std::map<int, job::Pulse> pulses_;      // of ranks that run; the last ones
+  std::optional<Clock::time_point> left_;  // when the last one did that has left its world
   std::set<int> warned_;                  // of the silence of these
   std::map<int, base::RankSeen> flights_;
 };
