@@ -114,7 +114,7 @@ class StoreClient final : public Store {
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
       : address_(std::move(address)), credentials_(std::move(credentials)), rank_(rank) {
     try {
-      Line first = come_in(deadline, kLongest, false);
+      Line first = come_in(deadline, false);
       server_ = first.server;
       // Names are looked up once: a network that is down may have no resolver.
       address_ = base::peer_address(first.fd.get());
@@ -214,9 +214,9 @@ class StoreClient final : public Store {
 
   /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again. Throws SystemError when the
   /// server does not answer.
-  Line come_in(Deadline deadline, Deadline::Clock::duration dial_within, bool listens) {
+  Line come_in(Deadline deadline, bool listens) {
     for (int left = kTries;; --left) {
-      base::Fd fd = dial(earlier(deadline, Deadline::in(dial_within)), listens);
+      base::Fd fd = dial(listens ? earlier(deadline, Deadline::in(kDialsAgain)) : deadline, listens);
       try {
         return enter(address_, std::move(fd), credentials_, rank_, deadline);
       } catch (const base::SystemError& error) {
@@ -230,7 +230,7 @@ class StoreClient final : public Store {
   Line new_line(Deadline limit) {
     std::string why;
     try {
-      Line line = come_in(limit, kDialsAgain, true);
+      Line line = come_in(limit, true);
       if (line.server == server_) return line;
       why = "another one has taken its place";
     } catch (const base::SystemError& error) {

@@ -27,7 +27,7 @@ std::map<std::string, std::uint64_t> reached(const RankSeen& rank) {
 }
 
 /// "world", "world.ddp0"; not "world.0[1]", nor what two ranks have between them.
-bool is_of_all(const std::string& channel) { return channel == "world" || (channel.starts_with("world.ddp") && channel.find('[') == std::string::npos); }
+bool is_of_all(const std::string& channel) { return channel == "world" || channel.starts_with("world.ddp"); }
 
 /// For each operation in which a rank waits, in the order of their places: who has not come to it.
 struct Awaited {
