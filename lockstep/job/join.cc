@@ -12,7 +12,9 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/arguments.h"
 #include "lockstep/job/fatal.h"
 
 namespace lockstep::job {
@@ -24,11 +26,13 @@ using base::Deadline;
 
 constexpr auto kSlice = std::chrono::milliseconds(200);
 constexpr std::string_view kRefused = "join/refused";
+constexpr std::string_view kArguments = "arguments";  // on its line no fact, for it may differ
 
 struct Member {
   std::string host;
   std::string host_id;  // two hosts may have one name
   std::string pid;
+  std::vector<std::string> arguments;
   Facts facts;
 };
 
@@ -51,6 +55,7 @@ std::string who(const Member& member) { return "host " + member.host + " pid " +
 
 std::string to_text(const Member& member) {
   std::string text = member.host + "\n" + member.host_id + "\n" + member.pid;
+  for (std::size_t i = 0; i < member.arguments.size(); ++i) text += (i ? "\t" : "\n" + std::string(kArguments) + "=") + member.arguments[i];
   for (const auto& [key, value] : member.facts) text += "\n" + key + "=" + value;
   return text;
 }
@@ -64,7 +69,13 @@ Member parse_member(const std::string& text) {
   member.pid = lines[2];
   for (std::size_t i = 3; i < lines.size(); ++i) {
     const std::size_t equals = lines[i].find('=');
-    if (equals != std::string::npos) member.facts[lines[i].substr(0, equals)] = lines[i].substr(equals + 1);
+    if (equals == std::string::npos) continue;
+    const std::string key = lines[i].substr(0, equals);
+    const std::string value = lines[i].substr(equals + 1);
+    if (key == kArguments)
+      member.arguments = base::split(value, '\t');
+    else
+      member.facts[key] = value;
   }
   return member;
 }
@@ -129,6 +140,16 @@ void compare_facts(const std::vector<Member>& members, const Identity& id) {
     }
 }
 
+/// Both sides say it: rank 0 of the first rank that differs, and each that does of itself. Ends nothing: it may be meant.
+void warn_of_arguments(const std::vector<Member>& members, const Identity& id) {
+  for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
+    const std::string difference = difference_of_arguments(members[rank].arguments, members[0].arguments);
+    if (!difference.empty())
+      return base::log_warning("rank " + std::to_string(rank) + " was started with other arguments than rank 0: " + difference);
+    if (id.rank != 0) return;
+  }
+}
+
 void fill_places(const std::vector<Member>& members, Identity& id) {
   const auto self = static_cast<std::size_t>(id.rank);
   std::vector<std::string> hosts;
@@ -182,11 +203,12 @@ std::string build_id_of(const dl_phdr_info& image) {
 
 void join(Store& store, Identity& identity, const Facts& facts, Deadline deadline) {
   const std::string host = base::host_name();
-  Member self{.host = host, .host_id = host_id(), .pid = std::to_string(::getpid()), .facts = facts};
+  Member self{.host = host, .host_id = host_id(), .pid = std::to_string(::getpid()), .arguments = own_arguments(), .facts = facts};
   self.facts["world_size"] = std::to_string(identity.world_size);
   take_place(store, identity, self, deadline);
   const std::vector<Member> members = wait_for_all(store, identity, deadline);
   compare_facts(members, identity);
+  warn_of_arguments(members, identity);
   fill_places(members, identity);
 }
 

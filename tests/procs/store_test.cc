@@ -81,6 +81,14 @@ TEST_F(ByHand, SegmentsOfOneByteChangeNothing) {
   }
 }
 
+TEST_F(ByHand, OtherArgumentsAreNamedOnBothSides) {
+  for (int rank = 0; rank < kRanks; ++rank) start(rank, rank == 1 ? Words{"late", "9", "5"} : Words{});  // there is no rank 9
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(end_of(rank).code, 0) << ranks_[rank]->err();
+  const std::string line = "warning: rank 1 was started with other arguments than rank 0: \"120\" \"late\" \"9\" against \"120\"";
+  for (const int rank : {0, 1}) EXPECT_THAT(ranks_[rank]->err(), HasSubstr(line));
+  EXPECT_THAT(ranks_[2]->err(), Not(HasSubstr("other arguments")));
+}
+
 /// What passes a rank by when its way to the store ends while all wait for another: a new connection is there, or none can be had.
 TEST_F(ByHand, AWayToTheStoreThatEndsIsReplacedOrEndsAll) {
   for (const auto how : {FaultProxy::End::kReset, FaultProxy::End::kFinish, FaultProxy::End::kHalfClose})

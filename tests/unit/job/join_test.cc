@@ -83,6 +83,15 @@ TEST(Join, ADifferenceIsNamedOnEveryRank) {
   }
 }
 
+TEST(Join, OtherArgumentsAreAWarning) {
+  LocalStore store;
+  store.set("join/1", "beta\nid\n77\narguments=--lr\t0.2\nlibrary=1\nworld_size=2", Deadline::in(1s));
+  Identity id{.rank = 0, .world_size = 2};
+  ::testing::internal::CaptureStderr();
+  join(store, id, {{"library", "1"}}, Deadline::in(1s));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("lockstep: warning: rank 1 was started with other arguments than rank 0: \"--lr\" \"0.2\" against "));
+}
+
 TEST(Join, WorldsOfDifferentSizes) {
   // Rank 0 sees all of its two; the other waits for a third that never comes, until rank 0 says why.
   const auto begin = Deadline::Clock::now();

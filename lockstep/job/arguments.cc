@@ -1,0 +1,55 @@
+#include "lockstep/job/arguments.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "lockstep/base/parse.h"
+
+namespace lockstep::job {
+namespace {
+
+constexpr std::size_t kWords = 64;
+constexpr std::size_t kBytes = 100;
+constexpr std::size_t kFile = 1 << 16;
+
+std::string shown(const std::vector<std::string>& words, std::size_t at) {
+  std::string text;
+  for (std::size_t i = at ? at - 1 : 0; i < words.size() && i < at + 2; ++i) text += (text.empty() ? "" : " ") + base::quoted(words[i], kBytes);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+std::vector<std::string> comparable_arguments(std::string_view cmdline) {
+  std::vector<std::string> words = base::split(cmdline, '\0');
+  if (!words.empty()) words.pop_back();  // behind the last zero byte there is nothing
+  std::vector<std::string> kept;
+  for (std::size_t i = 1; i < words.size() && kept.size() < kWords; ++i) {
+    std::string& word = words[i];
+    if (word.find("rank") != std::string::npos) {
+      i += word.find('=') == std::string::npos;
+      continue;
+    }
+    word.resize(std::min(word.size(), kBytes));
+    std::replace_if(word.begin(), word.end(), [](unsigned char c) { return c < 0x20; }, ' ');
+    kept.push_back(std::move(word));
+  }
+  return kept;
+}
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text(kFile, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return comparable_arguments(text);
+}
+
+std::string difference_of_arguments(const std::vector<std::string>& theirs, const std::vector<std::string>& first) {
+  const auto [a, b] = std::mismatch(theirs.begin(), theirs.end(), first.begin(), first.end());
+  if (a == theirs.end() && b == first.end()) return "";
+  const auto at = static_cast<std::size_t>(a - theirs.begin());
+  return shown(theirs, at) + " against " + shown(first, at);
+}
+
+}  // namespace lockstep::job
