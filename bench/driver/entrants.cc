@@ -122,6 +122,9 @@ std::vector<Entrant> step_entrants(const Options& options, const std::string& mo
                               own("reducer-tuned", "reducer", kTuned, false)};
   std::vector<Entrant> asked = {own("lockstep-fused-early", "lockstep-fused-early", {}, true),
                                 own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
+                                own("lockstep-uncompared", "lockstep-uncompared", {}, true),  // compare_every = 0, 1; check_finite
+                                own("lockstep-compared", "lockstep-compared", {}, true),
+                                own("lockstep-finite", "lockstep-finite", {}, true),
                                 own("reducer-views", "reducer-views", {}, false),
                                 own("reducer-views-tuned", "reducer-views", kTuned, false)};
   if (const auto python = python_or_report(options, report)) {

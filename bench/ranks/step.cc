@@ -35,8 +35,11 @@ std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel
 
 /// Every implementation of a step; bench/driver/contests.cc starts them under their names.
 Way make_way(const std::string& impl, torch::nn::Module& net, const std::string& optimizer) {
-  if (impl == "lockstep") {
-    auto ddp = std::make_shared<DistributedDataParallel>(net, init());
+  if (impl == "lockstep" || impl == "lockstep-uncompared" || impl == "lockstep-compared" || impl == "lockstep-finite") {
+    DdpOptions options{.check_finite = impl == "lockstep-finite"};
+    if (impl == "lockstep-uncompared") options.compare_every = 0;
+    if (impl == "lockstep-compared") options.compare_every = 1;
+    auto ddp = std::make_shared<DistributedDataParallel>(net, init(), options);
     return {.optimizer = torch_optimizer(net, optimizer), .kept = ddp};
   }
   if (impl == "lockstep-fused" || impl == "lockstep-fused-early") {
@@ -55,7 +58,7 @@ Way make_way(const std::string& impl, torch::nn::Module& net, const std::string&
     return {.kept = std::make_shared<Group>(world)};
   }
   throw UsageError("lockstep-bench rank step: the implementation is " + impl +
-                   "; allowed are lockstep, lockstep-fused, lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
+                   "; allowed are lockstep, lockstep-uncompared, lockstep-compared, lockstep-finite, lockstep-fused, lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
 }
 
 double step(Task& task, Way& way, std::int64_t batch) {
