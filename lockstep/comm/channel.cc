@@ -1,6 +1,7 @@
 #include "lockstep/comm/channel.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep::comm {
 namespace {
@@ -11,6 +12,7 @@ using base::Deadline;
 constexpr auto kFirstLook = std::chrono::milliseconds(200);
 // Two that wait for each other know it when each has seen the other's beat move. Every look asks the store about every member.
 constexpr auto kPauseForMember = std::chrono::milliseconds(20);
+constexpr std::chrono::milliseconds kPauseOfSuspicion{50};
 constexpr std::chrono::milliseconds kLongestPause{1000};
 constexpr std::chrono::milliseconds kLongestPauseOfFew{400};
 constexpr auto kSlice = std::chrono::milliseconds(100);  // in which news of a failure is heard
@@ -98,7 +100,7 @@ void Channel::wait(Pending& pending, const Collective& op, const std::string& te
       do {
         if (op.deadline.expired()) watch_->timed_out(waiting, looks);
         watch_->look(waiting, looks);
-        pause = std::min(pause * 5 / 4, longest);
+        pause = std::exchange(looks.soon, false) ? kPauseOfSuspicion : std::min(pause * 5 / 4, longest);
       } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause))));
     } catch (const CommError& error) {
       watch_->end(looks);

@@ -321,6 +321,7 @@ void Watch::check_peer(const Waiting& waiting, int peer, Looks& looks) {
     if (mine != started_.end() && mine->second >= other->seq) return;
   }
   const auto [before, first] = looks.beats.try_emplace(peer, other->beat);
+  looks.soon |= first;
   if (first || before->second == other->beat) return;
   const bool lower = rank_ < peer;
   const std::string here = "rank " + std::to_string(rank_) + " called " + waiting.text;

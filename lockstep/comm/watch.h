@@ -83,6 +83,7 @@ class Watch {
     std::map<int, base::Deadline::Clock::time_point> closed;  // when ranks were first seen to have ended
     bool published = false;
     bool blocked = false;  // the record says that this wait blocks the process
+    bool soon = false;     // another seems to wait for this rank as this rank does for it: one more look tells
   };
   /// Called now and then by a wait that lasts. Throws DesyncError, CommError (kUnevenInput), TimeoutError, or the job's first cause when
   /// there is one; returns when the wait may go on.
