@@ -33,7 +33,7 @@ std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel
   throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
 }
 
-/// Every implementation of a step; bench/driver/contests.cc starts them under their names.
+/// Every implementation of a step; bench/driver/entrants.cc starts them under their names.
 Way make_way(const std::string& impl, torch::nn::Module& net, const std::string& optimizer) {
   if (impl == "lockstep" || impl == "lockstep-uncompared" || impl == "lockstep-compared" || impl == "lockstep-finite") {
     DdpOptions options{.check_finite = impl == "lockstep-finite"};

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "lockstep/comm/lane.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/local_store.h"
@@ -95,6 +97,26 @@ TEST_F(WatchTest, ARecordThatStandsStillProvesNothing) {
   b.call("world.0", 1, kBoth);
   b.look();  // and then b's thread is not scheduled for a while, or has been released and not said so yet
   for (int i = 0; i < 10; ++i) EXPECT_EQ(message_of<DesyncError>([&] { a.look(); }), "");
+}
+
+TEST_F(WatchTest, ASuspicionAsksOnceForALookSoon) {
+  a.call("world", 1);
+  b.call("world.0", 1);
+  a.look();
+  EXPECT_FALSE(a.looks.soon);  // b has said nothing yet
+  b.look();
+  EXPECT_TRUE(std::exchange(b.looks.soon, false));
+  a.look();
+  EXPECT_TRUE(std::exchange(a.looks.soon, false));
+  a.look();  // b has not looked again
+  EXPECT_FALSE(a.looks.soon);
+}
+
+TEST_F(WatchTest, NobodyHurriesInOneOperation) {
+  a.call("world", 1);
+  b.call("world", 1);
+  look_in_turn();
+  EXPECT_FALSE(a.looks.soon || b.looks.soon);
 }
 
 TEST_F(WatchTest, APeerThatWaitsForSomebodyElseIsNotAccused) {
