@@ -155,9 +155,9 @@ SharedMemory* free_memory() {
 RankPage& RankPage::process() {
   static RankPage* const page = [] {
     SharedMemory* const given = free_memory();
-    SharedMemory* const memory = given ? given : new SharedMemory(make_rank_page());
-    ::madvise(memory->data(), memory->size(), MADV_DOFORK);  // a child that counts on must not fault
-    return &page_in(*memory);
+    static SharedMemory& memory = given ? *given : *new SharedMemory(make_rank_page());
+    ::madvise(memory.data(), memory.size(), MADV_DOFORK);  // a child that counts on must not fault
+    return &page_in(memory);
   }();
   return *page;
 }

@@ -39,7 +39,8 @@ World::~World() {
   if (std::uncaught_exceptions() > 0) {
     base::RankPage::process().left.store(1);  // whoever watches need not wait for beats
     // Who catches it may have something to tell, and the others read it here.
-    [[maybe_unused]] const auto* kept = server.release();
+    [[maybe_unused]] static const job::StoreServer* kept = nullptr;
+    kept = server.release();
     return;
   }
   if (watch) watch->leave();
