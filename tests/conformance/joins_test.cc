@@ -4,6 +4,7 @@
 
 #include "lockstep/base/socket.h"
 #include "tests/procs/lockstep_run.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::tests {
 namespace {
@@ -106,11 +107,14 @@ TEST(Joins, Torchrun) {
 TEST(Joins, TorchrunsStoreOutlivesAJob) {
   const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
   if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
-  // Rank 1 comes to the second and the third job when the word of the one before is still there.
-  const std::string script = "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; [ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit $RANK; " +
+  // Rank 1 comes to the second and the third job when the word of the one before is still there. It fails when rank 0 has said all that it says, since torchrun
+  // ends that then.
+  const TempDir done;
+  const std::string script = "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; " +
+                             "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && { : > $0/$RANK; until [ -e $0/0 ]; do sleep 0.1; done; exit $RANK; }; " +
                              "[ $RANK = 0 ] && sleep 1.5; " + kProbe;
   SpawnOptions options;
-  options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh", "-c", script};
+  options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh", "-c", script, done.path()};
   const Exit exit = run_process(options, 90s);
   EXPECT_EQ(exit.code, 0) << exit.err;
   for (const char* rank : {"rank 0", "rank 1"}) {
