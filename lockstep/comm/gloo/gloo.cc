@@ -232,6 +232,15 @@ std::string gloo_missing() { return ""; }
 
 namespace {
 
+/// One that leaves as soon as it is connected closes its sockets, and gloo tells those that still connect to others that the connection was closed.
+void wait_until_all_are_connected(const GlooOptions& options) {
+  const auto deadline = base::Deadline::in(options.timeout);
+  if (options.store->add("connected", 1, deadline) == options.size) return options.store->set("all_connected", "1", deadline);
+  if (!options.store->get("all_connected", deadline))
+    throw base::CommError(base::Cause::kPeerUnreachable, "connect", options.rank, -1, "gloo has connected this rank in time, and not all others",
+                          "LOCKSTEP_INTERFACE names the network interface to use");
+}
+
 /// Gloo writes to the sockets of peers that may have gone, and wants EPIPE for it.
 void survive_broken_pipes() {
   struct sigaction now {};
@@ -260,6 +269,7 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
     settings->threads = options.threads;
     auto group = c10::make_intrusive<ProcessGroupGloo>(make_c10d_store(options.store, options.timeout), options.rank,
                                                        options.size, settings);
+    wait_until_all_are_connected(options);
     group->setTimeout(kNever);
     return std::make_shared<GlooTransport>(std::move(group), options.rank, options.size);
   } catch (const base::Error&) {

@@ -1,0 +1,64 @@
+#include "lockstep/comm/gloo/gloo.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "lockstep/job/local_store.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+
+/// A store from which one rank hears late where another is: when the others have left, or soon.
+class LateStore final : public job::Store {
+ public:
+  LateStore(std::shared_ptr<job::Store> store, std::string late, const std::atomic<int>& left) : store_(std::move(store)), late_(std::move(late)), left_(left) {}
+
+  void set(std::string_view key, std::string_view value, Deadline deadline) override { store_->set(key, value, deadline); }
+  std::optional<std::string> get(std::string_view key, Deadline deadline) override {
+    if (key.ends_with(late_))
+      for (const Deadline soon = Deadline::in(100ms); left_ < 1 && !soon.expired();) std::this_thread::sleep_for(1ms);
+    return store_->get(key, deadline);
+  }
+  std::optional<std::string> find(std::string_view key, Deadline deadline) override { return store_->find(key, deadline); }
+  std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) override { return store_->add(key, amount, deadline); }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired, Deadline deadline) override {
+    return store_->compare_set(key, expected, desired, deadline);
+  }
+
+ private:
+  std::shared_ptr<job::Store> store_;
+  const std::string late_;
+  const std::atomic<int>& left_;
+};
+
+/// Three ranks connect, and each leaves at once; rank 2 hears late where rank 1 is.
+void connect_and_leave() {
+  const auto store = std::make_shared<job::LocalStore>();
+  std::atomic<int> left = 0;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([&, rank] {
+      try {
+        const std::shared_ptr<job::Store> own = rank == 2 ? std::make_shared<LateStore>(store, "/1", left) : std::shared_ptr<job::Store>(store);
+        make_gloo_transport({.store = own, .rank = rank, .size = 3, .address = "127.0.0.1", .timeout = 10s}).reset();
+        ++left;
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(left, 3);
+}
+
+TEST(Gloo, WhoLeavesAtOnceDoesNotDisturbThoseThatStillConnect) {
+  if (!gloo_missing().empty()) GTEST_SKIP() << gloo_missing();
+  for (int i = 0; i < 5 && !HasFailure(); ++i) connect_and_leave();
+}
+
+}  // namespace
+}  // namespace lockstep::comm
