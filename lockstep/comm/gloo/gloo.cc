@@ -235,7 +235,8 @@ namespace {
 /// One that leaves as soon as it is connected closes its sockets, and gloo tells those that still connect to others that the connection was closed.
 void wait_until_all_are_connected(const GlooOptions& options) {
   const auto deadline = base::Deadline::in(options.timeout);
-  if (options.store->add("connected", 1, deadline) == options.size) return options.store->set("all_connected", "1", deadline);
+  // At least: a rank whose connection to the store was replaced meanwhile may have asked twice.
+  if (options.store->add("connected", 1, deadline) >= options.size) return options.store->set("all_connected", "1", deadline);
   if (!options.store->get("all_connected", deadline))
     throw base::CommError(base::Cause::kPeerUnreachable, "connect", options.rank, -1, "gloo has connected this rank in time, and not all others",
                           "LOCKSTEP_INTERFACE names the network interface to use");
