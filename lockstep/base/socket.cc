@@ -88,10 +88,7 @@ int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
   if (::connect(fd.get(), info.ai_addr, info.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
   if (!wait_writable(fd.get(), deadline)) return ETIMEDOUT;
-  int error = 0;
-  socklen_t length = sizeof error;
-  ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  return error;
+  return dial_error(fd.get());
 }
 
 }  // namespace
@@ -164,6 +161,25 @@ Fd dial(const Address& address, Deadline deadline, bool listens) {
   }
 }
 
+Fd begin_dial(const Address& address, const std::string& source) {
+  const AddrInfo info = resolve(address, false);
+  Fd fd = new_socket(*info);
+  set_options(fd.get());
+  if (!source.empty()) {
+    const AddrInfo from = resolve({source, 0}, false);
+    if (::bind(fd.get(), from->ai_addr, from->ai_addrlen) != 0) throw SystemError("cannot connect from " + quoted(source, 80), errno);
+  }
+  if (::connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0 && errno != EINPROGRESS) throw SystemError("cannot connect to " + to_string(address), errno);
+  return fd;
+}
+
+int dial_error(int fd) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  return error;
+}
+
 void send_all(int fd, std::string_view bytes, Deadline deadline) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -198,19 +214,25 @@ bool recv_all(int fd, void* data, std::size_t size, Deadline deadline) {
 bool wait_readable(int fd, Deadline deadline) { return wait_for(fd, POLLIN, deadline); }
 bool wait_writable(int fd, Deadline deadline) { return wait_for(fd, POLLOUT, deadline); }
 
-std::string address_of_interface(const std::string& name) {
+std::vector<InterfaceAddress> interface_addresses() {
   ifaddrs* first = nullptr;
-  if (::getifaddrs(&first) != 0) return "";
+  std::vector<InterfaceAddress> found;
+  if (::getifaddrs(&first) != 0) return found;
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(first, &::freeifaddrs);
   for (const int family : {AF_INET, AF_INET6})
     for (const ifaddrs* one = first; one; one = one->ifa_next) {
       if (!one->ifa_addr || one->ifa_addr->sa_family != family || !(one->ifa_flags & IFF_UP)) continue;
-      if (name.empty() ? (one->ifa_flags & IFF_LOOPBACK) != 0 : name != one->ifa_name) continue;
       const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
       sockaddr_storage storage{};
       std::memcpy(&storage, one->ifa_addr, length);
-      return numeric(storage, length).host;
+      found.push_back({one->ifa_name, numeric(storage, length).host, (one->ifa_flags & IFF_LOOPBACK) != 0});
     }
+  return found;
+}
+
+std::string address_of_interface(const std::string& name) {
+  for (const InterfaceAddress& one : interface_addresses())
+    if (name.empty() ? !one.loopback : name == one.interface) return one.address;
   return "";
 }
 

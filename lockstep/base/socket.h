@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
@@ -50,6 +51,12 @@ bool is_unreachable(int error_number);
 /// With `listens` a refusal is final: somebody has listened there before.
 Fd dial(const Address& address, Deadline deadline, bool listens = false);
 
+/// Begins to connect to a numeric `address`, from `source` when that is not empty: writable when it is decided, and dial_error() then says how. Throws SystemError
+/// when it fails at once.
+Fd begin_dial(const Address& address, const std::string& source);
+/// 0, or the errno of an attempt that has failed.
+int dial_error(int fd);
+
 /// Sends all of `bytes`. Throws SystemError when the connection is gone, kRankStuck in it at the deadline.
 void send_all(int fd, std::string_view bytes, Deadline deadline);
 
@@ -60,6 +67,15 @@ bool recv_all(int fd, void* data, std::size_t size, Deadline deadline);
 bool wait_readable(int fd, Deadline deadline);
 /// Waits until `fd` can be written. False at the deadline.
 bool wait_writable(int fd, Deadline deadline);
+
+/// An address of one of this host's interfaces that are up.
+struct InterfaceAddress {
+  std::string interface;
+  std::string address;  ///< a number; of a link-local one with its %scope
+  bool loopback = false;
+};
+/// All of them, those of IPv4 first, each in the kernel's order.
+std::vector<InterfaceAddress> interface_addresses();
 
 /// A numeric address of this host's interface `name`; with an empty name, of the first that is up and no loopback. Empty when there is none.
 std::string address_of_interface(const std::string& name);

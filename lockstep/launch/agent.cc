@@ -16,7 +16,9 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/base/socket.h"
+#include "lockstep/launch/agent_start.h"
 #include "lockstep/launch/outbox.h"
 #include "lockstep/launch/process.h"
 #include "lockstep/launch/rank_watch.h"
@@ -47,9 +49,9 @@ class Agent {
 
  private:
   // What an epoll event is about: one of these, or 2 * index + stream of a rank's pipe.
-  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL;
+  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kTether = ~3ULL;
 
-  JobPlan read_job();
+  bool prepare(JobPlan& job);
   void start_ranks(const JobPlan& job);
   void start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams);
   void watch(int fd, std::uint64_t about, unsigned events);
@@ -73,6 +75,7 @@ class Agent {
   base::Fd signals_;
   FrameReader input_{kMaxJobFrame};
   Outbox outbox_{STDOUT_FILENO};
+  base::Fd tether_;
   base::Pipe failures_;
   std::vector<RankProcess> ranks_;
   std::size_t running_ = 0;      // ranks with a pid
@@ -99,18 +102,16 @@ void Agent::watch(int fd, std::uint64_t about, unsigned events) {
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw base::SystemError("the agent cannot watch a descriptor", errno);
 }
 
-JobPlan Agent::read_job() {
-  const Deadline deadline = Deadline::in(30s);
-  char bytes[1 << 16];
-  for (;;) {
-    if (!base::wait_readable(STDIN_FILENO, deadline)) throw base::Error(base::Cause::kProtocol, "the agent got no job");
-    const ssize_t size = ::read(STDIN_FILENO, bytes, sizeof bytes);
-    if (size == 0) throw base::Error(base::Cause::kProtocol, "the launcher was gone before the job came");
-    if (size > 0) input_.feed({bytes, static_cast<std::size_t>(size)});
-    if (const auto frame = input_.next()) {
-      if (frame->kind != FrameKind::kJob) throw base::Error(base::Cause::kProtocol, "the first frame is no job");
-      return decode_job(frame->payload);
-    }
+/// What only this host knows. False when the launcher has been told why no rank can start.
+bool Agent::prepare(JobPlan& job) {
+  try {
+    if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
+      throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
+    if (job.add_to_own) job.environment = merged(own_environment(), job.environment);
+    return true;
+  } catch (const base::Error& error) {
+    say(FrameKind::kRefused, -1, encode_texts({error.what(), error.hint()}));
+    return false;
   }
 }
 
@@ -227,8 +228,9 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
 }
 
 void Agent::launcher_is_gone() {
-  gone_ = true;
+  if (std::exchange(gone_, true)) return;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, STDIN_FILENO, nullptr);
+  if (tether_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, tether_.get(), nullptr);
   stop({.signal = SIGKILL});
 }
 
@@ -325,6 +327,7 @@ void Agent::turn() {
   for (int i = 0; i < count; ++i) {
     const std::uint64_t about = events[static_cast<std::size_t>(i)].data.u64;
     if (about == kInput) read_input();
+    else if (about == kTether) launcher_is_gone();  // nothing is ever said there
     else if (about == kSignals) signalled = true;
     else if (about != kOutput) pass_on(about / 2, about % 2, 1 << 16);
   }
@@ -342,13 +345,16 @@ int Agent::run() {
   become_subreaper();
   failures_ = base::make_pipe();
   base::set_nonblocking(failures_.read.get());
-  const JobPlan job = read_job();
+  AgentStart start = start_of_agent(input_);
+  JobPlan& job = start.job;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
   watch(STDIN_FILENO, kInput, EPOLLIN);
   watch(signals_.get(), kSignals, EPOLLIN);
   watch(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
-  start_ranks(job);
+  tether_ = std::move(start.tether);
+  if (tether_) watch(tether_.get(), kTether, EPOLLIN);
+  if (prepare(job)) start_ranks(job);
   reap();
   while (children_) turn();
 

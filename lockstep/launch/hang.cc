@@ -21,12 +21,13 @@ std::string why_silent(char state) {
   }
 }
 
-job::Fatal of_rank(base::Cause cause, int rank, const std::string& host, const std::vector<std::int64_t>& pids) {
+job::Fatal of_rank(base::Cause cause, int rank, const std::vector<RankPlace>& places) {
   job::Fatal fatal;
   fatal.cause = cause;
   fatal.rank = rank;
-  fatal.host = host;
-  if (rank >= 0 && static_cast<std::size_t>(rank) < pids.size()) fatal.pid = pids[static_cast<std::size_t>(rank)];
+  if (rank < 0 || static_cast<std::size_t>(rank) >= places.size()) return fatal;
+  fatal.host = places[static_cast<std::size_t>(rank)].host;
+  fatal.pid = places[static_cast<std::size_t>(rank)].pid;
   return fatal;
 }
 
@@ -49,8 +50,8 @@ std::string where_is(const base::RankSeen& rank) {
 
 }  // namespace
 
-job::Fatal silence_of(const job::Pulse& pulse, const std::string& host, const std::vector<std::int64_t>& pids, const job::PulseLimits& limits) {
-  job::Fatal fatal = of_rank(base::Cause::kRankStalled, pulse.rank, host, pids);
+job::Fatal silence_of(const job::Pulse& pulse, const std::vector<RankPlace>& places, const job::PulseLimits& limits) {
+  job::Fatal fatal = of_rank(base::Cause::kRankStalled, pulse.rank, places);
   fatal.detail = "no sign of life for " + seconds(pulse.silent) + why_silent(pulse.state);
   fatal.hint = "the job ends when it lasts " + seconds(limits.stall) + " (--stall-timeout)";
   return fatal;
@@ -65,7 +66,7 @@ Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>&
   if (verdict.stacks.empty()) verdict.stacks = finding.ranks;
   if (verdict.stacks.size() > kMostStacks) verdict.stacks.resize(kMostStacks);
   const int rank = verdict.stacks.front();
-  verdict.fatal = of_rank(finding.cause, rank, evidence.host, evidence.pids);
+  verdict.fatal = of_rank(finding.cause, rank, evidence.places);
   const auto pulse = pulses.find(rank);
   if (stalled) {
     verdict.fatal.detail = "no sign of life for " + seconds(evidence.limits.stall) + (pulse == pulses.end() ? "" : why_silent(pulse->second.state));

@@ -16,9 +16,8 @@ namespace lockstep::launcher {
 /// What is known besides the ranks that do not get on.
 struct HangEvidence {
   job::PulseLimits limits;
-  std::string host;
-  std::string run_dir;             ///< where stacks go
-  std::vector<std::int64_t> pids;  ///< of the ranks
+  std::string run_dir;            ///< where stacks go
+  std::vector<RankPlace> places;  ///< of the ranks
 };
 
 /// The verdict on ranks that are silent or stuck, by what all had done. Pure.
@@ -26,6 +25,6 @@ Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>&
                    const HangEvidence& evidence);
 
 /// kRankStalled of a rank that may yet go on, for a warning. Pure.
-job::Fatal silence_of(const job::Pulse& pulse, const std::string& host, const std::vector<std::int64_t>& pids, const job::PulseLimits& limits);
+job::Fatal silence_of(const job::Pulse& pulse, const std::vector<RankPlace>& places, const job::PulseLimits& limits);
 
 }  // namespace lockstep::launcher

@@ -7,6 +7,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/injection.h"
+#include "lockstep/launch/interface_choice.h"
+#include "lockstep/launch/program.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -18,7 +20,7 @@ const char* const kUsage =
     "usage: lockstep COMMAND\n"
     "\n"
     "Commands:\n"
-    "  run        start N ranks of a program on this machine, and end all of them when one fails\n"
+    "  run        start N ranks of a program, here or on several hosts, and end all of them when one fails\n"
     "  status     show the ranks that run here: how far they are, and what their arenas hold\n"
     "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
     "\n"
@@ -37,7 +39,7 @@ const char* const kStatusUsage =
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
-  std::string ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
+  std::string hosts, host_file, remote_path, cwd, interface, gpus, connect_timeout, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -53,7 +55,17 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   const auto option = [&](const char* name, std::string& value, const char* type, const char* text) {
     app.add_option(name, value, text)->type_name(type);
   };
-  option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 4096 (also -np); default: the visible GPUs, else the physical cores");
+  option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 4096 (also -np); default: all slots of the hosts, of one without slots the visible GPUs, else the physical cores");
+  option("-H,--hosts", raw.hosts, "HOST[:SLOTS],...", "where they run: names, [user@] in front, IPv6 in brackets; one ssh a host; default: here");
+  option("--hostfile", raw.host_file, "FILE", "the same, a host a line: host:4, or host slots=4; also port=, user=, path= and interface=; # begins a comment");
+  option("--remote-path", raw.remote_path, "PATH", "of lockstep on the other hosts; default: as here");
+  option("--connect-timeout", raw.connect_timeout, "SECONDS", "that ssh has to reach a host (default 10)");
+  option("--interface", raw.interface, "WHICH", "addresses that ranks use: names and networks, eth0 or 10.0.0.0/8, or all but these, ^docker0; default: those that route to this host");
+  option("--cwd", raw.cwd, "DIR", "directory that the ranks start in, on every host (default: this one)");
+  app.add_option("-x,--export", run.exports, "a variable for the ranks on all hosts, as it is here or with this value; may be repeated")->type_name("NAME[=VALUE]")->expected(1)->take_all();
+  option("--gpus", raw.gpus, "LIST", "GPUs that ranks may use, as CUDA_VISIBLE_DEVICES takes them; the rank with local rank K uses the K-th");
+  app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
+  app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs: they take turns");
   option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self, shm, hierarchy, gloo or mpi");
   option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
   app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
@@ -107,6 +119,20 @@ std::chrono::milliseconds milliseconds(const char* what, const std::string& text
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds(what, text, 0) * 1000));
 }
 
+const std::string& not_empty(const char* what, const std::string& text, const char* allowed) {
+  if (text.empty()) throw base::UsageError(std::string(what) + " is \"\"; allowed is " + allowed);
+  return text;
+}
+
+/// Numbers or UUIDs of devices, with commas between.
+const std::string& checked_gpus(const std::string& list) {
+  const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '/'; };
+  for (const std::string& one : base::split(list, ','))
+    if (one.empty() || one.size() > 64 || one[0] == '-' || !std::all_of(one.begin(), one.end(), allowed))
+      throw base::UsageError("--gpus is " + base::quoted(list, 80) + "; allowed are numbers of GPUs, or their UUIDs, with commas between");
+  return list;
+}
+
 void check_argument_name(const std::string& name) {
   for (const char c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-')
@@ -125,6 +151,23 @@ std::string checked_name(const std::string& name) {
 void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
   if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
+  if (given("-H") && given("--hostfile")) throw base::UsageError("lockstep run: both -H and --hostfile are given; allowed is one of them");
+  if (given("-H")) run.hosts = parse_hosts(raw.hosts);
+  if (given("--hostfile")) run.hosts = parse_host_file(raw.host_file, content_of("--hostfile", raw.host_file));
+  if (given("--connect-timeout")) run.connect_timeout = std::chrono::seconds(base::parse_int_in("--connect-timeout", raw.connect_timeout, 1, 3600));
+  if (given("--remote-path")) {
+    not_empty("--remote-path", raw.remote_path, "the path of lockstep on the other hosts");
+    for (Host& host : run.hosts)
+      if (host.remote_path.empty()) host.remote_path = raw.remote_path;
+  }
+  if (given("--cwd")) run.directory = not_empty("--cwd", raw.cwd, "a directory");
+  if (given("--interface")) {
+    parse_interface_choice("--interface", raw.interface);
+    run.interface = raw.interface;
+  }
+  for (const std::string& variable : run.exports)
+    if (variable.empty() || variable[0] == '=') throw base::UsageError("-x is " + base::quoted(variable, 80) + "; allowed is NAME or NAME=VALUE");
+  if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
   if (given("--transport")) run.transport = one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi"});
   if (given("--bind")) run.bind = one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
   if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
@@ -142,10 +185,7 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
     run.inject = raw.inject;
   }
   if (given("--name")) run.name = checked_name(raw.name);
-  if (given("--output")) {
-    if (raw.output.empty()) throw base::UsageError("--output is \"\"; allowed is the name of a folder");
-    run.output_dir = raw.output;
-  }
+  if (given("--output")) run.output_dir = not_empty("--output", raw.output, "the name of a folder");
   check_argument_name(run.local_rank_argument);
 }
 
@@ -154,7 +194,7 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 Command parse_run(std::vector<std::string> words) {
   Command command;
   RawRun raw;
-  CLI::App app("Starts N ranks of a program on this machine and ends all of them when one fails.");
+  CLI::App app("Starts N ranks of a program, here or on several hosts, and ends all of them when one fails.");
   declare(app, raw, command.run);
 
   const std::size_t end = end_of_options(app, words);

@@ -6,11 +6,21 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/host_list.h"
+
 namespace lockstep::launcher {
 
 /// What `lockstep run` was asked for.
 struct RunOptions {
-  int ranks = 0;                              ///< 0: one for each visible GPU, else one for each physical core
+  int ranks = 0;                              ///< in all; 0: all slots of the hosts; of one without slots one for each visible GPU, else each physical core
+  std::vector<Host> hosts;                    ///< empty: this one
+  std::chrono::seconds connect_timeout{10};   ///< of ssh
+  std::string directory;                      ///< that the ranks start in, on every host; empty: this process's
+  std::vector<std::string> exports;           ///< NAME or NAME=VALUE: variables that go to all ranks
+  std::string interface;                      ///< as parse_interface_choice() takes it; empty: the one that routes to the launcher
+  std::string gpus;                           ///< CUDA_VISIBLE_DEVICES of the ranks; empty: as it is
+  bool isolate_gpus = false;                  ///< each rank sees one GPU only
+  bool share_gpus = false;                    ///< several ranks may use one GPU
   std::string transport;                      ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
   std::string join_timeout;                   ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
   std::optional<std::chrono::milliseconds> hang_timeout;   ///< without progress of any rank; 0: for ever; default 300 s
@@ -42,7 +52,7 @@ struct Command {
   bool json = false;  ///< of kStatus
 };
 
-/// Reads the arguments after the program's name. Pure. Throws UsageError, one line that names the argument, the value got
+/// Reads the arguments after the program's name. Pure, but for the file that --hostfile names. Throws UsageError, one line that names the argument, the value got
 /// and the values allowed. Options end at the first word that is none, or at `--`; the rest belongs to the program.
 Command parse_command_line(std::vector<std::string> arguments);
 

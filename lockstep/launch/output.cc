@@ -13,7 +13,6 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/launch/plan.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -52,16 +51,17 @@ int terminal_columns() {
 Output::Destination::Destination(int descriptor)
     : fd(descriptor), screen(can_redraw(descriptor)), writer(kScreenLimit, true) {}
 
-Output::Output(const RunOptions& options, int ranks)
-    : only_rank_zero_(options.quiet_ranks), folder_(options.output_dir), ranks_(static_cast<std::size_t>(ranks)) {
+Output::Output(const RunOptions& options, std::vector<std::string> prefixes)
+    : only_rank_zero_(options.quiet_ranks), folder_(options.output_dir), ranks_(prefixes.size()) {
+  for (std::size_t rank = 0; rank < prefixes.size(); ++rank) ranks_[rank].prefix = std::move(prefixes[rank]);
   if (!folder_.empty()) {
     std::error_code error;
     std::filesystem::create_directories(folder_, error);
     if (error) throw base::SystemError("--output: cannot create " + base::quoted(folder_, 256), error.value(), base::Cause::kBadArg);
-    for (int rank = 0; rank < ranks; ++rank) {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::string base = folder_ + "/rank." + std::to_string(rank);
-      ranks_[static_cast<std::size_t>(rank)].files[0] = create(base + ".out");
-      ranks_[static_cast<std::size_t>(rank)].files[1] = create(base + ".err");
+      ranks_[rank].files[0] = create(base + ".out");
+      ranks_[rank].files[1] = create(base + ".err");
     }
     disk_ = std::make_unique<Writer>(kDiskLimit, false);
   }
@@ -81,7 +81,7 @@ void Output::show(int rank, Stream stream, const std::vector<Piece>& pieces) {
   std::string bytes;
   for (const Piece& piece : pieces) {
     if (stream == Stream::kErr) remember(output, piece);
-    if (rank == 0 || !only_rank_zero_) bytes += to.screen.show(rank, 2 * rank + static_cast<int>(stream), piece);
+    if (rank == 0 || !only_rank_zero_) bytes += to.screen.show(output.prefix, 2 * rank + static_cast<int>(stream), piece);
   }
   to.writer.write(to.fd, std::move(bytes), static_cast<int>(pieces.size()));
 }
@@ -108,7 +108,7 @@ void Output::note(std::string_view text) {
 std::string Output::tail(int rank) const {
   std::string text;
   if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return text;
-  for (const std::string& line : ranks_[static_cast<std::size_t>(rank)].tail) text += prefix_of(rank) + line + "\n";
+  for (const std::string& line : ranks_[static_cast<std::size_t>(rank)].tail) text += prefix(rank) + line + "\n";
   return text;
 }
 

@@ -7,10 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/socket.h"
 #include "lockstep/job/job_key.h"
 #include "lockstep/job/pulse.h"
 #include "lockstep/launch/options.h"
-#include "lockstep/launch/placement.h"
+#include "lockstep/launch/site.h"
 
 namespace lockstep::launcher {
 
@@ -29,6 +30,8 @@ struct RankPlan {
 struct JobPlan {
   std::string program;                 ///< path of an executable file
   std::vector<std::string> arguments;  ///< argv, from argv[0]
+  std::string directory;               ///< entered first; empty: the agent's own
+  bool add_to_own = false;             ///< the environment comes on top of the agent's own, as a login on another host gives it
   Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};
@@ -39,27 +42,53 @@ struct JobPlan {
 /// What the plan depends on besides the options.
 struct Surroundings {
   Environment environment;       ///< of the launcher
-  std::vector<Cpu> cpus;
   std::string program;           ///< where the program was found
-  std::string store;             ///< host:port
+  std::string directory;         ///< that the ranks start in, absolute; empty: the launcher's
+  std::string here;              ///< the launcher's
+  std::vector<std::string> exported;  ///< names of variables that go everywhere
+  base::Address store;
   std::string job;
-  std::uint16_t master_port = 0;
+  base::Address master;          ///< what torch.distributed's programs meet at
   std::string run_dir;           ///< runs/NAME
   job::JobKey key{};
   int columns = 0;               ///< of the launcher's terminal; 0: stdout is none
 };
 
-/// The ranks inherit the launcher's environment, without what another launcher (torchrun, SLURM, PMI) says about a rank,
-/// and get LOCKSTEP_*, torchrun's names, and OMP_NUM_THREADS unless it is set. options.ranks is at least 1.
-JobPlan plan_job(const RunOptions& options, const Surroundings& surroundings);
+/// A host of the job.
+struct Node {
+  Site site;
+  std::string name;   ///< as a person has named it
+  int ranks = 0;      ///< that it gets; neighbours in rank order, after those of the nodes before it
+  bool here = true;   ///< its agent was started by the launcher itself
+  std::string wanted_interface{};  ///< its own, from the host list
+  std::string interface{};         ///< whose address its ranks use; empty: they are all on one host
+};
 
-/// What -n is when it is not given: the GPUs that CUDA_VISIBLE_DEVICES leaves of `gpus`, else the cores; at least 1.
-int default_ranks(const Environment& environment, int gpus, int cores);
+/// A plan for the agent of each node. The ranks here inherit the launcher's environment, those elsewhere what a login there gives and of the launcher's what
+/// travels(); both without what another launcher (torchrun, SLURM, PMI) says about a rank. They get LOCKSTEP_*, torchrun's names, and OMP_NUM_THREADS
+/// unless it is set. Each node has a rank at least.
+std::vector<JobPlan> plan_jobs(const RunOptions& options, const Surroundings& surroundings, const std::vector<Node>& nodes);
+
+/// `environment` with the values that are in `exports`, NAME=VALUE. Throws UsageError for a NAME alone that is not set.
+Environment with_exports(Environment environment, const std::vector<std::string>& exports);
+
+/// Whether a variable of the launcher's goes to other hosts without -x.
+bool travels(std::string_view name);
+
+/// The variables that `own` and `added` make together: those added replace, and what another launcher says about a rank is taken out of `own`.
+Environment merged(const Environment& own, const Environment& added);
+
+/// How many ranks a host gets when nobody says: its GPUs that CUDA_VISIBLE_DEVICES leaves, else its cores; at least 1.
+int default_ranks(const Environment& environment, const Site& site);
+
+/// Ranks of each host: -n `ranks` fills them in order, 0 takes all slots; hosts that are left without one get 0. Throws UsageError with both numbers when
+/// there are more ranks than slots.
+std::vector<int> fill_hosts(const std::vector<int>& slots, int ranks);
 
 /// When ranks count as hanging: as the options say, else LOCKSTEP_TIMEOUT.
 job::PulseLimits pulse_limits(const RunOptions& options, const Environment& environment);
 
-/// The "[rank] " in front of each line of output.
-std::string prefix_of(int rank);
+/// The "[rank] " in front of each line of output, "[host:rank] " when `host` is not empty.
+std::string prefix_of(int rank, std::string_view host = {});
 
 }  // namespace lockstep::launcher

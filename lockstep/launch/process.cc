@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -74,9 +75,12 @@ bool bind_to(const std::vector<int>& cpus) {
 
 }  // namespace
 
-AgentProcess spawn_agent(std::uint64_t max_files) {
+AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, bool keep_err, std::uint64_t max_files) {
+  const std::vector<char*> words = pointers({&argv});
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
+  base::Fd err;
+  if (keep_err && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC)))) throw base::SystemError("cannot make a file in memory", errno);
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start the agent", errno);
   if (pid == 0) {
@@ -84,13 +88,13 @@ AgentProcess spawn_agent(std::uint64_t max_files) {
     limit_files(max_files);
     ::dup2(in.read.get(), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
+    if (keep_err) ::dup2(err.get(), STDERR_FILENO);
     close_on_exec_from(3);
     reset_signals();
-    const char* const arguments[] = {"lockstep", "agent", nullptr};
-    ::execv("/proc/self/exe", const_cast<char**>(arguments));
+    ::execv(path.c_str(), words.data());
     ::_exit(127);
   }
-  return {pid, std::move(in.write), std::move(out.read)};
+  return {pid, std::move(in.write), std::move(out.read), std::move(err)};
 }
 
 pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams) {
@@ -133,6 +137,12 @@ pid_t spawn_tool(const std::string& path, const std::vector<std::string>& argume
   reset_signals();
   ::execve(path.c_str(), words.data(), environment.data());
   ::_exit(127);
+}
+
+Environment own_environment() {
+  Environment all;
+  for (char** variable = ::environ; *variable; ++variable) all.emplace_back(*variable);
+  return all;
 }
 
 void open_standard_descriptors() {

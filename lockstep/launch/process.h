@@ -14,16 +14,17 @@
 
 namespace lockstep::launcher {
 
-/// The agent, a process in a session of its own, so that the terminal's Ctrl-C does not reach it. It sees the end of its
+/// The agent, or the ssh that has started it: a process in a session of its own, so that the terminal's Ctrl-C does not reach it. It sees the end of its
 /// input when this process dies.
 struct AgentProcess {
   pid_t pid = -1;
   base::Fd to;    ///< its stdin
   base::Fd from;  ///< its stdout
+  base::Fd err;   ///< of ssh: a file without a name that has what it wrote to stderr
 };
 
-/// Starts this same program as `lockstep agent`, with this soft limit of descriptors. Throws SystemError.
-AgentProcess spawn_agent(std::uint64_t max_files);
+/// Starts `path` with the words of `argv`, with this soft limit of descriptors. `keep_err`: what it writes to stderr is kept for us, and not shown. Throws SystemError.
+AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, bool keep_err, std::uint64_t max_files);
 
 /// What the child of spawn_rank() was doing when it could not go on.
 enum class StartStep : std::int32_t { kFork, kBind, kExec };
@@ -52,6 +53,9 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
 
 /// Starts `path` with these arguments, killed by the kernel when the calling thread ends; stdout and stderr go to `out`. Throws SystemError.
 pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out);
+
+/// The environment of this process.
+Environment own_environment();
 
 /// From here on, orphans among our descendants become our children.
 void become_subreaper();

@@ -1,5 +1,6 @@
 #include "lockstep/launch/program.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::launcher {
@@ -43,6 +45,23 @@ std::string find_program(const std::string& name, std::string_view search_path) 
   }
   throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; allowed is an executable file",
                          is_executable("./" + name) ? "./" + name : "");
+}
+
+std::string content_of(const char* what, const std::string& file) {
+  constexpr std::size_t kMost = std::size_t{1} << 20;
+  const auto refuse = [&](const std::string& why) { throw base::UsageError(std::string(what) + " is " + base::quoted(file, 256) + ": " + why + "; allowed is a text file"); };
+  const base::Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) refuse("a directory");
+  std::string text;
+  char bytes[1 << 14];
+  while (const ssize_t size = ::read(fd.get(), bytes, sizeof bytes)) {
+    if (size < 0) refuse(std::strerror(errno));
+    text.append(bytes, static_cast<std::size_t>(size));
+    if (text.size() > kMost) refuse("longer than " + std::to_string(kMost) + " bytes");
+  }
+  return text;
 }
 
 std::string own_path() {

@@ -11,6 +11,9 @@ namespace lockstep::launcher {
 /// of `search_path` (the value of PATH). Throws UsageError saying what is wrong: not found, a folder, not executable.
 std::string find_program(const std::string& name, std::string_view search_path);
 
+/// The whole content of a text file, at most 1 MiB. Throws UsageError that names `what`, the file and what is wrong.
+std::string content_of(const char* what, const std::string& file);
+
 /// True when `path` is a file that this process may execute.
 bool is_executable(const std::string& path);
 

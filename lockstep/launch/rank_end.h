@@ -6,6 +6,12 @@
 
 namespace lockstep::launcher {
 
+/// Where a rank runs.
+struct RankPlace {
+  std::string host;
+  std::int64_t pid = -1;  ///< -1: not started yet
+};
+
 struct RankEnd {
   int rank = -1;
   std::int64_t pid = -1;

@@ -1,7 +1,5 @@
 #include "lockstep/launch/screen.h"
 
-#include "lockstep/launch/plan.h"
-
 namespace lockstep::launcher {
 namespace {
 
@@ -19,8 +17,8 @@ std::string Screen::show_plain(const std::string& line, const Piece& piece) cons
   }
 }
 
-std::string Screen::show(int rank, int owner, const Piece& piece) {
-  std::string line = prefix_of(rank);
+std::string Screen::show(const std::string& prefix, int owner, const Piece& piece) {
+  std::string line = prefix;
   if (piece.continues) line.back() = '+';
   line += piece.text;
   if (!terminal_) return show_plain(line, piece);

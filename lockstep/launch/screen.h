@@ -14,8 +14,8 @@ class Screen {
  public:
   explicit Screen(bool terminal) : terminal_(terminal) {}
 
-  /// The bytes that show `piece` of stream `owner`, with "[rank] " in front; "[rank]+" marks the rest of a line that was cut.
-  std::string show(int rank, int owner, const Piece& piece);
+  /// The bytes that show `piece` of stream `owner`, with `prefix`, "[rank] ", in front; "[rank]+" marks the rest of a line that was cut.
+  std::string show(const std::string& prefix, int owner, const Piece& piece);
   /// The bytes that show a whole text of our own, which ends with \n.
   std::string show(std::string_view text) const { return above_bar(std::string(text)); }
   /// The bytes after which the cursor is at the beginning of a row.

@@ -8,7 +8,6 @@
 
 #include "lockstep/base/parse.h"
 #include "lockstep/job/wavefront.h"
-#include "lockstep/launch/plan.h"
 #include "lockstep/launch/stacks.h"
 
 namespace lockstep::launcher {
@@ -52,7 +51,7 @@ std::string words_in(const std::string& tail, const std::string& prefix) {
 
 std::string detail_for(const RankEnd& end, const Evidence& evidence) {
   std::string detail = to_text(end);
-  if (end.signal == SIGABRT && !evidence.tail.empty()) detail += "; it said: " + words_in(evidence.tail, prefix_of(end.rank));
+  if (end.signal == SIGABRT && !evidence.tail.empty()) detail += "; it said: " + words_in(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && evidence.oom_kills > 0)
     detail += "; the kernel counts " + std::to_string(evidence.oom_kills) +
               (evidence.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
@@ -74,15 +73,17 @@ Verdict judge(const RankEnd& end, const Evidence& evidence) {
   if (evidence.published) {
     fatal = *evidence.published;
     const auto rank = static_cast<std::size_t>(fatal.rank);
-    if (fatal.host.empty()) fatal.host = evidence.host;
-    if (fatal.pid < 0 && fatal.rank >= 0 && rank < evidence.pids.size()) fatal.pid = evidence.pids[rank];
+    if (fatal.rank >= 0 && rank < evidence.places.size()) {
+      if (fatal.host.empty()) fatal.host = evidence.places[rank].host;
+      if (fatal.pid < 0) fatal.pid = evidence.places[rank].pid;
+    }
     const bool own_code = fatal.cause == base::Cause::kRankExited || fatal.cause == base::Cause::kRankDied;
     verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
     return verdict;
   }
   fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
   fatal.rank = end.rank;
-  fatal.host = evidence.host;
+  if (static_cast<std::size_t>(end.rank) < evidence.places.size()) fatal.host = evidence.places[static_cast<std::size_t>(end.rank)].host;
   fatal.pid = end.pid;
   fatal.detail = detail_for(end, evidence);
   fatal.hint = hint_for(end, evidence);

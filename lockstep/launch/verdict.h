@@ -26,11 +26,11 @@ const RankEnd* first_failure(const std::vector<RankEnd>& ends);
 
 /// What is known besides how the ranks ended.
 struct Evidence {
-  std::string host;
   std::int64_t oom_kills = 0;            ///< by the kernel in our cgroup since the start
   std::string tail;                      ///< of the rank's stderr, as it stands above the line
+  std::string prefix;                    ///< in front of each of its lines
   std::optional<job::Fatal> published;   ///< the cause that a rank left in the store
-  std::vector<std::int64_t> pids;        ///< of the ranks
+  std::vector<RankPlace> places;         ///< of the ranks
 };
 
 /// The verdict on a run in which `end` failed first. A cause that a rank has published explains more than how its process

@@ -211,10 +211,158 @@ RankEnd decode_end(std::string_view bytes) {
   return {static_cast<int>(numbers[0]), numbers[1], static_cast<int>(numbers[2]), static_cast<int>(numbers[3])};
 }
 
+std::string encode_site(const Site& site) {
+  std::string bytes;
+  for (const std::string* text : {&site.host, &site.version, &site.build, &site.visible_gpus}) put_text(bytes, *text);
+  put(bytes, site.master_port);
+  put(bytes, static_cast<std::int32_t>(site.gpus));
+  put(bytes, static_cast<std::uint32_t>(site.cpus.size()));
+  for (const Cpu& cpu : site.cpus)
+    for (const int number : {cpu.id, cpu.core, cpu.node}) put(bytes, static_cast<std::int32_t>(number));
+  return bytes;
+}
+
+Site decode_site(std::string_view bytes) {
+  Parser parser(bytes);
+  Site site;
+  for (std::string* text : {&site.host, &site.version, &site.build, &site.visible_gpus}) *text = base::printable(parser.text());
+  site.master_port = parser.number<std::uint16_t>();
+  site.gpus = parser.number<std::int32_t>();
+  site.cpus.resize(parser.count(12));
+  for (Cpu& cpu : site.cpus)
+    for (int* number : {&cpu.id, &cpu.core, &cpu.node}) *number = parser.number<std::int32_t>();
+  parser.end();
+  return site;
+}
+
+namespace {
+
+void put_addresses(std::string& out, const std::vector<base::Address>& addresses) {
+  put(out, static_cast<std::uint32_t>(addresses.size()));
+  for (const base::Address& address : addresses) {
+    put_text(out, address.host);
+    put(out, address.port);
+  }
+}
+
+base::Address take_address(Parser& parser) {
+  std::string host = base::printable(parser.text());
+  return {std::move(host), parser.number<std::uint16_t>()};
+}
+
+std::vector<base::Address> take_addresses(Parser& parser) {
+  std::vector<base::Address> addresses(parser.count(6));
+  for (base::Address& address : addresses) address = take_address(parser);
+  return addresses;
+}
+
+}  // namespace
+
+std::string encode_meet(const MeetOrder& order) {
+  std::string bytes;
+  put(bytes, static_cast<std::int32_t>(order.self));
+  put_text(bytes, order.token);
+  put_text(bytes, order.interface);
+  put_addresses(bytes, order.launcher);
+  return bytes;
+}
+
+MeetOrder decode_meet(std::string_view bytes) {
+  Parser parser(bytes);
+  MeetOrder order;
+  order.self = parser.number<std::int32_t>();
+  order.token = parser.text();
+  order.interface = parser.text();
+  order.launcher = take_addresses(parser);
+  parser.end();
+  return order;
+}
+
+std::string encode_met(const MeetReply& reply) {
+  std::string bytes;
+  put_text(bytes, reply.error);
+  put(bytes, static_cast<std::uint32_t>(reply.doors.size()));
+  for (const Door& door : reply.doors) {
+    put(bytes, static_cast<std::int32_t>(door.launcher));
+    put_text(bytes, door.address.host);
+    put(bytes, door.address.port);
+    put_text(bytes, door.interface);
+  }
+  return bytes;
+}
+
+MeetReply decode_met(std::string_view bytes) {
+  Parser parser(bytes);
+  MeetReply reply;
+  reply.error = base::printable(parser.text());
+  reply.doors.resize(parser.count(14));
+  for (Door& door : reply.doors) {
+    door.launcher = parser.number<std::int32_t>();
+    door.address = take_address(parser);
+    door.interface = base::printable(parser.text());
+  }
+  parser.end();
+  return reply;
+}
+
+std::string encode_probe(const ProbeOrder& order) {
+  std::string bytes;
+  put(bytes, static_cast<std::int32_t>(order.launcher));
+  put_addresses(bytes, order.peers);
+  return bytes;
+}
+
+ProbeOrder decode_probe(std::string_view bytes) {
+  Parser parser(bytes);
+  ProbeOrder order;
+  order.launcher = parser.number<std::int32_t>();
+  order.peers = take_addresses(parser);
+  parser.end();
+  return order;
+}
+
+std::string encode_probed(const std::vector<ProbeFailure>& failures) {
+  std::string bytes;
+  put(bytes, static_cast<std::uint32_t>(failures.size()));
+  for (const ProbeFailure& failure : failures) {
+    put(bytes, static_cast<std::int32_t>(failure.node));
+    put_text(bytes, failure.why);
+  }
+  return bytes;
+}
+
+std::vector<ProbeFailure> decode_probed(std::string_view bytes) {
+  Parser parser(bytes);
+  std::vector<ProbeFailure> failures(parser.count(8));
+  for (ProbeFailure& failure : failures) {
+    failure.node = parser.number<std::int32_t>();
+    failure.why = base::printable(parser.text());
+  }
+  parser.end();
+  return failures;
+}
+
+std::string encode_texts(const std::vector<std::string>& texts) {
+  std::string bytes;
+  put_texts(bytes, texts);
+  return bytes;
+}
+
+std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count) {
+  Parser parser(bytes);
+  std::vector<std::string> texts = parser.texts();
+  parser.end();
+  if (texts.size() != count) refuse(std::to_string(texts.size()) + " texts where " + std::to_string(count) + " are meant");
+  for (std::string& text : texts) text = base::printable(text);
+  return texts;
+}
+
 std::string encode_job(const JobPlan& job) {
   std::string bytes;
   put_text(bytes, job.program);
   put_texts(bytes, job.arguments);
+  put_text(bytes, job.directory);
+  put(bytes, static_cast<std::uint8_t>(job.add_to_own));
   put_texts(bytes, job.environment);
   put(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
   put_text(bytes, job.run_dir);
@@ -235,6 +383,8 @@ JobPlan decode_job(std::string_view bytes) {
   JobPlan job;
   job.program = parser.text();
   job.arguments = parser.texts();
+  job.directory = parser.text();
+  job.add_to_own = parser.number<std::uint8_t>() != 0;
   job.environment = parser.texts();
   job.fail_grace = std::chrono::milliseconds(parser.number<std::int64_t>());
   job.run_dir = parser.text();

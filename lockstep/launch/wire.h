@@ -10,8 +10,10 @@
 
 #include "lockstep/base/rank_page.h"
 #include "lockstep/job/pulse.h"
+#include "lockstep/launch/meeting.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/rank_end.h"
+#include "lockstep/launch/site.h"
 
 namespace lockstep::launcher {
 
@@ -21,8 +23,14 @@ enum class FrameKind : std::uint32_t {
   kStop,     ///< Stop
   kSignal,   ///< one number: a signal for the ranks' processes
   kLook,     ///< what have the ranks done? The answer is kFlight for each that has shown itself, and kLooked
+  kMeet,     ///< MeetOrder; before kJob, when there are several hosts
+  kProbe,    ///< ProbeOrder
   kStacks,   ///< numbers: ranks whose stacks are to be written; a kStop that comes then waits for them
   // agent to launcher
+  kSite,         ///< Site; the first frame
+  kMet,          ///< MeetReply
+  kProbed,       ///< a list of ProbeFailure
+  kRefused,      ///< two texts: why it starts no rank at all, and a hint
   kStarted,      ///< one number: pid
   kStartFailed,  ///< two numbers: StartStep, errno
   kStdout,       ///< bytes that `rank` wrote
@@ -90,6 +98,22 @@ base::RankSeen decode_seen(std::string_view bytes);
 
 std::string encode_end(const RankEnd& end);
 RankEnd decode_end(std::string_view bytes);
+
+std::string encode_site(const Site& site);
+Site decode_site(std::string_view bytes);
+
+std::string encode_meet(const MeetOrder& order);
+MeetOrder decode_meet(std::string_view bytes);
+std::string encode_met(const MeetReply& reply);
+MeetReply decode_met(std::string_view bytes);
+std::string encode_probe(const ProbeOrder& order);
+ProbeOrder decode_probe(std::string_view bytes);
+std::string encode_probed(const std::vector<ProbeFailure>& failures);
+std::vector<ProbeFailure> decode_probed(std::string_view bytes);
+
+std::string encode_texts(const std::vector<std::string>& texts);
+/// Exactly `count` texts, made printable. Throws Error kProtocol.
+std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count);
 
 std::string encode_job(const JobPlan& job);
 /// Throws Error kProtocol for anything that encode_job() does not write.

@@ -21,7 +21,7 @@ RankSeen rank(int number, bool waiting) {
   return seen;
 }
 
-const HangEvidence kEvidence{.limits = {.stall = 30s, .hang = 300s}, .host = "alpha", .run_dir = "runs/it", .pids = {100, 101, 102}};
+const HangEvidence kEvidence{.limits = {.stall = 30s, .hang = 300s}, .run_dir = "runs/it", .places = {{"alpha", 100}, {"alpha", 101}, {"alpha", 102}}};
 
 TEST(Hang, WhoIsInUserCodeIsStuck) {
   const Verdict verdict = judge_hang({Cause::kRankStuck, {0, 1, 2}}, {}, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
@@ -72,7 +72,7 @@ TEST(Hang, WithoutAnyOperationTheFindingStands) {
 }
 
 TEST(Hang, AWarningSaysHowMuchTimeIsLeft) {
-  const auto warning = silence_of({.rank = 1, .silent = 5200ms, .state = 'D'}, "alpha", {100, 101}, kEvidence.limits);
+  const auto warning = silence_of({.rank = 1, .silent = 5200ms, .state = 'D'}, kEvidence.places, kEvidence.limits);
   EXPECT_THAT(job::to_warning(warning), AllOf(HasSubstr("WARN cause=RANK_STALLED rank=1 host=alpha pid=101"), HasSubstr("no sign of life for 5 s; it hangs in the kernel"),
                                               HasSubstr("lasts 30 s (--stall-timeout)")));
 }

@@ -5,11 +5,15 @@
 
 #include <algorithm>
 
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
 namespace lockstep::launcher {
 namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -24,13 +28,21 @@ RunOptions options(int ranks) {
 Surroundings surroundings() {
   Surroundings s;
   s.environment = {"HOME=/root", "EMPTY=", "ODD=a=b\nc"};
-  s.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
   s.program = "/bin/train";
-  s.store = "127.0.0.1:4711";
+  s.here = "/home/her";
+  s.store = {"127.0.0.1", 4711};
   s.job = "abc";
-  s.master_port = 2222;
+  s.master = {"127.0.0.1", 2222};
   return s;
 }
+
+Node node(int ranks, bool here = true, const std::string& name = "alpha") {
+  Node one{.site = {.host = name + ".cluster"}, .name = name, .ranks = ranks, .here = here};
+  one.site.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
+  return one;
+}
+
+JobPlan plan_job(const RunOptions& run, const Surroundings& s) { return plan_jobs(run, s, {node(run.ranks)}).front(); }
 
 TEST(Plan, AllRanksShareTheJobAndWhatTorchrunSets) {
   const JobPlan job = plan_job(options(2), surroundings());
@@ -134,13 +146,144 @@ TEST(Plan, ThePrefixTakesItsColumnsFromTheTerminal) {
 }
 
 TEST(Plan, DefaultRanks) {
-  EXPECT_EQ(default_ranks({}, 0, 6), 6);
-  EXPECT_EQ(default_ranks({}, 4, 6), 4);
-  EXPECT_EQ(default_ranks({"CUDA_VISIBLE_DEVICES=0,3"}, 4, 6), 2);
-  EXPECT_EQ(default_ranks({"CUDA_VISIBLE_DEVICES=0,-1,3"}, 4, 6), 1);
-  EXPECT_EQ(default_ranks({"CUDA_VISIBLE_DEVICES="}, 4, 6), 6);
-  EXPECT_EQ(default_ranks({"CUDA_VISIBLE_DEVICES=0,1"}, 0, 6), 6);
-  EXPECT_EQ(default_ranks({}, 0, 0), 1);
+  const auto ranks = [](const Environment& environment, int gpus, int cores) {
+    Site site{.gpus = gpus};
+    for (int core = 0; core < cores; ++core) site.cpus.push_back({core, core, 0});
+    return default_ranks(environment, site);
+  };
+  EXPECT_EQ(ranks({}, 0, 6), 6);
+  EXPECT_EQ(ranks({}, 4, 6), 4);
+  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES=0,3"}, 4, 6), 2);
+  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES=0,-1,3"}, 4, 6), 1);
+  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES="}, 4, 6), 6);
+  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES=0,1"}, 0, 6), 6);
+  EXPECT_EQ(ranks({}, 0, 0), 1);
+}
+
+TEST(Plan, RanksAreNeighboursOnTheirHosts) {
+  Surroundings s = surroundings();
+  s.columns = 80;
+  const std::vector<JobPlan> jobs = plan_jobs(options(5), s, {node(2), node(3, false, "beta")});
+  ASSERT_EQ(jobs.size(), 2u);
+  for (const JobPlan& job : jobs)
+    for (const char* variable : {"LOCKSTEP_WORLD_SIZE=5", "WORLD_SIZE=5", "LOCKSTEP_NUM_NODES=2", "GROUP_WORLD_SIZE=2", "LOCKSTEP_TERMINAL=70"})
+      EXPECT_THAT(job.environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_NODE_RANK=1", "NODE_RANK=1", "GROUP_RANK=1", "LOCAL_WORLD_SIZE=3"}) EXPECT_THAT(jobs[1].environment, Contains(variable));
+  ASSERT_EQ(jobs[1].ranks.size(), 3u);
+  EXPECT_EQ(jobs[1].ranks[0].rank, 2);
+  EXPECT_THAT(jobs[1].ranks[2].environment, Contains("RANK=4"));
+  EXPECT_THAT(jobs[1].ranks[2].environment, Contains("LOCAL_RANK=2"));
+  EXPECT_THAT(jobs[1].ranks[2].cpus, ElementsAre(2, 3));  // four cores for three ranks
+}
+
+TEST(Plan, OtherHostsGetWhatTravelsAndWhatIsExported) {
+  Surroundings s = surroundings();
+  s.environment = with_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"}, {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
+  s.exported = {"MINE", "YOURS", "NCCL_DEBUG"};
+  const std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_TRUE(jobs[1].add_to_own);
+  for (const char* variable : {"PATH=/venv/bin", "MINE=1", "YOURS=a=b\n", "NCCL_DEBUG=WARN"}) {
+    EXPECT_THAT(jobs[0].environment, Contains(variable));
+    EXPECT_THAT(jobs[1].environment, Contains(variable));
+  }
+  for (const char* name : {"HOME", "SECRET_WORD", "TORCH_TOKEN"}) EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith(name)))) << name;
+  EXPECT_THAT(jobs[0].environment, Contains("SECRET_WORD=x"));
+  EXPECT_THAT(jobs[0].environment, Not(Contains("NCCL_DEBUG=INFO")));
+}
+
+TEST(Plan, AnExportThatIsNotSetIsAnError) {
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { with_exports({"A=1"}, {"B"}); }), HasSubstr("-x \"B\""));
+  EXPECT_THAT(with_exports({"A="}, {"A"}), ElementsAre("A="));
+  EXPECT_THAT(with_exports({}, {"A=1", "A=2"}), ElementsAre("A=2"));
+}
+
+TEST(Plan, TheDirectoryIsEnteredElsewhereToo) {
+  Surroundings s = surroundings();
+  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_EQ(jobs[0].directory, "");
+  EXPECT_EQ(jobs[1].directory, "/home/her");
+  s.directory = "/data";
+  jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_EQ(jobs[0].directory, "/data");
+  EXPECT_EQ(jobs[1].directory, "/data");
+}
+
+TEST(Plan, OtherLibrariesUseTheSameInterfaceUnlessAUserHasNamedOne) {
+  Surroundings s = surroundings();
+  Node one = node(1), other = node(1, false, "beta");
+  one.interface = "eth0";
+  other.interface = "ens3";
+  s.environment.push_back("NCCL_SOCKET_IFNAME=ib0");
+  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {one, other});
+  EXPECT_THAT(jobs[0].environment, Contains("GLOO_SOCKET_IFNAME=eth0"));
+  EXPECT_THAT(jobs[1].environment, Contains("GLOO_SOCKET_IFNAME=ens3"));
+  EXPECT_THAT(jobs[1].environment, Contains("NCCL_SOCKET_IFNAME=ib0"));
+  EXPECT_THAT(jobs[1].environment, Not(Contains("NCCL_SOCKET_IFNAME=ens3")));
+  EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith("LOCKSTEP_INTERFACE"))));
+  RunOptions run = options(2);
+  run.interface = "10.0.0.0/8";
+  jobs = plan_jobs(run, s, {one, other});
+  EXPECT_THAT(jobs[1].environment, Contains("LOCKSTEP_INTERFACE=ens3"));
+}
+
+std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment& environment, int gpus = 0) {
+  Surroundings s = surroundings();
+  s.environment = environment;
+  Node one = node(run.ranks);
+  one.site.gpus = gpus;
+  const JobPlan job = plan_jobs(run, s, {one}).front();
+  std::vector<std::string> seen;
+  for (const RankPlan& rank : job.ranks) {
+    std::string value = "-";
+    for (const Environment* part : {&job.environment, &rank.environment})
+      for (const std::string& variable : *part)
+        if (variable.rfind("CUDA_VISIBLE_DEVICES=", 0) == 0) value = (value == "-" ? "" : value + " and ") + variable.substr(21);
+    seen.push_back(value);
+  }
+  return seen;
+}
+
+TEST(Plan, EachRankSeesTheWholeListOfGpus) {
+  EXPECT_THAT(gpus_of_ranks(options(2), {}), ElementsAre("-", "-"));
+  EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4,5", "4,5"));
+  EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES="}), ElementsAre("", ""));
+  RunOptions run = options(2);
+  run.gpus = "6,7";
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("6,7", "6,7"));
+  run.isolate_gpus = true;
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("6", "7"));
+  run.gpus.clear();
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4", "5"));
+  EXPECT_THAT(gpus_of_ranks(run, {}, 2), ElementsAre("0", "1"));
+}
+
+TEST(Plan, FewerGpusThanRanksIsAnErrorUnlessAskedFor) {
+  RunOptions run = options(3);
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}); }), HasSubstr("2 GPUs in its list for 3 ranks"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,-1,5"}); }), HasSubstr("1 GPUs"));
+  run.share_gpus = true;
+  run.isolate_gpus = true;
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4", "5", "4"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {}); }), HasSubstr("0 GPUs"));
+}
+
+TEST(Plan, SlurmsListOfGpusStaysOnItsHost) {
+  Surroundings s = surroundings();
+  s.environment.push_back("CUDA_VISIBLE_DEVICES=0");
+  Node other = node(1, false, "beta");
+  other.site.visible_gpus = "3";
+  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), other});
+  EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=3"));
+  s.exported = {"CUDA_VISIBLE_DEVICES"};
+  jobs = plan_jobs(options(2), s, {node(1), other});
+  EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"));
+}
+
+TEST(Plan, HostsAreFilledInOrder) {
+  EXPECT_THAT(fill_hosts({4, 4}, 0), ElementsAre(4, 4));
+  EXPECT_THAT(fill_hosts({4, 4}, 5), ElementsAre(4, 1));
+  EXPECT_THAT(fill_hosts({4, 4}, 4), ElementsAre(4, 0));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { fill_hosts({4, 4}, 9); }), HasSubstr("-n is 9, but the hosts have 8 slots"));
 }
 
 }  // namespace

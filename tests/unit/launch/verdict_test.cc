@@ -28,7 +28,7 @@ TEST(Verdict, ADeathOutranksExitsAndAborts) {
 }
 
 TEST(Verdict, ADeadRankIsNamed) {
-  const Verdict verdict = judge(died(3, SIGKILL), {.host = "beta", .oom_kills = 1, .tail = "", .published = {}, .pids = {}});
+  const Verdict verdict = judge(died(3, SIGKILL), {.oom_kills = 1, .tail = "", .published = {}, .places = {{"a"}, {"a"}, {"b"}, {"beta"}}});
   EXPECT_EQ(verdict.exit_code, 137);
   const std::string line = job::to_line(verdict.fatal);
   EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by SIGKILL; the kernel counts 1 out-of-memory kill\""));
@@ -36,7 +36,7 @@ TEST(Verdict, ADeadRankIsNamed) {
 }
 
 TEST(Verdict, AnExitCodeIsPassedOn) {
-  const Verdict verdict = judge(exited(1, 7), {.host = "a", .oom_kills = 0, .tail = "[1] it fails\n", .published = {}, .pids = {}});
+  const Verdict verdict = judge(exited(1, 7), {.oom_kills = 0, .tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
   EXPECT_EQ(verdict.exit_code, 7);
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
@@ -45,7 +45,7 @@ TEST(Verdict, AnExitCodeIsPassedOn) {
 
 TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
   const auto detail_of = [](const std::string& tail) {
-    return judge(died(2, SIGABRT), {.host = "a", .oom_kills = 0, .tail = tail, .published = {}, .pids = {}}).fatal.detail;
+    return judge(died(2, SIGABRT), {.oom_kills = 0, .tail = tail, .prefix = "[2] ", .published = {}, .places = {}}).fatal.detail;
   };
   EXPECT_EQ(detail_of(""), "killed by SIGABRT");
   EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
@@ -58,7 +58,7 @@ TEST(Verdict, APublishedCauseExplainsMore) {
   cause.cause = base::Cause::kDesync;
   cause.rank = 0;
   cause.detail = "calls differ";
-  const Verdict verdict = judge(died(1, SIGABRT), {.host = "a", .oom_kills = 0, .tail = "", .published = cause, .pids = {50, 51}});
+  const Verdict verdict = judge(died(1, SIGABRT), {.oom_kills = 0, .tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
   EXPECT_EQ(verdict.exit_code, 70);
   EXPECT_EQ(verdict.fatal.pid, 50);
   EXPECT_EQ(verdict.fatal.host, "a");
@@ -70,7 +70,7 @@ TEST(Verdict, PublishedFieldsAreKept) {
   cause.cause = base::Cause::kRankDied;
   cause.rank = 99;
   cause.host = "b";
-  const Verdict verdict = judge(exited(1, 9), {.host = "a", .oom_kills = 0, .tail = "", .published = cause, .pids = {50, 51}});
+  const Verdict verdict = judge(exited(1, 9), {.oom_kills = 0, .tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
   EXPECT_EQ(verdict.fatal.host, "b");
   EXPECT_EQ(verdict.fatal.pid, -1);
   EXPECT_EQ(verdict.exit_code, 9);

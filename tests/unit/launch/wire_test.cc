@@ -15,6 +15,8 @@ JobPlan sample() {
   JobPlan job;
   job.program = "/bin/\xff\n";
   job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
+  job.directory = "/d/\xfe";
+  job.add_to_own = true;
   job.environment = {"A=\x80", "B="};
   job.fail_grace = std::chrono::milliseconds(1234);
   job.run_dir = "runs/it";
@@ -27,6 +29,8 @@ TEST(Wire, AJobArrivesByteForByte) {
   const JobPlan job = decode_job(encode_job(sample()));
   EXPECT_EQ(job.program, sample().program);
   EXPECT_EQ(job.arguments, sample().arguments);
+  EXPECT_EQ(job.directory, sample().directory);
+  EXPECT_TRUE(job.add_to_own);
   EXPECT_EQ(job.environment, sample().environment);
   EXPECT_EQ(job.fail_grace, sample().fail_grace);
   EXPECT_EQ(job.run_dir, sample().run_dir);
@@ -50,6 +54,39 @@ TEST(Wire, AWildCountAsksForNoMemory) {
   std::string bytes = encode_job(JobPlan{});
   bytes.replace(4, 4, "\xff\xff\xff\xff");  // the number of arguments
   EXPECT_THAT(tests::message_of<base::Error>([&] { decode_job(bytes); }), HasSubstr("4294967295"));
+}
+
+TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
+  const Site site = decode_site(encode_site({.host = "h1", .version = "1", .build = "ab", .cpus = {{0, 0, 0}, {5, 4, 1}}, .gpus = 2, .master_port = 77, .visible_gpus = "3,4"}));
+  EXPECT_EQ(site.host + site.version + site.build + site.visible_gpus, "h11ab3,4");
+  EXPECT_EQ(site.gpus, 2);
+  EXPECT_EQ(site.master_port, 77);
+  ASSERT_EQ(site.cpus.size(), 2u);
+  EXPECT_EQ(site.cpus[1].core, 4);
+  const MeetOrder order = decode_meet(encode_meet({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
+  EXPECT_EQ(order.self, 3);
+  EXPECT_EQ(order.token, std::string(32, '\0'));
+  EXPECT_EQ(order.interface, "^docker0");
+  ASSERT_EQ(order.launcher.size(), 2u);
+  EXPECT_EQ(base::to_string(order.launcher[1]), "[fd00::1]:65535");
+  const MeetReply reply = decode_met(encode_met({{{1, {"10.0.0.2", 6}, "eth0"}}, "why"}));
+  ASSERT_EQ(reply.doors.size(), 1u);
+  EXPECT_EQ(reply.doors[0].launcher, 1);
+  EXPECT_EQ(reply.doors[0].address.port, 6);
+  EXPECT_EQ(reply.doors[0].interface + reply.error, "eth0why");
+  const ProbeOrder probe = decode_probe(encode_probe({1, {{"a", 1}, {"b", 2}}}));
+  EXPECT_EQ(probe.launcher, 1);
+  EXPECT_EQ(probe.peers.at(1).host, "b");
+  const auto failures = decode_probed(encode_probed({{2, "refused"}}));
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0].why, "refused");
+  EXPECT_EQ(decode_texts(encode_texts({"a", "b"}), 2).at(1), "b");
+  EXPECT_THROW(decode_texts(encode_texts({"a", "b"}), 3), base::Error);
+}
+
+TEST(Wire, WhatAHostSaysIsMadePrintable) {
+  EXPECT_EQ(decode_site(encode_site({.host = "a\x1b[2Jb"})).host.find('\x1b'), std::string::npos);
+  EXPECT_EQ(decode_texts(encode_texts({"\x1b"}), 1)[0].find('\x1b'), std::string::npos);
 }
 
 TEST(Wire, FramesComeWholeHoweverTheyAreCut) {

@@ -1,0 +1,19 @@
+// What an agent does before its ranks start: it tells what it finds, meets the other hosts, and takes the job.
+#pragma once
+
+#include "lockstep/base/fd.h"
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/wire.h"
+
+namespace lockstep::launcher {
+
+struct AgentStart {
+  JobPlan job;
+  base::Fd tether;       ///< its connection to the launcher beside stdin and stdout; none when all ranks are here
+  base::Fd master_port;  ///< kept for the job
+};
+
+/// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in `input`. Throws Error kProtocol.
+AgentStart start_of_agent(FrameReader& input);
+
+}  // namespace lockstep::launcher

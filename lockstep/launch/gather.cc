@@ -1,0 +1,135 @@
+#include "lockstep/launch/gather.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <optional>
+#include <utility>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/job/join.h"
+#include "lockstep/launch/program.h"
+#include "lockstep/launch/remote.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr auto kAgentStarts = 10s;  // after its host was reached
+
+AgentLink start_agent(const Host& host, const std::string& own, std::chrono::seconds connect_timeout, std::chrono::milliseconds silence, std::uint64_t max_files) {
+  if (is_here(host)) return {host.name.empty() ? base::host_name() : host.name, spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
+  const std::string ssh = find_program("ssh", base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  return {host.name, spawn_agent(ssh, ssh_words(host, own, connect_timeout), true, max_files), silence};
+}
+
+class Gathering {
+ public:
+  Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents, std::string own)
+      : hosts_(std::move(hosts)), agents_(std::move(agents)), own_(std::move(own)), sites_(agents_.size()), failed_(agents_.size()) {}
+
+  bool complete() const {
+    for (std::size_t i = 0; i < agents_.size(); ++i)
+      if (!sites_[i] && !failed_[i]) return false;
+    return true;
+  }
+  void turn(Deadline deadline, int signals);
+  void give_up_waiting();
+  Gathered take(int signals);
+
+ private:
+  void listen(std::size_t i, int signals);
+  void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
+  [[noreturn]] void tell_failures(int signals);
+
+  std::vector<Host> hosts_;
+  std::vector<AgentLink> agents_;
+  std::string own_;
+  std::vector<std::optional<Site>> sites_;
+  std::vector<std::optional<base::UsageError>> failed_;
+};
+
+void Gathering::listen(std::size_t i, int signals) {
+  AgentLink& agent = agents_[i];
+  for (const Frame& frame : agent.read()) {
+    if (sites_[i] || frame.kind != FrameKind::kSite) throw base::Error(base::Cause::kProtocol, "the agent on " + agent.host() + " did not begin with what it finds there");
+    sites_[i] = decode_site(frame.payload);
+    if (sites_[i]->version != LOCKSTEP_VERSION)
+      fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION,
+                               "install the same version there"));
+    else if (sites_[i]->build != job::build_id(""))
+      fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) + ") than this one (" + job::build_id("") + ")",
+                               "install the same one there, or name it with --remote-path"));
+  }
+  if (agent.descriptor() >= 0 || failed_[i]) return;
+  const RankEnd end = agent.reap(signals);
+  if (is_here(hosts_[i])) return fail(i, base::UsageError("the agent " + to_text(end)));
+  fail(i, start_error(hosts_[i], hosts_[i].remote_path.empty() ? own_ : hosts_[i].remote_path, end.exit_code(), agent.words()));
+}
+
+void Gathering::turn(Deadline deadline, int signals) {
+  std::vector<pollfd> entries = {{signals, POLLIN, 0}};
+  for (std::size_t i = 0; i < agents_.size(); ++i) entries.push_back({sites_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
+  ::poll(entries.data(), entries.size(), deadline.poll_ms());
+  if (entries[0].revents) heed_a_person(signals);
+  for (std::size_t i = 0; i < agents_.size(); ++i)
+    if (entries[i + 1].revents) listen(i, signals);
+}
+
+void Gathering::give_up_waiting() {
+  for (std::size_t i = 0; i < agents_.size(); ++i)
+    if (!sites_[i] && !failed_[i]) fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer", "does ssh " + hosts_[i].name + " true work at once, without a question?"));
+}
+
+/// A line each, so that one among many is seen; the first is what ends us.
+void Gathering::tell_failures(int signals) {
+  std::optional<base::UsageError> first;
+  const auto count = std::count_if(failed_.begin(), failed_.end(), [](const auto& error) { return error.has_value(); });
+  for (std::size_t i = 0; i < agents_.size(); ++i) {
+    if (!failed_[i]) continue;
+    if (count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed_[i]->what(), failed_[i]->hint().empty() ? "" : "; ", failed_[i]->hint().c_str());
+    if (!first) first = failed_[i];
+  }
+  for (AgentLink& agent : agents_) agent.must_end(Deadline::in(0s));
+  for (AgentLink& agent : agents_) agent.reap(signals);
+  if (count == 1) throw *first;
+  throw base::UsageError(std::to_string(count) + " of " + std::to_string(agents_.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
+}
+
+Gathered Gathering::take(int signals) {
+  if (std::any_of(failed_.begin(), failed_.end(), [](const auto& error) { return error.has_value(); })) tell_failures(signals);
+  Gathered all{std::move(hosts_), std::move(agents_), {}};
+  for (auto& site : sites_) all.sites.push_back(std::move(*site));
+  return all;
+}
+
+}  // namespace
+
+bool is_here(const Host& host) { return host.user.empty() && host.port == 0 && (host.name.empty() || host.name == "localhost" || host.name == base::host_name()); }
+
+void heed_a_person(int signals) {
+  while (const auto signal = next_signal(signals))
+    if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
+      throw base::Error(base::Cause::kInterrupted, "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) + " before any rank was started");
+}
+
+Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
+  const std::string own = own_path();
+  std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
+  std::vector<AgentLink> agents;
+  for (const Host& host : hosts) agents.push_back(start_agent(host, own, options.connect_timeout, silence, max_files));
+  Gathering gathering(std::move(hosts), std::move(agents), own);
+  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts);
+  while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
+  gathering.give_up_waiting();
+  return gathering.take(signals);
+}
+
+}  // namespace lockstep::launcher

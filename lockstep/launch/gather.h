@@ -1,0 +1,30 @@
+// The start of a job: an agent on each host, all at once, and what each finds there.
+#pragma once
+
+#include <vector>
+
+#include "lockstep/launch/agent_link.h"
+#include "lockstep/launch/host_list.h"
+#include "lockstep/launch/options.h"
+#include "lockstep/launch/site.h"
+
+namespace lockstep::launcher {
+
+struct Gathered {
+  std::vector<Host> hosts;         ///< where; one that is empty: here
+  std::vector<AgentLink> agents;   ///< of each
+  std::vector<Site> sites;
+};
+
+/// Starts the agents of `options`' hosts (none: one here) and waits until each has told what it finds. A host that cannot be reached, or has another version
+/// of lockstep, is told in words; then nothing runs anywhere, and what is thrown (UsageError) names the first one and how many there are.
+/// `signals` as of signal_descriptor(): a person's ends it (Error kInterrupted). `max_files`: soft limit of descriptors for agents.
+Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals);
+
+/// Throws Error kInterrupted when a person has asked us to stop. `signals` as of signal_descriptor().
+void heed_a_person(int signals);
+
+/// Whether `host` means this machine: "localhost", or its own name. No ssh is needed for it.
+bool is_here(const Host& host);
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,28 @@
+// --interface: which of a host's addresses its ranks use. Pure.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::launcher {
+
+/// Names of interfaces and networks (10.0.0.0/8, fd00::/8), of which an address must be in one; or, after a '^', in none.
+struct InterfaceChoice {
+  std::vector<std::string> parts;
+  bool excluded = false;
+
+  /// Whether somebody has chosen.
+  explicit operator bool() const { return !parts.empty(); }
+};
+
+/// Reads "eth0", "10.0.0.0/8", "eth0,eth1", "^docker0,172.17.0.0/16". Throws UsageError that names `what`, the value and what is allowed.
+InterfaceChoice parse_interface_choice(std::string_view what, std::string_view text);
+
+/// Whether the choice, if there is one, allows `address` (a number) of the interface `name`.
+bool allows(const InterfaceChoice& choice, std::string_view name, std::string_view address);
+
+/// Whether `address` is in `network`, both numbers of one family, the network with the length of its prefix.
+bool is_in_network(std::string_view network, std::string_view address);
+
+}  // namespace lockstep::launcher

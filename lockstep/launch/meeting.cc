@@ -1,0 +1,163 @@
+#include "lockstep/launch/meeting.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <set>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/agent_link.h"
+#include "lockstep/launch/crossing.h"
+#include "lockstep/launch/gather.h"
+#include "lockstep/launch/interface_choice.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr int kLauncher = -1;  // its number in a Crossing
+constexpr auto kAgentsAnswer = 7s;  // they give a connection 5
+
+std::string random_token() {
+  std::string token(Crossing::kTokenBytes, '\0');
+  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) throw base::SystemError("getrandom", errno);
+  return token;
+}
+
+/// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here excludes nothing.
+std::vector<base::InterfaceAddress> own_addresses(const std::string& own) {
+  std::vector<base::InterfaceAddress> all = base::interface_addresses();
+  std::erase_if(all, [](const base::InterfaceAddress& one) { return one.loopback || one.address.find('%') != std::string::npos; });
+  if (all.empty())
+    throw base::Error(base::Cause::kPeerUnreachable, "this host has no address but those of its loopback, so no other host can reach it", "is its network up?");
+  if (own.empty()) return all;
+  const InterfaceChoice choice = parse_interface_choice("--interface", own);
+  std::vector<base::InterfaceAddress> chosen;
+  for (const base::InterfaceAddress& one : all)
+    if (allows(choice, one.interface, one.address)) chosen.push_back(one);
+  return chosen.empty() ? all : chosen;
+}
+
+std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
+  std::string text;
+  for (const base::InterfaceAddress& one : addresses) text += (text.empty() ? "" : ", ") + one.address + " (" + one.interface + ")";
+  return text;
+}
+
+class Meeter {
+ public:
+  Meeter(std::vector<AgentLink>& agents, int signals) : agents_(agents), signals_(signals), crossing_(kLauncher, token_) {}
+
+  Meeting run(const std::vector<std::string>& interfaces, const std::string& own);
+
+ private:
+  void wait_for(FrameKind kind, const std::function<void(std::size_t, const std::string&)>& take);
+  int way_of_all(const std::vector<MeetReply>& replies, const std::vector<base::InterfaceAddress>& own) const;
+  void check(const std::vector<std::vector<ProbeFailure>>& failures, const Meeting& meeting) const;
+
+  std::vector<AgentLink>& agents_;
+  int signals_;
+  std::string token_ = random_token();
+  Crossing crossing_;
+};
+
+/// Until each agent has sent a frame of this kind.
+void Meeter::wait_for(FrameKind kind, const std::function<void(std::size_t, const std::string&)>& take) {
+  const Deadline deadline = Deadline::in(kAgentsAnswer);
+  std::set<std::size_t> missing;
+  for (std::size_t i = 0; i < agents_.size(); ++i) missing.insert(i);
+  while (!missing.empty()) {
+    std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
+    for (const AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
+    const std::vector<pollfd> crossing = crossing_.entries();
+    entries.insert(entries.end(), crossing.begin(), crossing.end());
+    ::poll(entries.data(), entries.size(), deadline.poll_ms());
+    if (entries[0].revents) heed_a_person(signals_);
+    crossing_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(agents_.size()), entries.end()});
+    for (std::size_t i = 0; i < agents_.size(); ++i) {
+      if (!entries[i + 1].revents) continue;
+      for (const Frame& frame : agents_[i].read()) {
+        if (frame.kind != kind) throw base::Error(base::Cause::kProtocol, "the agent on " + agents_[i].host() + " sent another frame than was asked for");
+        take(i, frame.payload);
+        missing.erase(i);
+      }
+      if (agents_[i].descriptor() < 0 && missing.contains(i))
+        throw base::Error(base::Cause::kPeerUnreachable, "host " + base::quoted(agents_[i].host(), 253) + ": its agent ended before ranks were started: " + base::quoted(agents_[i].words(), 512));
+    }
+    if (deadline.expired() && !missing.empty())
+      throw base::Error(base::Cause::kPeerUnreachable, "host " + base::quoted(agents_[*missing.begin()].host(), 253) + " does not answer any more");
+  }
+}
+
+/// The first of our addresses that all hosts reach.
+int Meeter::way_of_all(const std::vector<MeetReply>& replies, const std::vector<base::InterfaceAddress>& own) const {
+  const auto leads = [](const MeetReply& reply, int way) { return std::any_of(reply.doors.begin(), reply.doors.end(), [&](const Door& door) { return door.launcher == way; }); };
+  for (int way = 0; way < static_cast<int>(own.size()); ++way)
+    if (std::all_of(replies.begin(), replies.end(), [&](const MeetReply& reply) { return leads(reply, way); })) return way;
+  std::string first;
+  for (std::size_t i = 0; i < replies.size(); ++i) {
+    if (replies[i].error.empty()) continue;
+    const std::string line = "host " + base::quoted(agents_[i].host(), 253) + " does not reach this host: " + replies[i].error;
+    std::fprintf(stderr, "lockstep: %s\n", line.c_str());
+    if (first.empty()) first = line;
+  }
+  throw base::Error(base::Cause::kPeerUnreachable, first.empty() ? "no address of this host is reached by all hosts: " + text_of(own) : first,
+                    "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant");
+}
+
+void Meeter::check(const std::vector<std::vector<ProbeFailure>>& failures, const Meeting& meeting) const {
+  const auto name = [&](std::size_t node) {
+    return base::quoted(agents_[node].host(), 253) + " (" + meeting.doors[node].address.host + ", " + meeting.doors[node].interface + ")";
+  };
+  std::string first;
+  int count = 0;
+  for (std::size_t i = 0; i < failures.size(); ++i)
+    for (const ProbeFailure& failure : failures[i]) {
+      if (failure.node < 0 || failure.node >= static_cast<int>(agents_.size())) continue;
+      const std::string line = "host " + name(i) + " does not reach " + name(static_cast<std::size_t>(failure.node)) + ": " + failure.why;
+      if (++count <= 100) std::fprintf(stderr, "lockstep: %s\n", line.c_str());
+      if (first.empty()) first = line;
+    }
+  if (count > 0)
+    throw base::Error(base::Cause::kPeerUnreachable, first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""),
+                      "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant");
+}
+
+Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::string& own) {
+  const std::vector<base::InterfaceAddress> addresses = own_addresses(own);
+  std::vector<base::Address> listening;
+  for (const base::InterfaceAddress& one : addresses) listening.push_back(crossing_.listen(one.address));
+  for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kMeet, -1, encode_meet({static_cast<int>(i), token_, interfaces[i], listening})});
+  std::vector<MeetReply> replies(agents_.size());
+  wait_for(FrameKind::kMet, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
+  const int way = way_of_all(replies, addresses);
+
+  Meeting meeting{.launcher = addresses[static_cast<std::size_t>(way)].address, .doors = {}, .tethers = {}};
+  ProbeOrder order{.launcher = way, .peers = {}};
+  for (const MeetReply& reply : replies) {
+    meeting.doors.push_back(*std::find_if(reply.doors.begin(), reply.doors.end(), [&](const Door& door) { return door.launcher == way; }));
+    order.peers.push_back(meeting.doors.back().address);
+  }
+  for (std::size_t i = 0; i < agents_.size(); ++i) meeting.tethers.push_back(crossing_.take_caller(static_cast<int>(i), static_cast<std::size_t>(way)));
+  for (AgentLink& agent : agents_) agent.send({FrameKind::kProbe, -1, encode_probe(order)});
+  std::vector<std::vector<ProbeFailure>> failures(agents_.size());
+  wait_for(FrameKind::kProbed, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
+  check(failures, meeting);
+  return meeting;
+}
+
+}  // namespace
+
+Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own, int signals) {
+  return Meeter(agents, signals).run(interfaces, own);
+}
+
+}  // namespace lockstep::launcher
