@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
       case launcher::Verb::kRun: return launcher::run(std::move(command.run));
       case launcher::Verb::kStatus: std::fputs(launcher::status_text(launcher::find_ranks(), command.json).c_str(), stdout); break;
       case launcher::Verb::kBench: launcher::become_companion("lockstep-bench", command.words);
-      case launcher::Verb::kAgent: launcher::agent_main();
+      case launcher::Verb::kAgent: launcher::agent_main(!command.words.empty());
       case launcher::Verb::kPrint: std::fputs(command.text.c_str(), stdout);
     }
     return 0;

@@ -19,6 +19,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/socket.h"
 #include "lockstep/launch/agent_start.h"
+#include "lockstep/launch/interface_choice.h"
 #include "lockstep/launch/outbox.h"
 #include "lockstep/launch/process.h"
 #include "lockstep/launch/rank_watch.h"
@@ -102,12 +103,25 @@ void Agent::watch(int fd, std::uint64_t about, unsigned events) {
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw base::SystemError("the agent cannot watch a descriptor", errno);
 }
 
+/// A user's own choice for other libraries must fit each host.
+void check_interfaces(const Environment& environment) {
+  std::vector<std::string> names;
+  for (const base::InterfaceAddress& one : base::interface_addresses())
+    if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
+  for (const std::string& variable : environment)
+    for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+      const std::string complaint = variable.rfind(name + "=", 0) == 0 ? complaint_about(name, variable.substr(name.size() + 1), names) : "";
+      if (!complaint.empty()) throw base::UsageError(complaint, "without it lockstep sets the one that the hosts reach each other by");
+    }
+}
+
 /// What only this host knows. False when the launcher has been told why no rank can start.
 bool Agent::prepare(JobPlan& job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
     if (job.add_to_own) job.environment = merged(own_environment(), job.environment);
+    if (tether_) check_interfaces(job.environment);
     return true;
   } catch (const base::Error& error) {
     say(FrameKind::kRefused, -1, encode_texts({error.what(), error.hint()}));
@@ -345,14 +359,15 @@ int Agent::run() {
   become_subreaper();
   failures_ = base::make_pipe();
   base::set_nonblocking(failures_.read.get());
-  AgentStart start = start_of_agent(input_);
-  JobPlan& job = start.job;
+  std::optional<AgentStart> start = start_of_agent(input_);
+  if (!start) return 0;
+  JobPlan& job = start->job;
   base::set_nonblocking(STDIN_FILENO);
   base::set_nonblocking(STDOUT_FILENO);
   watch(STDIN_FILENO, kInput, EPOLLIN);
   watch(signals_.get(), kSignals, EPOLLIN);
   watch(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
-  tether_ = std::move(start.tether);
+  tether_ = std::move(start->tether);
   if (tether_) watch(tether_.get(), kTether, EPOLLIN);
   if (prepare(job)) start_ranks(job);
   reap();
@@ -370,9 +385,30 @@ int Agent::run() {
 
 }  // namespace
 
-void agent_main() {
+namespace {
+
+/// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process like the child.
+void guard() {
+  become_subreaper();
+  const pid_t agent = ::fork();
+  if (agent < 0) throw base::SystemError("cannot start the agent", errno);
+  if (agent == 0) return;
+  // The channel is the agent's alone.
+  const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
+  int status = 0;
+  while (::waitpid(agent, &status, 0) < 0 && errno == EINTR) {  // bounded: the agent ends when its channel does
+  }
+  kill_descendants({}, Deadline::in(kUnkillableAfter));
+  ::_exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+}
+
+}  // namespace
+
+void agent_main(bool guarded) {
   ::prctl(PR_SET_DUMPABLE, 0);
   try {
+    if (guarded) guard();
     ::_exit(Agent().run());
   } catch (const base::Error& error) {
     const std::string line = std::string("lockstep agent: ") + error.what() + "\n";

@@ -24,11 +24,13 @@ constexpr auto kJobComes = 600s;      // the other hosts may be slow to answer
 constexpr auto kConnects = 5s;
 constexpr auto kOtherWays = 300ms;    // after the first that was found
 
+struct LauncherIsGone {};
+
 void say(FrameKind kind, const std::string& payload) {
   const std::string bytes = encode({kind, -1, payload});
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t size = ::write(STDOUT_FILENO, bytes.data() + done, bytes.size() - done);
-    if (size < 0 && errno != EINTR) throw base::Error(base::Cause::kProtocol, "the launcher was gone before the job came");
+    if (size < 0 && errno != EINTR) throw LauncherIsGone();
     done += static_cast<std::size_t>(std::max<ssize_t>(size, 0));
   }
 }
@@ -70,12 +72,13 @@ bool same_family(const std::string& a, const std::string& b) { return (a.find(':
 void Guest::meet(MeetOrder order) {
   order_ = std::move(order);
   own_ = base::interface_addresses();
+  std::erase_if(own_, [](const base::InterfaceAddress& one) { return one.loopback || one.address.find('%') != std::string::npos; });
   crossing_.emplace(order_.self, order_.token);
   const InterfaceChoice choice = order_.interface.empty() ? InterfaceChoice() : parse_interface_choice("--interface", order_.interface);
   for (std::size_t i = 0; i < order_.launcher.size(); ++i) {
     std::vector<std::string> sources = choice ? std::vector<std::string>() : std::vector<std::string>{""};
     for (const base::InterfaceAddress& own : own_)
-      if (choice && !own.loopback && same_family(own.address, order_.launcher[i].host) && allows(choice, own.interface, own.address)) sources.push_back(own.address);
+      if (choice && same_family(own.address, order_.launcher[i].host) && allows(choice, own.interface, own.address)) sources.push_back(own.address);
     for (const std::string& source : sources) {
       ways_.push_back({static_cast<int>(i), crossing_->dialled().size()});
       crossing_->dial(order_.launcher[i], -1, source);
@@ -99,8 +102,7 @@ void Guest::answer_meet() {
     reply.doors.push_back({way.launcher, crossing_->listen(dialled.from), own == own_.end() ? "" : own->interface});
   }
   std::string has;
-  for (const base::InterfaceAddress& one : own_)
-    if (!one.loopback) has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
+  for (const base::InterfaceAddress& one : own_) has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
   if (reply.doors.empty())
     reply.error = ways_.empty() ? "no address of its own fits --interface " + base::quoted(order_.interface, 80) + "; it has " + has : tried + "; its own addresses are " + has;
   say(FrameKind::kMet, encode_met(reply));
@@ -142,7 +144,7 @@ void Guest::look() {
 
 }  // namespace
 
-AgentStart start_of_agent(FrameReader& input) {
+std::optional<AgentStart> start_of_agent(FrameReader& input) try {
   AgentStart start;
   start.master_port = base::reserve_port({"0.0.0.0", 0});  // nobody listens; a program that meets there binds it too
   Site site = look_around();
@@ -163,7 +165,7 @@ AgentStart start_of_agent(FrameReader& input) {
     guest.look();
     if (!told) continue;
     const ssize_t size = ::read(STDIN_FILENO, bytes, sizeof bytes);
-    if (size == 0) throw base::Error(base::Cause::kProtocol, "the launcher was gone before the job came");
+    if (size == 0) throw LauncherIsGone();
     if (size > 0) input.feed({bytes, static_cast<std::size_t>(size)});
     while (const auto frame = input.next()) {
       if (frame->kind == FrameKind::kMeet) guest.meet(decode_meet(frame->payload));
@@ -176,6 +178,8 @@ AgentStart start_of_agent(FrameReader& input) {
       }
     }
   }
+} catch (const LauncherIsGone&) {
+  return std::nullopt;
 }
 
 }  // namespace lockstep::launcher

@@ -1,6 +1,8 @@
 // What an agent does before its ranks start: it tells what it finds, meets the other hosts, and takes the job.
 #pragma once
 
+#include <optional>
+
 #include "lockstep/base/fd.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/wire.h"
@@ -13,7 +15,8 @@ struct AgentStart {
   base::Fd master_port;  ///< kept for the job
 };
 
-/// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in `input`. Throws Error kProtocol.
-AgentStart start_of_agent(FrameReader& input);
+/// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in `input`. Nothing when the launcher is gone
+/// before: it has said why. Throws Error kProtocol.
+std::optional<AgentStart> start_of_agent(FrameReader& input);
 
 }  // namespace lockstep::launcher

@@ -71,4 +71,22 @@ bool allows(const InterfaceChoice& choice, std::string_view name, std::string_vi
   return !choice || named != choice.excluded;
 }
 
+std::string complaint_about(std::string_view variable, std::string_view value, const std::vector<std::string>& interfaces) {
+  const bool nccl = variable == "NCCL_SOCKET_IFNAME";
+  const bool whole = !nccl || value.substr(0, 1) == "=" || value.substr(0, 2) == "^=";
+  const bool excluded = nccl && value.substr(0, 1) == "^";
+  const std::string_view list = nccl ? value.substr(std::min(value.find_first_not_of("^="), value.size())) : value;
+  const std::vector<std::string> parts = base::split(list, ',');
+  const auto fits = [&](const std::string& name, const std::string& part) { return whole ? name == part : name.rfind(part, 0) == 0; };
+  const auto there = [&](const std::string& part) { return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); }); };
+  const auto left = [&](const std::string& name) { return std::none_of(parts.begin(), parts.end(), [&](const std::string& part) { return fits(name, part); }); };
+  const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), left)
+                    : nccl   ? std::any_of(parts.begin(), parts.end(), there)
+                             : std::all_of(parts.begin(), parts.end(), there);
+  if (good) return "";
+  std::string has;
+  for (const std::string& name : interfaces) has += (has.empty() ? "" : ", ") + name;
+  return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + has;
+}
+
 }  // namespace lockstep::launcher

@@ -22,6 +22,10 @@ InterfaceChoice parse_interface_choice(std::string_view what, std::string_view t
 /// Whether the choice, if there is one, allows `address` (a number) of the interface `name`.
 bool allows(const InterfaceChoice& choice, std::string_view name, std::string_view address);
 
+/// What is wrong with a user's GLOO_SOCKET_IFNAME (names, with commas between) or NCCL_SOCKET_IFNAME (beginnings of names; after '=' whole ones; after '^' those to leave out) on a
+/// host with these interfaces; empty: nothing.
+std::string complaint_about(std::string_view variable, std::string_view value, const std::vector<std::string>& interfaces);
+
 /// Whether `address` is in `network`, both numbers of one family, the network with the length of its prefix.
 bool is_in_network(std::string_view network, std::string_view address);
 

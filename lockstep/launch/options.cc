@@ -238,7 +238,7 @@ Command parse_command_line(std::vector<std::string> arguments) {
   }
   if (verb == "status") return parse_status({arguments.begin() + 1, arguments.end()});
   if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
-  if (verb == "agent" && arguments.size() == 1) return {Verb::kAgent, {}, "", {}};
+  if (verb == "agent") return {Verb::kAgent, {}, "", {arguments.begin() + 1, arguments.end()}};
   if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
   if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
   throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, status, bench, --help and --version")

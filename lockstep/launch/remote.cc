@@ -43,7 +43,7 @@ std::vector<std::string> ssh_words(const Host& host, const std::string& own_path
                                     "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3", "-o", "ForwardX11=no", "-o", "ClearAllForwardings=yes",
                                     "-o", "EscapeChar=none", "-o", "LogLevel=ERROR"};
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
-  words.insert(words.end(), {"--", destination_of(host), "exec " + path + " agent"});
+  words.insert(words.end(), {"--", destination_of(host), "exec " + path + " agent --guarded"});
   return words;
 }
 

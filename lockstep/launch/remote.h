@@ -10,7 +10,7 @@
 
 namespace lockstep::launcher {
 
-/// The words that start the agent on `host`: ssh without questions, which ends when the connection is silent for 6 s, and `exec PATH agent` there. `own_path` is
+/// The words that start the agent on `host`: ssh without questions, which ends when the connection is silent for 6 s, and `exec PATH agent --guarded` there. `own_path` is
 /// where this program is. Throws UsageError when a shell there would not take the path as one plain word.
 std::vector<std::string> ssh_words(const Host& host, const std::string& own_path, std::chrono::seconds connect_timeout);
 

@@ -34,6 +34,7 @@ constexpr auto kAgentLooks = 1s;           // it answers within a few millisecon
 constexpr auto kRanksAreTold = 1s;         // a rank that waits hears of a failure within 0.1 s, and then ends by itself
 constexpr auto kStacksTake = 5s;           // the agent gives them 4
 constexpr auto kAgentIsSilent = 5s;        // at least; it tells of its ranks every second
+constexpr int kSshFailed = 255;
 constexpr auto kLeftBehindEnds = 5s;
 constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 
@@ -326,6 +327,8 @@ void Supervisor::agent_is_silent(const AgentLink& agent) {
   order_stop({.signal = SIGKILL});
 }
 
+std::string text_of(const std::string& words) { return words.empty() ? "" : ": " + base::quoted(words, 512); }
+
 /// The connection to its host ended by itself; its ranks end for the same reason.
 void Supervisor::out_of_reach(std::size_t index) {
   job::Fatal fatal = new_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
@@ -344,13 +347,13 @@ void Supervisor::agent_is_gone(std::size_t index) {
   if (looking_ && looking_for_.empty()) looked();  // at what it had told before
   if (done_.contains(index)) return;
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
-  if (nodes_[index].here) {
-    fatal.detail = "the agent, which watches the ranks, " + std::string(end.signal ? "was " : "") + to_text(end);
+  if (nodes_[index].here || (end.signal == 0 && end.code != kSshFailed)) {
+    const RankEnd agent = end.code > 128 ? RankEnd{.signal = end.code - 128} : end;  // as its guard has told it
+    fatal.detail = "the agent, which watches the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) + text_of(agents_[index].words());
     fatal.hint = "all ranks of this host ended with it";
   } else {
     fatal.cause = base::Cause::kPeerUnreachable;
-    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: ssh " + std::string(end.signal ? "was " : "") + to_text(end) +
-                   (agents_[index].words().empty() ? "" : ": " + base::quoted(agents_[index].words(), 512));
+    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: ssh " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].words());
     fatal.hint = "its ranks end with it, within 10 s";
   }
   const int code = base::exit_code(fatal.cause);

@@ -6,12 +6,11 @@ hosts_test.py BIN [CASE...]; without cases all. Exit code 77: skipped.
 import pathlib
 import shutil
 import signal
-import struct
 import sys
 import tempfile
-from random import Random
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import digits  # noqa: E402
 import hosts_bed  # noqa: E402
 from hosts_job import Job, MpiJob, places, run  # noqa: E402
 
@@ -70,27 +69,11 @@ def a_host_that_dies_ends_the_job(bed, binary):
         job.stop()
 
 
-def write_digits(folder, count):
-    """Images in MNIST's files, whose labels can be learned: a bright square at a place that is the label's."""
-    random = Random(1)
-    for part in ("train", "t10k"):
-        labels = [random.randrange(10) for _ in range(count)]
-        images = bytearray()
-        for label in labels:
-            image = bytearray(random.randrange(64) for _ in range(784))
-            for y in range(5):
-                start = (label // 5 * 12 + y + 3) * 28 + label % 5 * 5 + 1
-                image[start:start + 4] = b"\xff" * 4
-            images += image
-        (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, count, 28, 28) + images)
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + bytes(labels))
-
-
 def mnist_learns_alike_over_mpi_and_gloo(bed, binary):
     if not shutil.which("mpirun"):
         hosts_bed.skip("mpirun is not installed (Debian: openmpi-bin)")
     folder = pathlib.Path(bed.folder)
-    write_digits(folder, 400)
+    digits.write(folder, 400)
     losses = {}
     for transport, job_type in (("gloo", Job), ("mpi", MpiJob), ("hierarchy", MpiJob)):
         log = folder / f"losses.{transport}"

@@ -43,5 +43,21 @@ TEST(InterfaceChoice, WhatCannotBeOneIsRefused) {
     EXPECT_THAT(tests::message_of<base::UsageError>([&] { choice(text); }), HasSubstr("--interface is \"")) << text;
 }
 
+TEST(InterfaceChoice, AUsersChoiceForOtherLibrariesMustFit) {
+  const std::vector<std::string> has = {"lo", "eth0", "ib0"};
+  const auto good = [&](const char* variable, const char* value) { return complaint_about(variable, value, has).empty(); };
+  EXPECT_TRUE(good("GLOO_SOCKET_IFNAME", "eth0"));
+  EXPECT_TRUE(good("GLOO_SOCKET_IFNAME", "eth0,ib0"));
+  EXPECT_FALSE(good("GLOO_SOCKET_IFNAME", "eth"));
+  EXPECT_FALSE(good("GLOO_SOCKET_IFNAME", "eth0,ib1"));
+  EXPECT_TRUE(good("NCCL_SOCKET_IFNAME", "eth"));
+  EXPECT_TRUE(good("NCCL_SOCKET_IFNAME", "ens,ib"));
+  EXPECT_FALSE(good("NCCL_SOCKET_IFNAME", "=eth"));
+  EXPECT_TRUE(good("NCCL_SOCKET_IFNAME", "=eth0"));
+  EXPECT_TRUE(good("NCCL_SOCKET_IFNAME", "^docker,lo"));
+  EXPECT_FALSE(good("NCCL_SOCKET_IFNAME", "^lo,eth,ib"));
+  EXPECT_EQ(complaint_about("GLOO_SOCKET_IFNAME", "eth7", has), "GLOO_SOCKET_IFNAME is \"eth7\", but this host has lo, eth0, ib0");
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

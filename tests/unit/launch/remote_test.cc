@@ -24,7 +24,7 @@ TEST(Remote, SshAsksNothingAndForwardsNothing) {
   for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"}) EXPECT_THAT(words, Contains(word));
   EXPECT_EQ(words[words.size() - 3], "--");
   EXPECT_EQ(words[words.size() - 2], "alpha");
-  EXPECT_EQ(words.back(), "exec /opt/lockstep/bin/lockstep agent");
+  EXPECT_EQ(words.back(), "exec /opt/lockstep/bin/lockstep agent --guarded");
 }
 
 TEST(Remote, UserPortAndPathOfAHost) {
@@ -35,7 +35,7 @@ TEST(Remote, UserPortAndPathOfAHost) {
   const auto words = ssh_words(one, "/x", 7s);
   EXPECT_THAT(words, Contains("2222"));
   EXPECT_EQ(words[words.size() - 2], "eve@fd00::2");
-  EXPECT_EQ(words.back(), "exec bin/lockstep agent");
+  EXPECT_EQ(words.back(), "exec bin/lockstep agent --guarded");
 }
 
 TEST(Remote, APathThatAShellWouldReadOtherwiseIsRefused) {

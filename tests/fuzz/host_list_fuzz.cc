@@ -1,0 +1,62 @@
+// What stands after -H, in a host file and after --interface; every complaint says where. A host that is taken is one word for ssh.
+#include <cctype>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/host_list.h"
+#include "lockstep/launch/interface_choice.h"
+#include "lockstep/launch/remote.h"
+
+using namespace lockstep;
+
+namespace {
+
+/// "NAME:LINE:COLUMN: ".
+void must_name_a_place(const std::string& message, const std::string& name) {
+  std::size_t at = name.size();
+  if (message.compare(0, at, name) != 0) std::abort();
+  for (int i = 0; i < 2; ++i) {
+    if (message[at++] != ':' || !std::isdigit(static_cast<unsigned char>(message[at]))) std::abort();
+    while (std::isdigit(static_cast<unsigned char>(message[at]))) ++at;
+  }
+  if (message.compare(at, 2, ": ") != 0) std::abort();
+}
+
+/// Nothing that a person has typed becomes an option of ssh, or a second word for the shell on the other host.
+void must_be_harmless(const std::vector<launcher::Host>& hosts) {
+  if (hosts.empty()) std::abort();
+  for (const launcher::Host& host : hosts) {
+    const std::vector<std::string> words = launcher::ssh_words(host, "/usr/bin/lockstep", std::chrono::seconds(1));
+    const std::string &destination = words[words.size() - 2], &command = words.back();
+    if (words[words.size() - 3] != "--" || destination.empty() || destination[0] == '-') std::abort();
+    if (destination.find_first_of(" \t\n;&|$`'\"\\<>(){}*?!#~") != std::string::npos || command.find_first_of(";&|$`'\"\\<>(){}*?!#~\n\t") != std::string::npos) std::abort();
+    if (host.slots < 0 || host.slots > 4096 || host.port < 0 || host.port > 65535) std::abort();
+    launcher::start_error(host, "/usr/bin/lockstep", 255, destination);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  try {
+    must_be_harmless(launcher::parse_hosts(text));
+  } catch (const base::UsageError& error) {
+    must_name_a_place(error.what(), "-H");
+  }
+  try {
+    must_be_harmless(launcher::parse_host_file("hosts", text));
+  } catch (const base::FormatError& error) {
+    must_name_a_place(error.what(), "hosts");
+  }
+  try {
+    const launcher::InterfaceChoice choice = launcher::parse_interface_choice("--interface", text);
+    launcher::allows(choice, "eth0", "10.0.0.1");
+    launcher::allows(choice, "eth0", "fe80::1%eth0");
+  } catch (const base::UsageError&) {
+  }
+  return 0;
+}
