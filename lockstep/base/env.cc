@@ -36,6 +36,7 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.omp_num_threads = get("OMP_NUM_THREADS");
   env.cuda_visible_devices = get("CUDA_VISIBLE_DEVICES");
   env.path = get("PATH");
+  env.ssh_connection = get("SSH_CONNECTION");
   env.columns = get("COLUMNS");
   env.term = get("TERM");
   env.rank = get("RANK");
@@ -54,9 +55,26 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.ompi_comm_world_local_rank = get("OMPI_COMM_WORLD_LOCAL_RANK");
   env.ompi_comm_world_local_size = get("OMPI_COMM_WORLD_LOCAL_SIZE");
   env.pmix_namespace = get("PMIX_NAMESPACE");
+  env.pmix_rank = get("PMIX_RANK");
   env.pmi_rank = get("PMI_RANK");
   env.pmi_size = get("PMI_SIZE");
   env.pmi_jobid = get("PMI_JOBID");
+  env.pmi_fd = get("PMI_FD");
+  env.mpi_localrankid = get("MPI_LOCALRANKID");
+  env.mpi_localnranks = get("MPI_LOCALNRANKS");
+  env.slurm_job_id = get("SLURM_JOB_ID");
+  env.slurm_job_nodelist = get("SLURM_JOB_NODELIST");
+  env.slurm_tasks_per_node = get("SLURM_TASKS_PER_NODE");
+  env.slurm_ntasks_per_node = get("SLURM_NTASKS_PER_NODE");
+  env.slurm_restart_count = get("SLURM_RESTART_COUNT");
+  env.slurm_step_id = get("SLURM_STEP_ID");
+  env.slurm_procid = get("SLURM_PROCID");
+  env.slurm_ntasks = get("SLURM_NTASKS");
+  env.slurm_localid = get("SLURM_LOCALID");
+  env.slurm_nodeid = get("SLURM_NODEID");
+  env.slurm_step_num_nodes = get("SLURM_STEP_NUM_NODES");
+  env.slurm_step_nodelist = get("SLURM_STEP_NODELIST");
+  env.slurm_step_tasks_per_node = get("SLURM_STEP_TASKS_PER_NODE");
   return env;
 }
 

@@ -24,7 +24,7 @@ struct Env {
   Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns that a rank's line has on the launcher's terminal, when it is one
 
   // Set by a user.
-  Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep, torchrun, mpi or pmi
+  Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep, torchrun, mpi, slurm or pmi
   Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo or mpi
   Value lockstep_arena;      ///< LOCKSTEP_ARENA: on or off; by default it is on when ranks share a host
   Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that a rank waits for others that make no progress, default 300; 0: for ever
@@ -40,6 +40,7 @@ struct Env {
   Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that the user allows
   Value path;                ///< PATH: where programs are looked for
   Value tmpdir;              ///< TMPDIR: where sockets between ranks of a host are made, default /tmp
+  Value ssh_connection;      ///< SSH_CONNECTION: the addresses and ports of the connection that an agent was started through
   Value columns;             ///< COLUMNS: width of the terminal
   Value term;                ///< TERM: "dumb" switches redrawing off
 
@@ -61,10 +62,29 @@ struct Env {
   Value ompi_comm_world_size;        ///< OMPI_COMM_WORLD_SIZE
   Value ompi_comm_world_local_rank;  ///< OMPI_COMM_WORLD_LOCAL_RANK
   Value ompi_comm_world_local_size;  ///< OMPI_COMM_WORLD_LOCAL_SIZE
-  Value pmix_namespace;              ///< PMIX_NAMESPACE: Open MPI's name of the job
+  Value pmix_namespace;              ///< PMIX_NAMESPACE: the launcher's name of the job
+  Value pmix_rank;                   ///< PMIX_RANK
   Value pmi_rank;                    ///< PMI_RANK
   Value pmi_size;                    ///< PMI_SIZE
   Value pmi_jobid;                   ///< PMI_JOBID
+  Value pmi_fd;                      ///< PMI_FD: descriptor on which the launcher answers
+  Value mpi_localrankid;             ///< MPI_LOCALRANKID: number of this rank on its host; set by hydra, the mpiexec of MPICH and Intel MPI
+  Value mpi_localnranks;             ///< MPI_LOCALNRANKS: number of ranks on this host; likewise
+
+  // SLURM's, in an allocation and in the tasks of a step.
+  Value slurm_job_id;                ///< SLURM_JOB_ID
+  Value slurm_job_nodelist;          ///< SLURM_JOB_NODELIST: the allocation's hosts, in SLURM's short form
+  Value slurm_tasks_per_node;        ///< SLURM_TASKS_PER_NODE: tasks on each of them, as 2(x2),1
+  Value slurm_ntasks_per_node;       ///< SLURM_NTASKS_PER_NODE: what the user asked for
+  Value slurm_restart_count;         ///< SLURM_RESTART_COUNT: how often the job was requeued
+  Value slurm_step_id;               ///< SLURM_STEP_ID: set by srun; a batch script has none
+  Value slurm_procid;                ///< SLURM_PROCID: number of this task; also set in a batch script
+  Value slurm_ntasks;                ///< SLURM_NTASKS: number of tasks
+  Value slurm_localid;               ///< SLURM_LOCALID: number of this task on its host
+  Value slurm_nodeid;                ///< SLURM_NODEID: number of this host
+  Value slurm_step_num_nodes;        ///< SLURM_STEP_NUM_NODES: number of hosts of the step
+  Value slurm_step_nodelist;         ///< SLURM_STEP_NODELIST: the step's hosts
+  Value slurm_step_tasks_per_node;   ///< SLURM_STEP_TASKS_PER_NODE: tasks on each of them
 
   /// Fills every field by asking `lookup` for its variable's name. Tests give a map here.
   static Env from(const std::function<Value(const char*)>& lookup);

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/node_list.h"
 
 namespace lockstep::job {
 namespace {
@@ -12,6 +13,10 @@ using base::Env;
 using base::UsageError;
 
 constexpr int kMaxRanks = 1 << 20;
+constexpr std::int64_t kMaxSlurmId = 0xffffffff;
+constexpr std::int64_t kFirstSpecialStep = 0xfffffff0;  // SLURM's numbers for what is no step of srun: a batch script, the shell of salloc
+constexpr std::int64_t kFirstPort = 15000;  // below those that systems give to outgoing connections
+constexpr std::int64_t kNumPorts = 10000;
 
 const std::string& required(const char* contract, const char* name, const Env::Value& value) {
   if (!value)
@@ -69,7 +74,7 @@ Identity from_torchrun(const Env& env, const char* contract) {
   return id;
 }
 
-/// Where rank 0 serves the store, for launchers that do not say.
+/// Where rank 0 serves the store, for launchers that do not say, as far as the user does.
 void read_meeting_point(Identity& id, const Env& env, const std::string& job) {
   id.job = job;
   if (id.world_size == 1) return;
@@ -96,8 +101,55 @@ Identity from_mpi(const Env& env) {
 Identity from_pmi(const Env& env) {
   Identity id{.contract = "pmi"};
   read_ranks(id, "PMI_RANK", env.pmi_rank, "PMI_SIZE", env.pmi_size);
+  read_place("MPI_LOCALRANKID", env.mpi_localrankid, "MPI_LOCALNRANKS", env.mpi_localnranks, id.local_rank, id.local_world_size);
   read_meeting_point(id, env, env.pmi_jobid.value_or("0"));
   return id;
+}
+
+/// PMIx tells the size by a call of its library only.
+Identity from_pmix(const Env& env) {
+  Identity id{.contract = "pmix"};
+  const bool by_open_mpi = env.ompi_comm_world_size.has_value();
+  if (!by_open_mpi && !env.slurm_ntasks)
+    throw UsageError("PMIX_RANK is " + base::quoted(env.pmix_rank.value_or(""), 80) + ", but no variable tells the number of ranks: neither OMPI_COMM_WORLD_SIZE nor SLURM_NTASKS is set",
+                     "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or give them to init(); LOCKSTEP_ENV_FROM=none starts a world of one");
+  read_ranks(id, "PMIX_RANK", env.pmix_rank, by_open_mpi ? "OMPI_COMM_WORLD_SIZE" : "SLURM_NTASKS", by_open_mpi ? env.ompi_comm_world_size : env.slurm_ntasks);
+  read_meeting_point(id, env, required("pmix", "PMIX_NAMESPACE", env.pmix_namespace));
+  return id;
+}
+
+/// The number of this host, and of its tasks among the step's.
+void read_slurm_places(Identity& id, const Env& env) {
+  read_place("SLURM_NODEID", env.slurm_nodeid, "SLURM_STEP_NUM_NODES", env.slurm_step_num_nodes, id.node_rank, id.num_nodes);
+  Env::Value tasks_here;
+  if (env.slurm_step_tasks_per_node && id.node_rank >= 0) {
+    const std::vector<int> tasks = expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
+    if (static_cast<std::size_t>(id.node_rank) >= tasks.size())
+      throw UsageError("SLURM_NODEID is " + std::to_string(id.node_rank) + ", but SLURM_STEP_TASKS_PER_NODE is " + base::quoted(*env.slurm_step_tasks_per_node, 80) + ", which is of " +
+                       std::to_string(tasks.size()) + (tasks.size() == 1 ? " host" : " hosts"));
+    tasks_here = std::to_string(tasks[static_cast<std::size_t>(id.node_rank)]);
+  }
+  read_place("SLURM_LOCALID", env.slurm_localid, "this host's part of SLURM_STEP_TASKS_PER_NODE", tasks_here, id.local_rank, id.local_world_size);
+}
+
+Identity from_slurm(const Env& env) {
+  Identity id{.contract = "slurm"};
+  read_ranks(id, "SLURM_PROCID", env.slurm_procid, "SLURM_NTASKS", env.slurm_ntasks);
+  const std::int64_t job = base::parse_int_in("SLURM_JOB_ID", required("slurm", "SLURM_JOB_ID", env.slurm_job_id), 0, kMaxSlurmId);
+  const std::int64_t step = base::parse_int_in("SLURM_STEP_ID", required("slurm", "SLURM_STEP_ID", env.slurm_step_id), 0, kFirstSpecialStep - 1);
+  read_slurm_places(id, env);
+  id.generation = static_cast<int>(base::parse_int_in("SLURM_RESTART_COUNT", env.slurm_restart_count.value_or("0"), 0, INT_MAX));
+  read_meeting_point(id, env, "slurm-" + std::to_string(job) + "." + std::to_string(step));
+  if (id.world_size == 1 || !id.address.host.empty()) return id;
+  // All tasks come to the same without a word. On one host its name need not be known to anybody.
+  id.address.host = id.num_nodes == 1 ? "127.0.0.1" : expand_hosts("SLURM_STEP_NODELIST", required("slurm", "SLURM_STEP_NODELIST", env.slurm_step_nodelist)).front();
+  id.address.port = slurm_port(job, step);
+  return id;
+}
+
+/// Whether srun has started this process, as far as it says; a batch script and the shell of salloc have a SLURM_PROCID too.
+bool in_slurm_step(const Env& env) {
+  return env.slurm_procid && env.slurm_step_id && base::parse_int(*env.slurm_step_id).value_or(0) < kFirstSpecialStep;
 }
 
 Identity from_program(const ExplicitIdentity& given) {
@@ -115,24 +167,37 @@ Identity from_program(const ExplicitIdentity& given) {
   return id;
 }
 
-}  // namespace
-
-Identity identify(const Env& env, const ExplicitIdentity& given) {
-  if (given.rank || given.world_size || !given.address.empty()) return from_program(given);
-  const std::string from = env.lockstep_env_from.value_or("auto");
+Identity from_the_one_named(const char* who_names_it, const std::string& from, const Env& env) {
   if (from == "none") return {.contract = "none"};
   if (from == "lockstep") return from_lockstep(env);
   if (from == "torchrun") return from_torchrun(env, "torchrun");
   if (from == "mpi") return from_mpi(env);
-  if (from == "pmi") return from_pmi(env);
-  if (from != "auto")
-    throw UsageError("LOCKSTEP_ENV_FROM is " + base::quoted(from, 80) + "; allowed are none, lockstep, torchrun, mpi and pmi");
-  const bool by_mpi = env.ompi_comm_world_rank || env.pmi_rank;  // whose ranks get LOCKSTEP_STORE alone
-  if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !by_mpi)) return from_lockstep(env);
+  if (from == "slurm") return from_slurm(env);
+  if (from == "pmi") return env.pmix_rank && !env.pmi_rank ? from_pmix(env) : from_pmi(env);
+  throw UsageError(std::string(who_names_it) + " is " + base::quoted(from, 80) + "; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
+}
+
+}  // namespace
+
+std::uint16_t slurm_port(std::int64_t job, std::int64_t step) { return static_cast<std::uint16_t>(kFirstPort + (101 * job + step) % kNumPorts); }
+
+Identity identify(const Env& env, const ExplicitIdentity& given) {
+  if (given.rank || given.world_size || !given.address.empty()) return from_program(given);
+  const bool by_program = !given.env_from.empty();
+  const std::string from = by_program ? given.env_from : env.lockstep_env_from.value_or("auto");
+  if (from != "auto") return from_the_one_named(by_program ? "InitOptions.env_from" : "LOCKSTEP_ENV_FROM", from, env);
+  const bool by_slurm = in_slurm_step(env);
+  const bool by_pmi = env.pmi_rank || env.pmi_size;
+  const bool by_open_mpi = env.ompi_comm_world_rank || (env.ompi_comm_world_size && !env.pmix_rank);
+  const bool numbered = by_open_mpi || by_slurm || by_pmi || env.pmix_rank;  // by one whose ranks get LOCKSTEP_STORE alone
+  if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !numbered)) return from_lockstep(env);
   if (env.torchelastic_run_id) return from_torchrun(env, "torchrun");
   if (env.rank || env.world_size) return from_torchrun(env, "env://");
-  if (env.ompi_comm_world_rank) return from_mpi(env);
-  if (env.pmi_rank) return from_pmi(env);
+  if (by_open_mpi) return from_mpi(env);
+  // hydra starts its daemons by srun, and their step is not that of the ranks. srun with a plugin for PMI numbers its tasks alike in both.
+  if (by_slurm && !(by_pmi && env.mpi_localrankid)) return from_slurm(env);
+  if (by_pmi) return from_pmi(env);
+  if (env.pmix_rank) return from_pmix(env);
   return {.contract = "none"};
 }
 
