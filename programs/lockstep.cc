@@ -6,6 +6,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/agent.h"
+#include "lockstep/launch/attendant.h"
 #include "lockstep/launch/launcher.h"
 #include "lockstep/launch/options.h"
 #include "lockstep/launch/process.h"
@@ -22,7 +23,7 @@ int main(int argc, char** argv) {
       case launcher::Verb::kRun: return launcher::run(std::move(command.run));
       case launcher::Verb::kStatus: std::fputs(launcher::status_text(launcher::find_ranks(), command.json).c_str(), stdout); break;
       case launcher::Verb::kBench: launcher::become_companion("lockstep-bench", command.words);
-      case launcher::Verb::kAgent: launcher::agent_main(!command.words.empty());
+      case launcher::Verb::kAgent: return command.agent.attends.empty() ? launcher::agent_main(command.agent) : launcher::attend(command.agent.attends);
       case launcher::Verb::kPrint: std::fputs(command.text.c_str(), stdout);
     }
     return 0;

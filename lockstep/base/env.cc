@@ -64,6 +64,7 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
   env.mpi_localnranks = get("MPI_LOCALNRANKS");
   env.slurm_job_id = get("SLURM_JOB_ID");
   env.slurm_job_nodelist = get("SLURM_JOB_NODELIST");
+  env.slurmd_nodename = get("SLURMD_NODENAME");
   env.slurm_tasks_per_node = get("SLURM_TASKS_PER_NODE");
   env.slurm_ntasks_per_node = get("SLURM_NTASKS_PER_NODE");
   env.slurm_restart_count = get("SLURM_RESTART_COUNT");

@@ -74,6 +74,7 @@ struct Env {
   // SLURM's, in an allocation and in the tasks of a step.
   Value slurm_job_id;                ///< SLURM_JOB_ID
   Value slurm_job_nodelist;          ///< SLURM_JOB_NODELIST: the allocation's hosts, in SLURM's short form
+  Value slurmd_nodename;             ///< SLURMD_NODENAME: SLURM's name for this host, set on the hosts of an allocation
   Value slurm_tasks_per_node;        ///< SLURM_TASKS_PER_NODE: tasks on each of them, as 2(x2),1
   Value slurm_ntasks_per_node;       ///< SLURM_NTASKS_PER_NODE: what the user asked for
   Value slurm_restart_count;         ///< SLURM_RESTART_COUNT: how often the job was requeued

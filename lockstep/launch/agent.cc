@@ -19,6 +19,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/socket.h"
 #include "lockstep/launch/agent_start.h"
+#include "lockstep/launch/attendant.h"
 #include "lockstep/launch/interface_choice.h"
 #include "lockstep/launch/outbox.h"
 #include "lockstep/launch/process.h"
@@ -405,15 +406,16 @@ void guard() {
 
 }  // namespace
 
-void agent_main(bool guarded) {
+int agent_main(const AgentOptions& options) {
   ::prctl(PR_SET_DUMPABLE, 0);
   try {
-    if (guarded) guard();
-    ::_exit(Agent().run());
+    const base::Fd attendant = options.attended_by.empty() ? base::Fd() : meet_attendant(options.attended_by);  // shared with the guard, which outlives the agent
+    if (options.guarded) guard();
+    return Agent().run();
   } catch (const base::Error& error) {
     const std::string line = std::string("lockstep agent: ") + error.what() + "\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
-    ::_exit(base::exit_code(error.cause()));
+    return base::exit_code(error.cause());
   }
 }
 

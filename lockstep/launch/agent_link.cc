@@ -22,8 +22,8 @@ constexpr auto kEnds = 5s;      // after its last frame
 
 }  // namespace
 
-AgentLink::AgentLink(std::string host, AgentProcess process, std::chrono::milliseconds silence)
-    : host_(std::move(host)), process_(std::move(process)), silence_(silence) {
+AgentLink::AgentLink(std::string host, std::string way, AgentProcess process, std::chrono::milliseconds silence)
+    : host_(std::move(host)), way_(std::move(way)), process_(std::move(process)), silence_(silence) {
   base::set_nonblocking(process_.to.get());
   base::set_nonblocking(process_.from.get());
   speaks_by_ = next_word();

@@ -16,9 +16,11 @@ namespace lockstep::launcher {
 class AgentLink {
  public:
   /// `silence`: for how long it may tell nothing; 0: for ever. The process is ours to end.
-  AgentLink(std::string host, AgentProcess process, std::chrono::milliseconds silence);
+  AgentLink(std::string host, std::string way, AgentProcess process, std::chrono::milliseconds silence);
 
   const std::string& host() const { return host_; }
+  /// The program between: "ssh", "srun" or, here, none.
+  const std::string& way() const { return way_; }
   pid_t pid() const { return process_.pid; }
   /// Readable when it tells something or is gone; -1 when it tells nothing any more.
   int descriptor() const { return process_.from ? process_.from.get() : -1; }
@@ -50,7 +52,7 @@ class AgentLink {
  private:
   base::Deadline next_word() const;
 
-  std::string host_;
+  std::string host_, way_;
   AgentProcess process_;
   base::Fd tether_;
   std::chrono::milliseconds silence_;

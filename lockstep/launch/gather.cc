@@ -24,16 +24,20 @@ using namespace std::chrono_literals;
 
 constexpr auto kAgentStarts = 10s;  // after its host was reached
 
-AgentLink start_agent(const Host& host, const std::string& own, std::chrono::seconds connect_timeout, std::chrono::milliseconds silence, std::uint64_t max_files) {
-  if (is_here(host)) return {host.name.empty() ? base::host_name() : host.name, spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
+AgentLink start_agent(const Host& host, const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files) {
+  if (is_here(host)) return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
+  if (host.step) {
+    const std::string srun = find_program("srun", base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+    return {host.name, "srun", spawn_agent(srun, srun_words(host, options.attended), true, max_files), silence};
+  }
   const std::string ssh = find_program("ssh", base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  return {host.name, spawn_agent(ssh, ssh_words(host, own, connect_timeout), true, max_files), silence};
+  return {host.name, "ssh", spawn_agent(ssh, ssh_words(host, options.connect_timeout), true, max_files), silence};
 }
 
 class Gathering {
  public:
-  Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents, std::string own)
-      : hosts_(std::move(hosts)), agents_(std::move(agents)), own_(std::move(own)), sites_(agents_.size()), failed_(agents_.size()) {}
+  Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents)
+      : hosts_(std::move(hosts)), agents_(std::move(agents)), sites_(agents_.size()), failed_(agents_.size()) {}
 
   bool complete() const {
     for (std::size_t i = 0; i < agents_.size(); ++i)
@@ -46,32 +50,40 @@ class Gathering {
 
  private:
   void listen(std::size_t i, int signals);
+  void take_site(std::size_t i, const Frame& frame);
   void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
   [[noreturn]] void tell_failures(int signals);
 
   std::vector<Host> hosts_;
   std::vector<AgentLink> agents_;
-  std::string own_;
   std::vector<std::optional<Site>> sites_;
   std::vector<std::optional<base::UsageError>> failed_;
 };
 
+/// The agent's first frame, which must be its Site.
+void Gathering::take_site(std::size_t i, const Frame& frame) {
+  const std::string host = "host " + base::quoted(hosts_[i].name, 253);
+  if (sites_[i] || frame.kind != FrameKind::kSite) throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
+  sites_[i] = decode_site(frame.payload);
+  if (sites_[i]->version != LOCKSTEP_VERSION)
+    fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION, "install the same version there"));
+  else if (sites_[i]->build != job::build_id(""))
+    fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) + ") than this one (" + job::build_id("") + ")",
+                             "install the same one there, or name it with --remote-path"));
+}
+
 void Gathering::listen(std::size_t i, int signals) {
   AgentLink& agent = agents_[i];
-  for (const Frame& frame : agent.read()) {
-    if (sites_[i] || frame.kind != FrameKind::kSite) throw base::Error(base::Cause::kProtocol, "the agent on " + agent.host() + " did not begin with what it finds there");
-    sites_[i] = decode_site(frame.payload);
-    if (sites_[i]->version != LOCKSTEP_VERSION)
-      fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION,
-                               "install the same version there"));
-    else if (sites_[i]->build != job::build_id(""))
-      fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) + ") than this one (" + job::build_id("") + ")",
-                               "install the same one there, or name it with --remote-path"));
+  try {
+    for (const Frame& frame : agent.read()) take_site(i, frame);
+  } catch (const base::Error& error) {
+    return fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": what came was not from lockstep (" + error.what() + ")",
+                                    "does a start file of the shell there, such as ~/.bashrc, print something? It must not when nobody looks"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
   const RankEnd end = agent.reap(signals);
   if (is_here(hosts_[i])) return fail(i, base::UsageError("the agent " + to_text(end)));
-  fail(i, start_error(hosts_[i], hosts_[i].remote_path.empty() ? own_ : hosts_[i].remote_path, end.exit_code(), agent.words()));
+  fail(i, start_error(hosts_[i], end.exit_code(), agent.words()));
 }
 
 void Gathering::turn(Deadline deadline, int signals) {
@@ -85,7 +97,7 @@ void Gathering::turn(Deadline deadline, int signals) {
 
 void Gathering::give_up_waiting() {
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (!sites_[i] && !failed_[i]) fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer", "does ssh " + hosts_[i].name + " true work at once, without a question?"));
+    if (!sites_[i] && !failed_[i]) fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" + (agents_[i].words().empty() ? "" : ": " + base::quoted(agents_[i].words(), 512)), hosts_[i].step ? "does srun --overlap --nodelist=" + hosts_[i].name + " true work at once?" : "does ssh " + hosts_[i].name + " true work at once, without a question?"));
 }
 
 /// A line each, so that one among many is seen; the first is what ends us.
@@ -112,7 +124,10 @@ Gathered Gathering::take(int signals) {
 
 }  // namespace
 
-bool is_here(const Host& host) { return host.user.empty() && host.port == 0 && (host.name.empty() || host.name == "localhost" || host.name == base::host_name()); }
+bool is_here(const Host& host) {
+  if (host.step) return host.here;
+  return host.user.empty() && host.port == 0 && (host.name.empty() || host.name == "localhost" || host.name == base::host_name());
+}
 
 void heed_a_person(int signals) {
   while (const auto signal = next_signal(signals))
@@ -123,9 +138,11 @@ void heed_a_person(int signals) {
 Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
   const std::string own = own_path();
   std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
+  for (Host& host : hosts)
+    if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
   std::vector<AgentLink> agents;
-  for (const Host& host : hosts) agents.push_back(start_agent(host, own, options.connect_timeout, silence, max_files));
-  Gathering gathering(std::move(hosts), std::move(agents), own);
+  for (const Host& host : hosts) agents.push_back(start_agent(host, options, silence, max_files));
+  Gathering gathering(std::move(hosts), std::move(agents));
   const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts);
   while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
   gathering.give_up_waiting();

@@ -16,7 +16,7 @@ struct Gathered {
   std::vector<Site> sites;
 };
 
-/// Starts the agents of `options`' hosts (none: one here) and waits until each has told what it finds. A host that cannot be reached, or has another version
+/// Starts, by ssh or srun, the agents of `options`' hosts (none: one here) and waits until each has told what it finds. A host that cannot be reached, or has another version
 /// of lockstep, is told in words; then nothing runs anywhere, and what is thrown (UsageError) names the first one and how many there are.
 /// `signals` as of signal_descriptor(): a person's ends it (Error kInterrupted). `max_files`: soft limit of descriptors for agents.
 Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals);
@@ -24,7 +24,7 @@ Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, st
 /// Throws Error kInterrupted when a person has asked us to stop. `signals` as of signal_descriptor().
 void heed_a_person(int signals);
 
-/// Whether `host` means this machine: "localhost", or its own name. No ssh is needed for it.
+/// Whether `host` means this machine: "localhost", its own name, or SLURM's for it. No ssh is needed for it.
 bool is_here(const Host& host);
 
 }  // namespace lockstep::launcher

@@ -14,6 +14,8 @@ struct Host {
   int port = 0;             ///< of its sshd; 0: as ssh finds it
   int slots = 0;            ///< ranks that it takes, 1 to 4096; 0: not said, one for each GPU, else each physical core
   std::string remote_path;  ///< of the program lockstep there; empty: as here
+  bool step = false;        ///< a host of the SLURM allocation that we are in: srun starts the agent there; not read from a list
+  bool here = false;        ///< and it is this one
   std::string interface;    ///< whose address its ranks use, a name or a CIDR; empty: the one that routes to the launcher
 
   friend bool operator==(const Host&, const Host&) = default;

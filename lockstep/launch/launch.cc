@@ -7,14 +7,12 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/job/identity.h"
+#include "lockstep/launch/attendant.h"
 #include "lockstep/launch/program.h"
 
 namespace lockstep::launcher {
 namespace {
-
-bool is_rank(const base::Env& env) {
-  return env.lockstep_rank || env.torchelastic_run_id || (env.rank && env.world_size);
-}
 
 std::string find_launcher(const base::Env& env, const std::string& self) {
   if (env.lockstep_program) {
@@ -33,20 +31,37 @@ std::string find_launcher(const base::Env& env, const std::string& self) {
   }
 }
 
+/// Half a contract is a rank's as well: init() says what is wrong with it.
+std::string contract_of(const base::Env& env) {
+  try {
+    return job::identify(env).contract;
+  } catch (const base::UsageError&) {
+    return "half";
+  }
+}
+
+std::vector<std::string> words_for_here(int ranks) {
+  return ranks > 0 ? std::vector<std::string>{"run", "-n", std::to_string(ranks)} : std::vector<std::string>{"run"};
+}
+
 }  // namespace
 
 void launch(const LaunchOptions& options, int argc, char** argv) {
   const base::Env& env = base::Env::process();
-  if (is_rank(env)) return;
   if (options.ranks < 0 || options.ranks > 4096)
     throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) + "; allowed is an integer from 0 to 4096");
+  const std::string contract = contract_of(env);
+  const auto task = contract == "slurm" ? words_for_task(options.ranks, env) : std::nullopt;
+  if (contract != "none" && !task) return;
   const std::string self = own_path();
   const std::string launcher = find_launcher(env, self);
-  std::vector<std::string> words = {"lockstep", "run"};
-  if (options.ranks > 0) words.insert(words.end(), {"-n", std::to_string(options.ranks)});
-  words.insert(words.end(), options.options.begin(), options.options.end());
-  words.insert(words.end(), {"--", self});
-  for (int i = 1; i < argc; ++i) words.emplace_back(argv[i]);
+  std::vector<std::string> words = task ? *task : words_for_here(options.ranks);
+  words.insert(words.begin(), "lockstep");
+  if (words[1] == "run") {
+    words.insert(words.end(), options.options.begin(), options.options.end());
+    words.insert(words.end(), {"--", self});
+    words.insert(words.end(), argv + 1, argv + argc);
+  }
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);

@@ -14,6 +14,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/socket.h"
 #include "lockstep/job/store_server.h"
+#include "lockstep/launch/allocation.h"
 #include "lockstep/launch/gather.h"
 #include "lockstep/launch/meeting.h"
 #include "lockstep/launch/output.h"
@@ -108,6 +109,7 @@ job::Fatal fatal_of(const base::Error& error) {
 }
 
 int run(RunOptions options) {
+  options.hosts = with_allocation(std::move(options.hosts), options.env_from, base::Env::process());
   Surroundings surroundings;
   surroundings.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   surroundings.here = std::filesystem::current_path();

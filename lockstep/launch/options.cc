@@ -39,7 +39,7 @@ const char* const kStatusUsage =
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
-  std::string hosts, host_file, remote_path, cwd, interface, gpus, connect_timeout, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
+  std::string hosts, host_file, remote_path, cwd, env_from, interface, gpus, connect_timeout, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -56,8 +56,9 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
     app.add_option(name, value, text)->type_name(type);
   };
   option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 4096 (also -np); default: all slots of the hosts, of one without slots the visible GPUs, else the physical cores");
-  option("-H,--hosts", raw.hosts, "HOST[:SLOTS],...", "where they run: names, [user@] in front, IPv6 in brackets; one ssh a host; default: here");
+  option("-H,--hosts", raw.hosts, "HOST[:SLOTS],...", "where they run: names, [user@] in front, IPv6 in brackets; one ssh a host; default: those of the SLURM allocation, else here");
   option("--hostfile", raw.host_file, "FILE", "the same, a host a line: host:4, or host slots=4; also port=, user=, path= and interface=; # begins a comment");
+  option("--env-from", raw.env_from, "WHO", "who names the hosts when you do not: auto (default; SLURM, inside an allocation), slurm or none (this host)");
   option("--remote-path", raw.remote_path, "PATH", "of lockstep on the other hosts; default: as here");
   option("--connect-timeout", raw.connect_timeout, "SECONDS", "that ssh has to reach a host (default 10)");
   option("--interface", raw.interface, "WHICH", "addresses that ranks use: names and networks, eth0 or 10.0.0.0/8, or all but these, ^docker0; default: those that route to this host");
@@ -66,6 +67,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   option("--gpus", raw.gpus, "LIST", "GPUs that ranks may use, as CUDA_VISIBLE_DEVICES takes them; the rank with local rank K uses the K-th");
   app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
   app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs: they take turns");
+  app.add_option("--attended", run.attended)->group("");  // launch() sets it
   option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self, shm, hierarchy, gloo or mpi");
   option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
   app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
@@ -155,11 +157,8 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   if (given("-H")) run.hosts = parse_hosts(raw.hosts);
   if (given("--hostfile")) run.hosts = parse_host_file(raw.host_file, content_of("--hostfile", raw.host_file));
   if (given("--connect-timeout")) run.connect_timeout = std::chrono::seconds(base::parse_int_in("--connect-timeout", raw.connect_timeout, 1, 3600));
-  if (given("--remote-path")) {
-    not_empty("--remote-path", raw.remote_path, "the path of lockstep on the other hosts");
-    for (Host& host : run.hosts)
-      if (host.remote_path.empty()) host.remote_path = raw.remote_path;
-  }
+  if (given("--remote-path")) run.remote_path = not_empty("--remote-path", raw.remote_path, "the path of lockstep on the other hosts");
+  if (given("--env-from")) run.env_from = one_of("--env-from", raw.env_from, {"auto", "slurm", "none"});
   if (given("--cwd")) run.directory = not_empty("--cwd", raw.cwd, "a directory");
   if (given("--interface")) {
     parse_interface_choice("--interface", raw.interface);
@@ -228,6 +227,18 @@ Command parse_status(const std::vector<std::string>& words) {
   throw base::UsageError("lockstep status: " + base::quoted(words.back(), 80) + " is not known; allowed are --json and --help");
 }
 
+/// No person types this.
+Command parse_agent(const std::vector<std::string>& words) {
+  Command command{.verb = Verb::kAgent};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--guarded") command.agent.guarded = true;
+    else if (words[i] == "--attended" && i + 1 < words.size()) command.agent.attended_by = words[++i];
+    else if (words[i] == "--attend" && i + 1 < words.size()) command.agent.attends = words[++i];
+    else throw base::UsageError("lockstep agent: " + base::quoted(words[i], 80) + " is not known; lockstep starts its agents itself");
+  }
+  return command;
+}
+
 }  // namespace
 
 Command parse_command_line(std::vector<std::string> arguments) {
@@ -238,7 +249,7 @@ Command parse_command_line(std::vector<std::string> arguments) {
   }
   if (verb == "status") return parse_status({arguments.begin() + 1, arguments.end()});
   if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
-  if (verb == "agent") return {Verb::kAgent, {}, "", {arguments.begin() + 1, arguments.end()}};
+  if (verb == "agent") return parse_agent({arguments.begin() + 1, arguments.end()});
   if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
   if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
   throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, status, bench, --help and --version")

@@ -13,7 +13,9 @@ namespace lockstep::launcher {
 /// What `lockstep run` was asked for.
 struct RunOptions {
   int ranks = 0;                              ///< in all; 0: all slots of the hosts; of one without slots one for each visible GPU, else each physical core
-  std::vector<Host> hosts;                    ///< empty: this one
+  std::vector<Host> hosts;                    ///< empty: those of the SLURM allocation that we are in, else this one
+  std::string remote_path;                    ///< of the program lockstep on hosts that name no other; empty: as here
+  std::string attended;                       ///< "JOB.STEP": on other hosts a task of this SLURM step waits for the agent's end; empty: none
   std::chrono::seconds connect_timeout{10};   ///< of ssh
   std::string directory;                      ///< that the ranks start in, on every host; empty: this process's
   std::vector<std::string> exports;           ///< NAME or NAME=VALUE: variables that go to all ranks
@@ -21,6 +23,7 @@ struct RunOptions {
   std::string gpus;                           ///< CUDA_VISIBLE_DEVICES of the ranks; empty: as it is
   bool isolate_gpus = false;                  ///< each rank sees one GPU only
   bool share_gpus = false;                    ///< several ranks may use one GPU
+  std::string env_from = "auto";              ///< who says where when hosts is empty: auto, slurm or none
   std::string transport;                      ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
   std::string join_timeout;                   ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
   std::optional<std::chrono::milliseconds> hang_timeout;   ///< without progress of any rank; 0: for ever; default 300 s
@@ -44,12 +47,20 @@ enum class Verb {
   kPrint,  ///< help or version: show Command::text
 };
 
+/// What `lockstep agent` is to be.
+struct AgentOptions {
+  bool guarded = false;     ///< a process of its own ends what it leaves when it dies
+  std::string attended_by;  ///< of this SLURM step a task waits for its end; empty: none
+  std::string attends;      ///< it is that task, of this step; empty: an agent
+};
+
 struct Command {
   Verb verb = Verb::kPrint;
   RunOptions run;
   std::string text;
   std::vector<std::string> words;
   bool json = false;  ///< of kStatus
+  AgentOptions agent{};
 };
 
 /// Reads the arguments after the program's name. Pure, but for the file that --hostfile names. Throws UsageError, one line that names the argument, the value got

@@ -28,13 +28,17 @@ constexpr Meaning kMeanings[] = {
     {"timed out", "no answer", "is the host up, and does a firewall let port 22 through?"},
     {"No route to host", "no route to it", "is the host up, and on a network that this one reaches?"},
     {"Network is unreachable", "no route to it", "is this host's network up?"},
+    {"Invalid node name", "SLURM does not know it", "sinfo -N shows the names"},
+    {"Requested nodes are busy", "SLURM gives no step there now", "is another step of this job running there without --overlap?"},
+    {"Unable to create step", "SLURM gives no step there", "scontrol show job $SLURM_JOB_ID tells the state of the job"},
+    {"execve(): ", "there is no such program", "install lockstep there at the same path, or name its path with --remote-path"},
     {"error while loading shared libraries", "a library is missing there", "install lockstep there as it was installed here"},
 };
 
 }  // namespace
 
-std::vector<std::string> ssh_words(const Host& host, const std::string& own_path, std::chrono::seconds connect_timeout) {
-  const std::string path = host.remote_path.empty() ? own_path : host.remote_path;
+std::vector<std::string> ssh_words(const Host& host, std::chrono::seconds connect_timeout) {
+  const std::string& path = host.remote_path;
   const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("/._-+@,").find(c) != std::string_view::npos; };
   if (path.empty() || path[0] == '-' || !std::all_of(path.begin(), path.end(), plain))
     throw base::UsageError("the path of lockstep is " + base::quoted(path, 256) + "; on other hosts allowed are letters, digits and any of / . _ - + @ ,",
@@ -47,14 +51,22 @@ std::vector<std::string> ssh_words(const Host& host, const std::string& own_path
   return words;
 }
 
-base::UsageError start_error(const Host& host, const std::string& agent_path, int code, const std::string& text) {
+std::vector<std::string> srun_words(const Host& host, const std::string& attended) {
+  // --mem=0 is all that the job has there; --overlap takes no part of it from others; what the job says of its own steps is not meant for this one.
+  std::vector<std::string> words = {"srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=" + host.name, "--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--input=0",
+          "--kill-on-bad-exit=0", "--wait=0", "--quiet", "--job-name=lockstep", "--", host.remote_path, "agent", "--guarded"};
+  if (!attended.empty()) words.insert(words.end(), {"--attended", attended});
+  return words;
+}
+
+base::UsageError start_error(const Host& host, int code, const std::string& text) {
   const std::string name = "host " + base::quoted(host.name, 253) + ": ";
   if (code == kNotFound && text.find("shared librar") == std::string::npos)
-    return base::UsageError(name + "there is no program " + base::quoted(agent_path, 256), "install lockstep there at the same path, or name its path with --remote-path");
-  if (code == kNotExecutable) return base::UsageError(name + base::quoted(agent_path, 256) + " cannot be executed there", "was it built for that machine?");
+    return base::UsageError(name + "there is no program " + base::quoted(host.remote_path, 256), "install lockstep there at the same path, or name its path with --remote-path");
+  if (code == kNotExecutable) return base::UsageError(name + base::quoted(host.remote_path, 256) + " cannot be executed there", "was it built for that machine?");
   for (const Meaning& one : kMeanings)
     if (text.find(one.words) != std::string::npos) return base::UsageError(name + one.meaning + ": " + base::quoted(text, 512), one.hint);
-  return base::UsageError(name + (code == kSshFailed ? "ssh failed" : "the agent ended with code " + std::to_string(code)) + ": " + base::quoted(text, 512));
+  return base::UsageError(name + (code == kSshFailed && !host.step ? "ssh failed" : "the agent ended with code " + std::to_string(code)) + ": " + base::quoted(text, 512));
 }
 
 }  // namespace lockstep::launcher

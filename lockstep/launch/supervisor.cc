@@ -353,7 +353,7 @@ void Supervisor::agent_is_gone(std::size_t index) {
     fatal.hint = "all ranks of this host ended with it";
   } else {
     fatal.cause = base::Cause::kPeerUnreachable;
-    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: ssh " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].words());
+    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: " + agents_[index].way() + " " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].words());
     fatal.hint = "its ranks end with it, within 10 s";
   }
   const int code = base::exit_code(fatal.cause);

@@ -76,11 +76,12 @@ class Parser {
 
 std::string encode(const Frame& frame) {
   std::string bytes;
-  bytes.reserve(kHeader + frame.payload.size());
+  bytes.reserve(kHeader + frame.payload.size() + 1);
   put(bytes, static_cast<std::uint32_t>(frame.payload.size()));
   put(bytes, static_cast<std::uint32_t>(frame.kind));
   put(bytes, static_cast<std::int32_t>(frame.rank));
-  return bytes + frame.payload;
+  bytes += frame.payload;
+  return bytes += '\n';
 }
 
 std::optional<Frame> FrameReader::next() {
@@ -93,8 +94,9 @@ std::optional<Frame> FrameReader::next() {
     if (length > limit_) refuse("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
     if (kind < static_cast<std::uint32_t>(FrameKind::kJob) || kind > static_cast<std::uint32_t>(FrameKind::kDone))
       refuse("a frame of kind " + std::to_string(kind));
-    if (rest.size() >= kHeader + length) {
-      begin_ += kHeader + length;
+    if (rest.size() > kHeader + length) {
+      if (rest[kHeader + length] != '\n') refuse("a frame without its last byte");
+      begin_ += kHeader + length + 1;
       return Frame{static_cast<FrameKind>(kind), header.number<std::int32_t>(), std::string(rest.substr(kHeader, length))};
     }
   }

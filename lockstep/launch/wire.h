@@ -54,7 +54,7 @@ struct Frame {
 inline constexpr std::size_t kMaxFrame = std::size_t{1} << 20;
 inline constexpr std::size_t kMaxJobFrame = std::size_t{64} << 20;  ///< arguments and environment are at most 6 MiB on Linux
 
-/// Header (length, kind, rank: 12 bytes, little endian) and payload.
+/// Header (length, kind, rank: 12 bytes, little endian), payload, and a newline: srun passes on what has ended a line.
 std::string encode(const Frame& frame);
 
 /// Cuts a stream into frames.

@@ -28,13 +28,14 @@ void must_name_a_place(const std::string& message, const std::string& name) {
 /// Nothing that a person has typed becomes an option of ssh, or a second word for the shell on the other host.
 void must_be_harmless(const std::vector<launcher::Host>& hosts) {
   if (hosts.empty()) std::abort();
-  for (const launcher::Host& host : hosts) {
-    const std::vector<std::string> words = launcher::ssh_words(host, "/usr/bin/lockstep", std::chrono::seconds(1));
+  for (launcher::Host host : hosts) {
+    if (host.remote_path.empty()) host.remote_path = "/usr/bin/lockstep";
+    const std::vector<std::string> words = launcher::ssh_words(host, std::chrono::seconds(1));
     const std::string &destination = words[words.size() - 2], &command = words.back();
     if (words[words.size() - 3] != "--" || destination.empty() || destination[0] == '-') std::abort();
     if (destination.find_first_of(" \t\n;&|$`'\"\\<>(){}*?!#~") != std::string::npos || command.find_first_of(";&|$`'\"\\<>(){}*?!#~\n\t") != std::string::npos) std::abort();
     if (host.slots < 0 || host.slots > 4096 || host.port < 0 || host.port > 65535) std::abort();
-    launcher::start_error(host, "/usr/bin/lockstep", 255, destination);
+    launcher::start_error(host, 255, destination);
   }
 }
 

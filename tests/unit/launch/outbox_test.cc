@@ -70,7 +70,7 @@ TEST(Outbox, OldOutputIsDroppedAndCountedAndTheRestIsKept) {
   EXPECT_EQ(ends, 10u);
   EXPECT_EQ(last, 99);
   EXPECT_GT(dropped, 0);
-  EXPECT_EQ(output * (kChunk + 12) + static_cast<std::size_t>(dropped), kChunks * (kChunk + 12));
+  EXPECT_EQ(output * (kChunk + 13) + static_cast<std::size_t>(dropped), kChunks * (kChunk + 13));
 }
 
 TEST(Outbox, PulsesDoNotPileUp) {

@@ -12,14 +12,15 @@ using namespace std::chrono_literals;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-Host host(const std::string& name) {
+Host host(const std::string& name, const std::string& path = "/opt/lockstep") {
   Host one;
   one.name = name;
+  one.remote_path = path;
   return one;
 }
 
 TEST(Remote, SshAsksNothingAndForwardsNothing) {
-  const auto words = ssh_words(host("alpha"), "/opt/lockstep/bin/lockstep", 7s);
+  const auto words = ssh_words(host("alpha", "/opt/lockstep/bin/lockstep"), 7s);
   EXPECT_EQ(words.front(), "ssh");
   for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"}) EXPECT_THAT(words, Contains(word));
   EXPECT_EQ(words[words.size() - 3], "--");
@@ -32,7 +33,7 @@ TEST(Remote, UserPortAndPathOfAHost) {
   one.user = "eve";
   one.port = 2222;
   one.remote_path = "bin/lockstep";
-  const auto words = ssh_words(one, "/x", 7s);
+  const auto words = ssh_words(one, 7s);
   EXPECT_THAT(words, Contains("2222"));
   EXPECT_EQ(words[words.size() - 2], "eve@fd00::2");
   EXPECT_EQ(words.back(), "exec bin/lockstep agent --guarded");
@@ -40,11 +41,31 @@ TEST(Remote, UserPortAndPathOfAHost) {
 
 TEST(Remote, APathThatAShellWouldReadOtherwiseIsRefused) {
   for (const char* path : {"", "/a b", "/a;reboot", "/$HOME", "/a'b", "-x", "/a\nb", "~/lockstep"})
-    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_words(host("alpha"), path, 7s); }), HasSubstr("allowed are letters")) << path;
+    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_words(host("alpha", path), 7s); }), HasSubstr("allowed are letters")) << path;
+}
+
+TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
+  auto words = srun_words(host("n1", "/opt/lock step"), "");
+  EXPECT_THAT(words, Contains("--nodelist=n1"));
+  EXPECT_THAT(words, Contains("--overlap"));
+  EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // no shell reads it
+  EXPECT_EQ(words.back(), "--guarded");
+  words = srun_words(host("n1"), "12.0");
+  EXPECT_EQ(words[words.size() - 2] + words.back(), "--attended12.0");
+}
+
+TEST(Remote, WhatSrunSaysInWords) {
+  Host one = host("n1");
+  one.step = true;
+  const auto says = [&](const std::string& text) { return std::string(start_error(one, 1, text).what()); };
+  EXPECT_THAT(says("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"), HasSubstr("host \"n1\": there is no such program"));
+  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Invalid node name specified"), HasSubstr("SLURM does not know it"));
+  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Job/step already completing"), HasSubstr("SLURM gives no step there"));
+  EXPECT_THAT(says("odd"), HasSubstr("the agent ended with code 1"));
 }
 
 TEST(Remote, WhatSshSaysInWords) {
-  const auto says = [](const std::string& text, int code = 255) { return std::string(start_error(host("beta"), "/opt/lockstep", code, text).what()); };
+  const auto says = [](const std::string& text, int code = 255) { return std::string(start_error(host("beta"), code, text).what()); };
   EXPECT_THAT(says("ssh: Could not resolve hostname beta: Name or service not known"), HasSubstr("host \"beta\": unknown host"));
   EXPECT_THAT(says("ssh: connect to host beta port 22: Connection refused"), HasSubstr("refused: nobody listens there"));
   EXPECT_THAT(says("her@beta: Permission denied (publickey)."), HasSubstr("the key was not accepted"));
