@@ -1,0 +1,105 @@
+"""SLURM on one machine: a controller and nodes n1, n2, ..., all of them processes of this host, in a cell of hosts_bed.py.
+
+A script calls hosts_bed.enter_cell(slurm_bed.TOOLS) first and then makes a SlurmBed. What it started ends with close(), or with the cell.
+"""
+import os
+import pathlib
+import secrets
+import shutil
+import subprocess
+import time
+
+import hosts_bed
+
+TOOLS = ("ip", "munged", "munge", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
+CONTROLLER_PORT = 16817  # of the cell's own network
+NODE_PORT = 17000
+
+
+def until(what, question, seconds=20):
+    """Asks again until the answer is true, and returns it."""
+    end = time.monotonic() + seconds
+    while not (answer := question()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"after {seconds} s: {what}")
+        time.sleep(0.05)
+    return answer
+
+
+class SlurmBed:
+    """`num_nodes` nodes of two cores in one partition p; a job that is requeued is back within seconds."""
+
+    def __init__(self, folder, num_nodes=2):
+        self.folder = pathlib.Path(folder)
+        self.folder.chmod(0o755)  # or munged refuses it; the folders above must be as open
+        self.started = []
+        self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        self.make_network()
+        for name in ("munge", "state", "log"):
+            (self.folder / name).mkdir()
+        key = self.folder / "munge/key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
+        self.write_configuration(nodes)
+        socket = self.folder / "munge/sock"
+        self.start("munged", "-F", f"--key-file={key}", f"--socket={socket}", f"--seed-file={self.folder}/munge/seed", f"--pid-file={self.folder}/munge/pid",
+                   f"--log-file={self.folder}/log/munged.log")
+        until("munged answers", lambda: subprocess.run(["munge", "-S", socket, "-n"], capture_output=True, check=False).returncode == 0)
+        self.start("slurmctld", "-D")
+        for node in nodes:
+            self.start("slurmd", "-D", "-N", node)
+        until("the nodes are idle", lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == str(num_nodes))
+
+    def make_network(self):
+        """A name of its own, and an interface besides lo, without which names are not resolved."""
+        hosts_bed.sh("hostname", "ctl")
+        (self.folder / "hosts").write_text("127.0.0.1 localhost ctl\n", encoding="ascii")
+        hosts_bed.sh("mount", "--bind", self.folder / "hosts", "/etc/hosts")
+        if not os.path.exists("/proc/sys/net/ipv4/conf/eth0"):
+            hosts_bed.sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0peer")
+            hosts_bed.sh("ip", "addr", "add", "10.77.0.254/24", "dev", "eth0")
+            hosts_bed.sh("ip", "link", "set", "eth0", "up")
+            hosts_bed.sh("ip", "link", "set", "eth0peer", "up")
+
+    def write_configuration(self, nodes):
+        settings = {
+            "ClusterName": "t", "SlurmctldHost": "ctl(127.0.0.1)", "SlurmctldPort": CONTROLLER_PORT, "SlurmUser": "root", "SlurmdUser": "root",
+            "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/munge/sock,cred_expire=5", "CredType": "cred/munge", "StateSaveLocation": f"{self.folder}/state",
+            "SlurmdSpoolDir": f"{self.folder}/spool.%n", "TmpFS": f"{self.folder}/tmp.%n", "SlurmctldPidFile": f"{self.folder}/slurmctld.pid",
+            "SlurmdPidFile": f"{self.folder}/slurmd.%n.pid", "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "JobAcctGatherType": "jobacct_gather/none",
+            "SwitchType": "switch/none", "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "MpiDefault": "none", "ReturnToService": 2, "KillWait": 5,
+            "SchedulerParameters": "sched_interval=2,bf_interval=2"}
+        lines = [f"{name}={value}" for name, value in settings.items()]
+        for number, node in enumerate(nodes, start=1):
+            for kind in ("spool", "tmp"):
+                (self.folder / f"{kind}.{node}").mkdir()
+            lines.append(f"NodeName={node} NodeHostname=ctl NodeAddr=127.0.0.1 Port={NODE_PORT + number} CPUs=2 RealMemory=1000")
+        lines.append("PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
+        (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def start(self, program, *words):
+        with open(self.folder / f"log/{program}.{len(self.started)}.out", "wb") as log:
+            self.started.append(subprocess.Popen([shutil.which(program), *map(str, words)], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                                                 stderr=subprocess.STDOUT, start_new_session=True))
+
+    def ask(self, *words):
+        """What a client of SLURM prints; "" when it fails."""
+        done = subprocess.run(list(words), env=self.environment, capture_output=True, text=True, timeout=30, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def state(self, job):
+        """What `scontrol show job` says, as a dictionary."""
+        words = self.ask("scontrol", "--oneliner", "show", "job", str(job)).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def close(self):
+        """Ends the daemons, in the order in which they need each other."""
+        for process in reversed(self.started):
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10)
+        self.started = []
