@@ -21,6 +21,7 @@ const char* const kUsage =
     "\n"
     "Commands:\n"
     "  run        start N ranks of a program, here or on several hosts, and end all of them when one fails\n"
+    "  submit     the same as a batch job of SLURM: write its script, show it, submit it\n"
     "  status     show the ranks that run here: how far they are, and what their arenas hold\n"
     "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
     "\n"
@@ -248,13 +249,14 @@ Command parse_command_line(std::vector<std::string> arguments) {
     return parse_run(std::move(arguments));
   }
   if (verb == "status") return parse_status({arguments.begin() + 1, arguments.end()});
+  if (verb == "submit") return {Verb::kSubmit, {}, "", {arguments.begin() + 1, arguments.end()}};
   if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
   if (verb == "agent") return parse_agent({arguments.begin() + 1, arguments.end()});
   if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
   if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
-  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, status, bench, --help and --version")
+  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, submit, status, bench, --help and --version")
                                       : "lockstep: the command is " + base::quoted(verb, 80) +
-                                            "; allowed are run, status, bench, --help and --version");
+                                            "; allowed are run, submit, status, bench, --help and --version");
 }
 
 }  // namespace lockstep::launcher

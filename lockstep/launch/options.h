@@ -41,6 +41,7 @@ struct RunOptions {
 
 enum class Verb {
   kRun,    ///< start ranks
+  kSubmit, ///< queue a batch job that starts ranks: submit() goes on with Command::words
   kStatus, ///< show the ranks that run here
   kBench,  ///< measure: the program lockstep-bench, which has torch, goes on with Command::words
   kAgent,  ///< be the agent of a host; the launcher calls this, not a person

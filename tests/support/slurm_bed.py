@@ -31,7 +31,7 @@ class SlurmBed:
 
     def __init__(self, folder, num_nodes=2):
         self.folder = pathlib.Path(folder)
-        self.folder.chmod(0o755)  # munged wants its socket to be reached by all
+        self.folder.chmod(0o755)  # or munged refuses it; the folders above must be as open
         self.started = []
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
         self.make_network()

@@ -1,0 +1,252 @@
+#!/usr/bin/env python3
+"""The batch scripts of `lockstep submit` under a real bash, with a pretended lockstep, scontrol and sbatch: no SLURM is needed.
+
+submit.py --lockstep PATH [CASE...]; without cases all.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+LIMIT = 60  # seconds for anything that is started
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "unit/launch/sbatch"
+
+# Notes its words, and becomes the program.
+PRETENDED_LOCKSTEP = """#!/bin/bash
+printf '%s\\0' "$@" >words
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+"""
+# Notes its words, a call a line.
+PRETENDED_SCONTROL = '#!/bin/bash\necho "$@" >>scontrol.calls\n'
+# Notes its words and its input, and does what the file `answer` says.
+PRETENDED_SBATCH = "#!/bin/bash\nprintf '%s\\0' \"$@\" >sbatch.words\ncat >sbatch.input\n. ./answer\n"
+
+# Counts the signals that it gets, says that it is there, and ends with code 75 when it is told to by a line on its pipe.
+COUNTING = """
+import pathlib, signal, sys
+counts = {"USR1": 0, "TERM": 0}
+def count(number, frame):
+    counts[signal.Signals(number).name[3:]] += 1
+    pathlib.Path("counts").write_text(str(counts))
+signal.signal(signal.SIGUSR1, count)
+signal.signal(signal.SIGTERM, count)
+pathlib.Path("ready").touch()
+sys.exit(int(open("pipe").readline()))
+"""
+
+# Heeds none, and ends with that code.
+DEAF = 'trap "" USR1 TERM; touch ready; read -r code <pipe; exit "$code"'
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        sys.exit(1)
+
+
+def until(what, question):
+    end = time.monotonic() + LIMIT
+    while not question():
+        if time.monotonic() > end:
+            check(False, f"in {LIMIT} s: {what}")
+        time.sleep(0.005)
+
+
+def sleeps_and_catches_term(pid):
+    status = dict(line.split(":\t", 1) for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
+    return status["State"].startswith("S") and int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
+
+
+class Place:
+    """A folder with the pretended programs in it, first in PATH."""
+
+    def __init__(self, args, folder):
+        self.lockstep = args.lockstep
+        self.folder = pathlib.Path(folder)
+        for name, text in (("lockstep", PRETENDED_LOCKSTEP), ("scontrol", PRETENDED_SCONTROL), ("sbatch", PRETENDED_SBATCH)):
+            path = self.folder / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+        os.mkfifo(self.folder / "pipe")
+
+    def submit(self, *words, path=None):
+        environment = {**self.environment, **({} if path is None else {"PATH": path})}
+        done = subprocess.run([self.lockstep, "submit", *words], cwd=self.folder, env=environment, capture_output=True, timeout=LIMIT, check=False)
+        done.stdout, done.stderr = os.fsdecode(done.stdout), os.fsdecode(done.stderr)
+        return done
+
+    def start(self, *words, **variables):
+        """The script that submit shows, with bash."""
+        script = self.submit("--dry-run", "--remote-path", "bin/lockstep", *words)
+        assert script.returncode == 0, script.stderr
+        (self.folder / "script").write_bytes(os.fsencode(script.stdout))
+        return subprocess.Popen(["bash", "script"], cwd=self.folder, env={**self.environment, **variables}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def run(self, *words, **variables):
+        job = self.start(*words, **variables)
+        job.communicate(timeout=LIMIT)
+        return job.returncode
+
+    def start_program(self, *words):
+        """One that makes the file `ready`; returns when bash waits for it."""
+        (self.folder / "ready").unlink(missing_ok=True)
+        (self.folder / "counts").unlink(missing_ok=True)
+        job = self.start(*words)
+        until("the program is there", (self.folder / "ready").exists)
+        until("the shell waits, with its traps set", lambda: sleeps_and_catches_term(job.pid))
+        return job
+
+    def end(self, job, code):
+        with open(self.folder / "pipe", "w", encoding="ascii") as pipe:
+            pipe.write(f"{code}\n")
+        job.communicate(timeout=LIMIT)
+        return job.returncode
+
+    def words(self):
+        return (self.folder / "words").read_bytes().split(b"\0")[:-1]
+
+    def requeued(self):
+        calls = self.folder / "scontrol.calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def counts(self):
+        path = self.folder / "counts"
+        return path.read_text() if path.exists() else ""
+
+
+def examples_are_scripts(_):
+    names = sorted(EXAMPLES.glob("*.sh"))
+    check(names and all(subprocess.run(["bash", "-n", name], check=False, timeout=LIMIT).returncode == 0 for name in names), f"bash reads {len(names)} examples")
+
+
+def exit_code_is_kept(place):
+    for options in ((), ("--no-requeue",), ("--signal-before=0",), ("--no-requeue", "--signal-before=0")):
+        for code in (0, 1, 7, 74, 255):
+            check(place.run(*options, "--", "bash", "-c", f"exit {code}") == code, f"code {code} {options}")
+        killed = place.run(*options, "--", "bash", "-c", "kill -KILL $$")
+        check(killed in (137, -9), f"code {killed} of a program that was killed {options}")
+    check(not place.requeued(), "none was requeued")
+
+
+def code_75_is_requeued(place):
+    check(place.run("--no-requeue", "--", "bash", "-c", "exit 75") == 75 and not place.requeued(), "not with --no-requeue")
+    check(place.run("--", "bash", "-c", "exit 75") == 75 and place.requeued() == ["requeue 4711"], f"once {place.requeued()}")
+    place.run("--array=3", "--", "bash", "-c", "exit 75", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
+    check(place.requeued()[1:] == ["requeue 42_3"], f"one of an array alone {place.requeued()}")
+
+
+def logs_have_the_jobs_name(place):
+    def output():
+        return place.words()[1]
+    place.run("true")
+    check(output() == b"--output=logs/4711", str(output()))
+    place.run("true", SLURM_RESTART_COUNT="2")
+    check(output() == b"--output=logs/4711.2", f"a job that was requeued does not overwrite {output()}")
+    place.run("--array=3", "--output=my 'logs'", "true", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
+    check(output() == b"--output=my 'logs'/42_3", str(output()))
+
+
+def words_arrive_byte_for_byte(place):
+    dice = random.Random(1)
+    letters = [chr(code) for code in range(1, 128)] + ["ü", "漢", "😀", "\u2028", "$(", "${", "\\\n", "\r\n", "!!", "#SBATCH", "--", "~/", "'\\''"]
+    nasty = ["", " ", "'", '"', "\\", "$(touch x)", "`touch x`", "$HOME", "${PATH}", "a\nb", "\n", "\r\n", "*", "?", "~", "-n", "--", "&", ";", "|", ">", "<", "#", "!", "a=b", "\x01",
+             "\x7f", "\u00e9", "\udcff\udcfe", "$'a'", "\\n", "\t", "(", ")", "{a,b}", "[ab]"]
+    nasty += ["".join(dice.choices(letters, k=dice.randint(1, 20))) for _ in range(165)]
+    place.run("--run=-n2", "--", "true", *nasty)
+    check(place.words() == [os.fsencode(word) for word in ("run", "--output=logs/4711", "-n2", "--", "true", *nasty)], f"{len(nasty)} words")
+    check(not (place.folder / "x").exists(), "and none was a command")
+    script = (place.folder / "script").read_bytes()
+    check(b"\r" not in script, "sbatch takes no carriage returns")
+
+
+def usr1_reaches_the_program(place):
+    for code in (7, 75, 0):
+        job = place.start_program("--", sys.executable, "-c", COUNTING)
+        for count in (1, 2, 3):
+            job.send_signal(signal.SIGUSR1)
+            until("it has the signal", lambda count=count: f"'USR1': {count}" in place.counts())
+        check(job.poll() is None, "the shell still waits")
+        check(place.end(job, code) == code, f"code {code} after three signals")
+    check(place.requeued() == ["requeue 4711"], f"requeued once {place.requeued()}")
+
+
+def term_is_not_passed_on_and_not_requeued(place):
+    for options in ((), ("--signal-before=0",), ("--no-requeue",)):
+        job = place.start_program(*options, "--", sys.executable, "-c", COUNTING)
+        job.send_signal(signal.SIGTERM)
+        check(place.end(job, 75) == 75, "code 75 after SIGTERM")
+        check(place.counts() == "" and not place.requeued(), f"the shell passes nothing on and requeues nothing {options} {place.counts()} {place.requeued()}")
+
+
+def signals_at_any_moment_leave_the_code(place):
+    """Also at the moment in which the program ends: then wait is interrupted, and the code is there already."""
+    dice = random.Random(2)
+    for code in range(1, 41):
+        job = place.start_program("--no-requeue", "--", "bash", "-c", DEAF)
+        with open(place.folder / "pipe", "w", encoding="ascii") as pipe:
+            pipe.write(f"{code}\n")
+        while job.poll() is None:
+            job.send_signal(dice.choice((signal.SIGUSR1, signal.SIGTERM)))
+            time.sleep(dice.random() * 0.001)
+        _, err = job.communicate(timeout=LIMIT)
+        if job.returncode != code:
+            check(False, f"code {job.returncode} and not {code}: {err}")
+    check(True, "40 codes")
+
+
+def sbatch_gets_script_and_options(place):
+    (place.folder / "answer").write_text("echo '4711;alps'\n")
+    (place.folder / "train").write_text("")
+    (place.folder / "train").chmod(0o755)
+    done = place.submit("--nodes=2", "--qos=high", "--comment", "a b", "--output=my/logs", "--", "./train", "x y")
+    check(done.returncode == 0 and "submitted batch job 4711; its output: my/logs/4711.out\n" in done.stdout, done.stdout[-80:] + done.stderr)
+    script = (place.folder / "sbatch.input").read_text()
+    check(done.stdout.startswith(script) and script.startswith("#!/bin/bash\n#"), "it shows what it submits")
+    check((place.folder / "my/logs/4711.sh").read_text() == script, "and keeps it")
+    words = (place.folder / "sbatch.words").read_text().split("\0")[:-1]
+    check(words[:3] == ["--parsable", "--job-name=train", "--nodes=2"] and words[-3:] == ["--qos=high", "--comment", "a b"], json.dumps(words))
+
+
+def refusals_are_one_line(place):
+    def last_line(done, code=64):
+        line = done.stderr.rstrip("\n").rpartition("\n")[2]
+        check(done.returncode == code and line.startswith("FATAL cause="), f"code {done.returncode}: {line}")
+        return line
+    (place.folder / "answer").write_text("echo 'sbatch: error: invalid partition specified: x' >&2; echo 'sbatch: error: Batch job submission failed' >&2; exit 1\n")
+    check("code 1: sbatch: error: invalid partition specified: x; sbatch: error: Batch job" in last_line(place.submit("-px", "true")), "sbatch's own words are in it")
+    (place.folder / "answer").write_text("echo hello\n")
+    check("hello" in last_line(place.submit("true")), "what is no number is shown")
+    check("SLURM is not installed here" in last_line(place.submit("true", path="/nowhere")), "no sbatch")
+    check("./nothing" in last_line(place.submit("--", "./nothing")), "no such program")
+    check(place.submit("--dry-run", "--", "./nothing", path="/nowhere").returncode == 0, "--dry-run needs neither")
+    (place.folder / "file").write_text("")
+    check("--output" in last_line(place.submit("--output=file/logs", "true"), 74), "a folder that cannot be made")
+    check("--nodes" in last_line(place.submit("--nodes=x", "true")), "an option that is wrong")
+
+
+CASES = {case.__name__: case for case in (examples_are_scripts, exit_code_is_kept, code_75_is_requeued, logs_have_the_jobs_name, words_arrive_byte_for_byte, usr1_reaches_the_program,
+                                          term_is_not_passed_on_and_not_requeued, signals_at_any_moment_leave_the_code, sbatch_gets_script_and_options,
+                                          refusals_are_one_line)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("cases", nargs="*")
+    args = parser.parse_args()
+    for name in args.cases or list(CASES):
+        with tempfile.TemporaryDirectory() as folder:
+            CASES[name](Place(args, folder))
+
+
+main()

@@ -1,0 +1,40 @@
+#!/bin/bash
+# Written by lockstep submit.
+#SBATCH --job-name=train
+#SBATCH --nodes=16
+#SBATCH --gpus-per-node=8
+#SBATCH --ntasks-per-node=8   # ranks
+#SBATCH --time=4:00:00        # 4 h
+#SBATCH --chdir=/home/ada/train
+#SBATCH --output=logs/%j.out  # what each rank prints is in %j/ as well
+#SBATCH --requeue             # when it ends with code 75
+#SBATCH --open-mode=append    # it then goes on in the same file
+#SBATCH --signal=B:USR1@120   # to this shell, 2 min before the limit
+
+set -u
+job=$SLURM_JOB_ID
+logs=logs/$job${SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}
+
+ended=no
+/opt/lockstep/bin/lockstep run --output="$logs" -- \
+  ./train &
+ranks=$!
+
+# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.
+trap 'kill -USR1 "$ranks"' USR1
+# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.
+trap 'ended=yes' TERM
+
+# Not wait alone: bash can lose the code of what ends while a signal interrupts it.
+while [ "$(jobs -r)" ]; do
+  sleep 0.5
+done
+wait "$ranks"
+code=$?
+
+# 75: all ranks have left together, and are to be started again.
+if [ $code -eq 75 ] && [ $ended = no ]; then
+  echo "$job: requeued, because its ranks ended with code 75" >&2
+  scontrol requeue "$job"
+fi
+exit $code
