@@ -3,79 +3,94 @@
 #include <cstdlib>
 
 namespace lockstep::base {
+namespace {
+
+struct Variable {
+  Env::Value Env::* field;
+  const char* name;
+};
+
+constexpr Variable kOwn[] = {
+    {&Env::lockstep_rank, "LOCKSTEP_RANK"},
+    {&Env::lockstep_world_size, "LOCKSTEP_WORLD_SIZE"},
+    {&Env::lockstep_local_rank, "LOCKSTEP_LOCAL_RANK"},
+    {&Env::lockstep_local_world_size, "LOCKSTEP_LOCAL_WORLD_SIZE"},
+    {&Env::lockstep_node_rank, "LOCKSTEP_NODE_RANK"},
+    {&Env::lockstep_num_nodes, "LOCKSTEP_NUM_NODES"},
+    {&Env::lockstep_store, "LOCKSTEP_STORE"},
+    {&Env::lockstep_job, "LOCKSTEP_JOB"},
+    {&Env::lockstep_page, "LOCKSTEP_PAGE"},
+    {&Env::lockstep_terminal, "LOCKSTEP_TERMINAL"},
+    {&Env::lockstep_env_from, "LOCKSTEP_ENV_FROM"},
+    {&Env::lockstep_transport, "LOCKSTEP_TRANSPORT"},
+    {&Env::lockstep_timeout, "LOCKSTEP_TIMEOUT"},
+    {&Env::lockstep_arena, "LOCKSTEP_ARENA"},
+    {&Env::tmpdir, "TMPDIR"},
+    {&Env::lockstep_join_timeout, "LOCKSTEP_JOIN_TIMEOUT"},
+    {&Env::lockstep_interface, "LOCKSTEP_INTERFACE"},
+    {&Env::lockstep_host_id, "LOCKSTEP_HOST_ID"},
+    {&Env::lockstep_outer, "LOCKSTEP_OUTER"},
+    {&Env::lockstep_key_file, "LOCKSTEP_KEY_FILE"},
+    {&Env::lockstep_inject, "LOCKSTEP_INJECT"},
+    {&Env::lockstep_log, "LOCKSTEP_LOG"},
+    {&Env::lockstep_program, "LOCKSTEP_PROGRAM"},
+    {&Env::omp_num_threads, "OMP_NUM_THREADS"},
+    {&Env::cuda_visible_devices, "CUDA_VISIBLE_DEVICES"},
+    {&Env::path, "PATH"},
+    {&Env::columns, "COLUMNS"},
+    {&Env::term, "TERM"},
+};
+
+constexpr Variable kOfLaunchers[] = {
+    {&Env::rank, "RANK"},
+    {&Env::world_size, "WORLD_SIZE"},
+    {&Env::local_rank, "LOCAL_RANK"},
+    {&Env::local_world_size, "LOCAL_WORLD_SIZE"},
+    {&Env::group_rank, "GROUP_RANK"},
+    {&Env::group_world_size, "GROUP_WORLD_SIZE"},
+    {&Env::master_addr, "MASTER_ADDR"},
+    {&Env::master_port, "MASTER_PORT"},
+    {&Env::torchelastic_run_id, "TORCHELASTIC_RUN_ID"},
+    {&Env::torchelastic_restart_count, "TORCHELASTIC_RESTART_COUNT"},
+    {&Env::torchelastic_use_agent_store, "TORCHELASTIC_USE_AGENT_STORE"},
+    {&Env::ompi_comm_world_rank, "OMPI_COMM_WORLD_RANK"},
+    {&Env::ompi_comm_world_size, "OMPI_COMM_WORLD_SIZE"},
+    {&Env::ompi_comm_world_local_rank, "OMPI_COMM_WORLD_LOCAL_RANK"},
+    {&Env::ompi_comm_world_local_size, "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {&Env::pmix_namespace, "PMIX_NAMESPACE"},
+    {&Env::pmix_rank, "PMIX_RANK"},
+    {&Env::pmi_rank, "PMI_RANK"},
+    {&Env::pmi_size, "PMI_SIZE"},
+    {&Env::pmi_jobid, "PMI_JOBID"},
+    {&Env::pmi_fd, "PMI_FD"},
+    {&Env::mpi_localrankid, "MPI_LOCALRANKID"},
+    {&Env::mpi_localnranks, "MPI_LOCALNRANKS"},
+    {&Env::slurm_job_id, "SLURM_JOB_ID"},
+    {&Env::slurm_job_nodelist, "SLURM_JOB_NODELIST"},
+    {&Env::slurmd_nodename, "SLURMD_NODENAME"},
+    {&Env::slurm_tasks_per_node, "SLURM_TASKS_PER_NODE"},
+    {&Env::slurm_ntasks_per_node, "SLURM_NTASKS_PER_NODE"},
+    {&Env::slurm_restart_count, "SLURM_RESTART_COUNT"},
+    {&Env::slurm_step_id, "SLURM_STEP_ID"},
+    {&Env::slurm_procid, "SLURM_PROCID"},
+    {&Env::slurm_ntasks, "SLURM_NTASKS"},
+    {&Env::slurm_localid, "SLURM_LOCALID"},
+    {&Env::slurm_nodeid, "SLURM_NODEID"},
+    {&Env::slurm_step_num_nodes, "SLURM_STEP_NUM_NODES"},
+    {&Env::slurm_step_nodelist, "SLURM_STEP_NODELIST"},
+    {&Env::slurm_step_tasks_per_node, "SLURM_STEP_TASKS_PER_NODE"},
+};
+
+}  // namespace
 
 Env Env::from(const std::function<Value(const char*)>& lookup) {
-  const auto get = [&](const char* name) -> Value {
-    Value value = lookup(name);
-    return value && !value->empty() ? value : std::nullopt;
-  };
   Env env;
-  env.lockstep_rank = get("LOCKSTEP_RANK");
-  env.lockstep_world_size = get("LOCKSTEP_WORLD_SIZE");
-  env.lockstep_local_rank = get("LOCKSTEP_LOCAL_RANK");
-  env.lockstep_local_world_size = get("LOCKSTEP_LOCAL_WORLD_SIZE");
-  env.lockstep_node_rank = get("LOCKSTEP_NODE_RANK");
-  env.lockstep_num_nodes = get("LOCKSTEP_NUM_NODES");
-  env.lockstep_store = get("LOCKSTEP_STORE");
-  env.lockstep_job = get("LOCKSTEP_JOB");
-  env.lockstep_page = get("LOCKSTEP_PAGE");
-  env.lockstep_terminal = get("LOCKSTEP_TERMINAL");
-  env.lockstep_env_from = get("LOCKSTEP_ENV_FROM");
-  env.lockstep_transport = get("LOCKSTEP_TRANSPORT");
-  env.lockstep_timeout = get("LOCKSTEP_TIMEOUT");
-  env.lockstep_arena = get("LOCKSTEP_ARENA");
-  env.tmpdir = get("TMPDIR");
-  env.lockstep_join_timeout = get("LOCKSTEP_JOIN_TIMEOUT");
-  env.lockstep_interface = get("LOCKSTEP_INTERFACE");
-  env.lockstep_host_id = get("LOCKSTEP_HOST_ID");
-  env.lockstep_outer = get("LOCKSTEP_OUTER");
-  env.lockstep_key_file = get("LOCKSTEP_KEY_FILE");
-  env.lockstep_inject = get("LOCKSTEP_INJECT");
-  env.lockstep_log = get("LOCKSTEP_LOG");
-  env.lockstep_program = get("LOCKSTEP_PROGRAM");
-  env.omp_num_threads = get("OMP_NUM_THREADS");
-  env.cuda_visible_devices = get("CUDA_VISIBLE_DEVICES");
-  env.path = get("PATH");
-  env.ssh_connection = get("SSH_CONNECTION");
-  env.columns = get("COLUMNS");
-  env.term = get("TERM");
-  env.rank = get("RANK");
-  env.world_size = get("WORLD_SIZE");
-  env.local_rank = get("LOCAL_RANK");
-  env.local_world_size = get("LOCAL_WORLD_SIZE");
-  env.group_rank = get("GROUP_RANK");
-  env.group_world_size = get("GROUP_WORLD_SIZE");
-  env.master_addr = get("MASTER_ADDR");
-  env.master_port = get("MASTER_PORT");
-  env.torchelastic_run_id = get("TORCHELASTIC_RUN_ID");
-  env.torchelastic_restart_count = get("TORCHELASTIC_RESTART_COUNT");
-  env.torchelastic_use_agent_store = get("TORCHELASTIC_USE_AGENT_STORE");
-  env.ompi_comm_world_rank = get("OMPI_COMM_WORLD_RANK");
-  env.ompi_comm_world_size = get("OMPI_COMM_WORLD_SIZE");
-  env.ompi_comm_world_local_rank = get("OMPI_COMM_WORLD_LOCAL_RANK");
-  env.ompi_comm_world_local_size = get("OMPI_COMM_WORLD_LOCAL_SIZE");
-  env.pmix_namespace = get("PMIX_NAMESPACE");
-  env.pmix_rank = get("PMIX_RANK");
-  env.pmi_rank = get("PMI_RANK");
-  env.pmi_size = get("PMI_SIZE");
-  env.pmi_jobid = get("PMI_JOBID");
-  env.pmi_fd = get("PMI_FD");
-  env.mpi_localrankid = get("MPI_LOCALRANKID");
-  env.mpi_localnranks = get("MPI_LOCALNRANKS");
-  env.slurm_job_id = get("SLURM_JOB_ID");
-  env.slurm_job_nodelist = get("SLURM_JOB_NODELIST");
-  env.slurmd_nodename = get("SLURMD_NODENAME");
-  env.slurm_tasks_per_node = get("SLURM_TASKS_PER_NODE");
-  env.slurm_ntasks_per_node = get("SLURM_NTASKS_PER_NODE");
-  env.slurm_restart_count = get("SLURM_RESTART_COUNT");
-  env.slurm_step_id = get("SLURM_STEP_ID");
-  env.slurm_procid = get("SLURM_PROCID");
-  env.slurm_ntasks = get("SLURM_NTASKS");
-  env.slurm_localid = get("SLURM_LOCALID");
-  env.slurm_nodeid = get("SLURM_NODEID");
-  env.slurm_step_num_nodes = get("SLURM_STEP_NUM_NODES");
-  env.slurm_step_nodelist = get("SLURM_STEP_NODELIST");
-  env.slurm_step_tasks_per_node = get("SLURM_STEP_TASKS_PER_NODE");
+  const auto read = [&](const auto& variables) {
+    for (const Variable& variable : variables)
+      if (Value value = lookup(variable.name); value && !value->empty()) env.*variable.field = std::move(value);
+  };
+  read(kOwn);
+  read(kOfLaunchers);
   return env;
 }
 

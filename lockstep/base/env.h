@@ -40,7 +40,6 @@ struct Env {
   Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that the user allows
   Value path;                ///< PATH: where programs are looked for
   Value tmpdir;              ///< TMPDIR: where sockets between ranks of a host are made, default /tmp
-  Value ssh_connection;      ///< SSH_CONNECTION: the addresses and ports of the connection that an agent was started through
   Value columns;             ///< COLUMNS: width of the terminal
   Value term;                ///< TERM: "dumb" switches redrawing off
 

@@ -40,6 +40,13 @@ void allow_files_for_store(int ranks) {
   }
 }
 
+/// Whether the name of rank 0's host, which SLURM told, means the host alone here, as a Debian host knows its own name (127.0.1.1): the others come from outside.
+bool is_known_from_outside_only(const job::Identity& id) {
+  if (id.contract != "slurm" || id.num_nodes <= 1) return false;
+  const std::string here = base::address_towards(id.address);
+  return here != id.address.host && (here.starts_with("127.") || here == "::1");
+}
+
 /// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a client:
 /// join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
@@ -52,7 +59,8 @@ void open_store_of_rank_zero(World& world, Deadline deadline) {
     base::log_warning("this job has no key: whoever reaches " + to_string(id.address) + " can join it; LOCKSTEP_KEY_FILE names a file with one");
   if (id.rank == 0 && !world.server) {
     try {
-      world.server = std::make_unique<job::StoreServer>(id.address, credentials, true);
+      const base::Address all_networks{"0.0.0.0", id.address.port};
+      world.server = std::make_unique<job::StoreServer>(is_known_from_outside_only(id) ? all_networks : id.address, credentials, true);
     } catch (const base::SystemError& error) {
       try {
         world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
@@ -73,7 +81,9 @@ void open_store(World& world, Deadline deadline) {
     case StoreKind::kRankZero:
     case StoreKind::kTorchrun: open_store_of_rank_zero(world, deadline); break;
   }
-  if (id.store != StoreKind::kLocal) world.address = base::address_towards(id.address);
+  if (id.store == StoreKind::kLocal) return;
+  world.address = is_known_from_outside_only(id) ? base::address_of_interface(world.interface) : "";
+  if (world.address.empty()) world.address = base::address_towards(id.address);
 }
 
 /// That of the page that an agent made for this process, else of a file that the user named.
@@ -143,7 +153,7 @@ void give_up(const World& world, const base::Error& error) noexcept {
 std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::process();
   auto world = std::make_shared<World>();
-  world->identity = job::identify(env, {options.rank, options.world_size, options.address});
+  world->identity = job::identify(env, {options.rank, options.world_size, options.address, options.env_from});
   const auto timeout = limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
   world->timeout = timeout.count() > 0 ? timeout : kMeetingWithoutLimit;
   const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));

@@ -9,11 +9,12 @@
 
 namespace lockstep::comm {
 
-/// All have a default that fits a program started by `lockstep run`, torchrun or by hand.
+/// All have a default that fits a program started by `lockstep run`, srun, mpirun, torchrun or by hand.
 struct InitOptions {
   std::optional<int> rank;        ///< with world_size and address: says who we are without any environment
   std::optional<int> world_size;
   std::string address;            ///< "host:port" of rank 0, for explicit ranks
+  std::string env_from;           ///< "auto", "none", "lockstep", "torchrun", "mpi", "slurm" or "pmi": whose variables say who we are; default: LOCKSTEP_ENV_FROM, else auto
   std::string transport;          ///< "auto", "self", "shm", "hierarchy", "gloo" or "mpi"; default: LOCKSTEP_TRANSPORT, else auto
   std::string outer;              ///< of the transport hierarchy: what carries bytes between hosts, "auto", "gloo" or "mpi"; default: LOCKSTEP_OUTER, else auto
   std::optional<bool> arena;      ///< CPU tensors made from now on lie in the arena (arena/arena.h); default: LOCKSTEP_ARENA, else with shm and hierarchy
@@ -22,7 +23,7 @@ struct InitOptions {
 };
 
 /// The group of all ranks. Reads who this process is from what its launcher set (docs/01), meets the others at the store, and
-/// compares protocol, library versions and program with them; a program that nobody launched is a world of one. One line on
+/// compares protocol, library versions and program with them, and, when it uses MPI, the library that is loaded with that of the build; a program that nobody launched is a world of one. One line on
 /// stderr of rank 0 says what was found. While a group of the world lives, another init() returns that world; a rank of several
 /// that has dropped its last group cannot come back (UsageError).
 ///

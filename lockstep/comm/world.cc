@@ -7,6 +7,7 @@
 #include <map>
 #include <thread>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/rank_page.h"
@@ -18,6 +19,7 @@
 #include "lockstep/comm/shm/shm.h"
 #include "lockstep/comm/torchrun_meeting.h"
 #include "lockstep/job/fatal.h"
+#include "lockstep/job/pmi.h"
 #include "lockstep/job/store_client.h"
 
 namespace lockstep::comm {
@@ -116,12 +118,19 @@ std::string address_under_torchrun(const World& world) {
 }  // namespace
 
 void meet_by_mpi(World& world, base::Deadline deadline) {
-  if (!mpi_missing().empty())
-    throw base::UsageError("the contract " + world.identity.contract + " does not say where the ranks meet: " + mpi_missing(),
+  const job::Identity& id = world.identity;
+  const auto word = [&](bool one_host) { return id.rank == 0 ? serve_at(world, one_host ? "127.0.0.1" : base::address_of_interface(world.interface)) : ""; };
+  const std::string missing = mpi_missing();
+  if (missing.empty()) {
+    enter_mpi(id.rank, id.world_size);
+    return take_word(world, broadcast_by_mpi(word(mpi_has_one_host()), deadline));
+  }
+  const auto& fd = base::Env::process().pmi_fd;
+  if (id.contract != "pmi" || !fd)
+    throw base::UsageError("the contract " + id.contract + " does not say where the ranks meet: " + missing,
                            "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or MASTER_ADDR and MASTER_PORT");
-  const bool one_host = mpi_has_one_host();
-  const std::string word = world.identity.rank == 0 ? serve_at(world, one_host ? "127.0.0.1" : base::address_of_interface(world.interface)) : "";
-  take_word(world, broadcast_by_mpi(word, deadline));
+  const auto number = static_cast<int>(base::parse_int_in("PMI_FD", *fd, 0, INT_MAX));
+  take_word(world, job::broadcast_by_pmi(number, id.rank, word(id.local_world_size == id.world_size), deadline));
 }
 
 void meet_by_torchrun(World& world, base::Deadline deadline) {
@@ -164,6 +173,7 @@ void check_transport(const std::string& asked, int size) {
                            " ranks; allowed here are auto, shm, hierarchy, gloo and mpi");
   if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("transport gloo: " + gloo_missing());
   if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("transport mpi: " + mpi_missing());
+  if (asked == "mpi") check_mpi_library();
 }
 
 std::string choose_outer(const job::Identity& identity, const std::string& asked) {
@@ -171,8 +181,10 @@ std::string choose_outer(const job::Identity& identity, const std::string& asked
     throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) + "; allowed are auto, gloo and mpi");
   if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("the transport between hosts: mpi: " + mpi_missing());
   if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("the transport between hosts: gloo: " + gloo_missing());
+  const std::string& contract = identity.contract;
+  const bool mpi = mpi_missing().empty() && (asked == "mpi" || (asked == "auto" && (contract == "mpi" || contract == "pmi" || contract == "pmix")));
+  if (mpi) check_mpi_library();
   if (asked != "auto") return asked;
-  const bool mpi = mpi_missing().empty() && (identity.contract == "mpi" || identity.contract == "pmi");
   if (gloo_missing().empty()) return mpi ? kGlooAndMpi : "gloo";
   return mpi ? "mpi" : "none";
 }
@@ -197,6 +209,8 @@ std::string choose_transport(World& world, const std::string& asked, const std::
 }
 
 void prepare_transport(World& world, base::Deadline deadline) {
+  const bool mpi = world.transport == "mpi" || world.outer.find("mpi") != std::string::npos;
+  if (mpi && world.identity.world_size > 1) enter_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
     world.neighbours = Neighbours::meet(*world.store, world.identity.neighbours, world.identity.rank, deadline);
 }

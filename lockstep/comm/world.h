@@ -55,8 +55,8 @@ struct World {
 /// What `asked`, "auto", "gloo" or "mpi", is here. Throws UsageError when it cannot be had. auto uses MPI only for ranks that it numbered.
 std::string choose_outer(const job::Identity& identity, const std::string& asked);
 
-/// Where the ranks meet, when their launcher is MPI's and said nothing of it: rank 0 serves the store, world.server, at a port that it picks, and
-/// all learn by MPI where, and the job's key. Throws UsageError where there is no MPI.
+/// Where the ranks meet, when their launcher speaks MPI or PMI and said nothing of it: rank 0 serves the store, world.server, at a port that it picks, and all
+/// learn by MPI where, and the job's key; from the launcher itself when it is hydra and this program has no MPI, or another. Throws UsageError where neither can be.
 void meet_by_mpi(World& world, base::Deadline deadline);
 
 /// The same when torchrun has started them: they learn it from torchrun's own store, which whoever reaches it can read, and world.store is connected. A key

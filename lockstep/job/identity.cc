@@ -167,37 +167,47 @@ Identity from_program(const ExplicitIdentity& given) {
   return id;
 }
 
-Identity from_the_one_named(const char* who_names_it, const std::string& from, const Env& env) {
-  if (from == "none") return {.contract = "none"};
-  if (from == "lockstep") return from_lockstep(env);
-  if (from == "torchrun") return from_torchrun(env, "torchrun");
-  if (from == "mpi") return from_mpi(env);
-  if (from == "slurm") return from_slurm(env);
-  if (from == "pmi") return env.pmix_rank && !env.pmi_rank ? from_pmix(env) : from_pmi(env);
-  throw UsageError(std::string(who_names_it) + " is " + base::quoted(from, 80) + "; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
+/// The contract whose variables are there: the first in the order of the header.
+std::string_view contract_in(const Env& env) {
+  const bool by_slurm = in_slurm_step(env);
+  const bool by_pmi = env.pmi_rank || env.pmi_size;
+  const bool by_open_mpi = env.ompi_comm_world_rank || (env.ompi_comm_world_size && !env.pmix_rank);
+  const bool numbered = by_open_mpi || by_slurm || by_pmi || env.pmix_rank;  // by one whose ranks get LOCKSTEP_STORE alone
+  if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !numbered)) return "lockstep";
+  if (env.torchelastic_run_id) return "torchrun";
+  if (env.rank || env.world_size) return "env://";
+  if (by_open_mpi) return "mpi";
+  // hydra starts its daemons by srun, and their step is not that of the ranks. srun with a plugin for PMI numbers its tasks alike in both.
+  if (by_slurm && !(by_pmi && env.mpi_localrankid)) return "slurm";
+  if (by_pmi) return "pmi";
+  return env.pmix_rank ? "pmix" : "none";
+}
+
+/// What LOCKSTEP_ENV_FROM means by `name`.
+std::string_view contract_named(const char* who_names_it, const std::string& name, const Env& env) {
+  if (name == "pmi") return env.pmix_rank && !env.pmi_rank ? "pmix" : "pmi";
+  for (const std::string_view contract : {"none", "lockstep", "torchrun", "mpi", "slurm"})
+    if (name == contract) return contract;
+  throw UsageError(std::string(who_names_it) + " is " + base::quoted(name, 80) + "; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
 }
 
 }  // namespace
 
 std::uint16_t slurm_port(std::int64_t job, std::int64_t step) { return static_cast<std::uint16_t>(kFirstPort + (101 * job + step) % kNumPorts); }
 
+bool is_launched(const Env& env) { return env.lockstep_env_from.value_or("auto") != "auto" || contract_in(env) != "none"; }
+
 Identity identify(const Env& env, const ExplicitIdentity& given) {
   if (given.rank || given.world_size || !given.address.empty()) return from_program(given);
   const bool by_program = !given.env_from.empty();
   const std::string from = by_program ? given.env_from : env.lockstep_env_from.value_or("auto");
-  if (from != "auto") return from_the_one_named(by_program ? "InitOptions.env_from" : "LOCKSTEP_ENV_FROM", from, env);
-  const bool by_slurm = in_slurm_step(env);
-  const bool by_pmi = env.pmi_rank || env.pmi_size;
-  const bool by_open_mpi = env.ompi_comm_world_rank || (env.ompi_comm_world_size && !env.pmix_rank);
-  const bool numbered = by_open_mpi || by_slurm || by_pmi || env.pmix_rank;  // by one whose ranks get LOCKSTEP_STORE alone
-  if (env.lockstep_rank || env.lockstep_world_size || (env.lockstep_store && !numbered)) return from_lockstep(env);
-  if (env.torchelastic_run_id) return from_torchrun(env, "torchrun");
-  if (env.rank || env.world_size) return from_torchrun(env, "env://");
-  if (by_open_mpi) return from_mpi(env);
-  // hydra starts its daemons by srun, and their step is not that of the ranks. srun with a plugin for PMI numbers its tasks alike in both.
-  if (by_slurm && !(by_pmi && env.mpi_localrankid)) return from_slurm(env);
-  if (by_pmi) return from_pmi(env);
-  if (env.pmix_rank) return from_pmix(env);
+  const std::string_view contract = from == "auto" ? contract_in(env) : contract_named(by_program ? "InitOptions.env_from" : "LOCKSTEP_ENV_FROM", from, env);
+  if (contract == "lockstep") return from_lockstep(env);
+  if (contract == "torchrun" || contract == "env://") return from_torchrun(env, contract == "torchrun" ? "torchrun" : "env://");
+  if (contract == "mpi") return from_mpi(env);
+  if (contract == "slurm") return from_slurm(env);
+  if (contract == "pmi") return from_pmi(env);
+  if (contract == "pmix") return from_pmix(env);
   return {.contract = "none"};
 }
 

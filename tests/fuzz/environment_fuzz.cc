@@ -1,4 +1,4 @@
-// An environment, one variable a line: who this process is; and the lines that ranks and launcher leave each other.
+// An environment, one variable a line: who this process is; SLURM's lists; and the lines that ranks and launcher leave each other.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -12,8 +12,29 @@
 #include "lockstep/job/identity.h"
 #include "lockstep/job/join.h"
 #include "lockstep/job/local_store.h"
+#include "lockstep/job/node_list.h"
+#include "lockstep/job/pmi.h"
 
 using namespace lockstep;
+
+namespace {
+
+void expand(const std::string& text) {
+  try {
+    const auto hosts = job::expand_hosts("LIST", text);
+    if (hosts.empty() || hosts.size() > job::kMaxNodes) std::abort();
+    for (const std::string& host : hosts)
+      if (host.empty() || host.size() > 255 || host[0] == '-' || host.find_first_of(",[] \n") != std::string::npos) std::abort();
+  } catch (const base::UsageError&) {
+  }
+  try {
+    if (const auto counts = job::expand_counts("COUNTS", text); counts.empty() || counts.size() > job::kMaxNodes) std::abort();
+  } catch (const base::UsageError&) {
+  }
+  if (job::pmi_field(text, "value").size() > text.size()) std::abort();
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
@@ -29,6 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (id.rank < 0 || id.rank >= id.world_size) std::abort();
   } catch (const base::UsageError&) {
   }
+  expand(text);
   // A line that is read is the line that is written.
   if (const auto fatal = job::parse_fatal(text)) {
     const auto again = job::parse_fatal(job::to_line(*fatal));

@@ -181,10 +181,21 @@ int tag_of(const std::vector<int>& members) {
 
 }  // namespace
 
-std::string mpi_missing() {
-  const base::Env& env = base::Env::process();
-  if (env.ompi_comm_world_rank || env.pmi_rank) return "";
-  return "the ranks were not started by mpirun (neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set)";
+std::string mpi_missing() { return mpi_launcher_missing(base::Env::process(), loaded_mpi()); }
+
+void check_mpi_library() {
+  const std::string wrong = mpi_mismatch(built_with_mpi(), loaded_mpi());
+  if (!wrong.empty())
+    throw base::UsageError(wrong, "build with the MPI that the ranks find, or let LD_LIBRARY_PATH name the folder of the one that it was built with; ldd shows which is loaded",
+                           Cause::kConfigMismatch);
+}
+
+void enter_mpi(int rank, int size) {
+  const MpiSession& session = MpiSession::process();
+  if (session.rank() == rank && session.size() == size) return;
+  throw base::UsageError("the launcher says that this is rank " + std::to_string(rank) + " of " + std::to_string(size) + ", but MPI (" + to_string(loaded_mpi()) +
+                             ", built with " + to_string(built_with_mpi()) + ") that it is rank " + std::to_string(session.rank()) + " of " + std::to_string(session.size()),
+                         "start the ranks with the mpirun of that MPI, or do without MPI: LOCKSTEP_STORE=HOST:PORT and LOCKSTEP_OUTER=gloo", Cause::kConfigMismatch);
 }
 
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {

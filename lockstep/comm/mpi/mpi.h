@@ -18,8 +18,15 @@ struct MpiOptions {
   base::Deadline deadline = base::Deadline::never();  ///< for the others to come
 };
 
-/// Empty when it can be used, else why not.
+/// Empty when the ranks can use it, else why not. Two of its reasons: no launcher of MPI has started them, or that of another MPI.
 std::string mpi_missing();
+
+/// Throws UsageError (kConfigMismatch), naming both, when the MPI library that is loaded is not the one that this build was made with. What starts MPI calls it.
+void check_mpi_library();
+
+/// Initialises MPI. Throws UsageError, naming library and launcher, when it numbers this process otherwise than as `rank` of `size`, as MPI does when
+/// the launcher is none of its own: each process is then a world of one.
+void enter_mpi(int rank, int size);
 
 /// Operations are MPI's nonblocking ones, on a communicator of their own; they advance while somebody waits for one or starts one, and no
 /// thread is made. float16 and bfloat16 are added in float32 and rounded after each addition, in MPI's order. Waits for the other members.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/mpi/mpi.h"
 
 namespace lockstep::comm {
 namespace {
@@ -77,6 +78,21 @@ void check_mpi(int code, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + std::string(text, static_cast<std::size_t>(length)));
 }
 
+MpiLibrary built_with_mpi() {
+#ifdef OMPI_MAJOR_VERSION
+  return {"Open MPI", std::to_string(OMPI_MAJOR_VERSION) + "." + std::to_string(OMPI_MINOR_VERSION)};
+#else
+  return parse_mpi_library(LOCKSTEP_MPI_BUILT_WITH);
+#endif
+}
+
+MpiLibrary loaded_mpi() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return parse_mpi_library(text);
+}
+
 MpiSession& MpiSession::process() {
   // Never destroyed: transports in static objects outlive main().
   static MpiSession* const session = new MpiSession;
@@ -84,6 +100,7 @@ MpiSession& MpiSession::process() {
 }
 
 MpiSession::MpiSession() {
+  check_mpi_library();
   int ready = 0;
   MPI_Initialized(&ready);
   int level = MPI_THREAD_SINGLE;

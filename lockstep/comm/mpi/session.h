@@ -11,14 +11,20 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/mpi/library.h"
 #include "lockstep/comm/seam/collective.h"
 
 namespace lockstep::comm {
 
+/// What mpi.h, or the library when the build was configured, said of itself; without a name when neither did.
+MpiLibrary built_with_mpi();
+/// What the library of this process says. MPI need not be initialised.
+MpiLibrary loaded_mpi();
+
 /// MPI is global by nature, and so is this.
 class MpiSession {
  public:
-  /// Initialises MPI at the first call. Throws UsageError when MPI does not let threads take turns.
+  /// Initialises MPI at the first call. Throws UsageError when it is another library than that of the build, and when it does not let threads take turns.
   static MpiSession& process();
 
   /// Held around every call of MPI.

@@ -17,12 +17,14 @@ using ::testing::HasSubstr;
 using tests::message_of;
 using Variables = std::map<std::string, std::string>;
 
-Identity from(const Variables& variables, const ExplicitIdentity& given = {}) {
-  return identify(Env::from([&](const char* name) -> Env::Value {
+Env environment(const Variables& variables) {
+  return Env::from([&](const char* name) -> Env::Value {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : Env::Value(found->second);
-  }), given);
+  });
 }
+
+Identity from(const Variables& variables, const ExplicitIdentity& given = {}) { return identify(environment(variables), given); }
 
 void expect_refused(const Variables& variables, const std::string& part, const ExplicitIdentity& given = {}) {
   const std::string text = message_of<UsageError>([&] { from(variables, given); });
@@ -247,6 +249,15 @@ TEST(Identity, OneContractIsForced) {
   expect_refused(all, "InitOptions.env_from is \"srun\"; allowed are auto", {.env_from = "srun"});
   expect_refused({}, "SLURM_NTASKS is not set", {.env_from = "slurm"});
   expect_refused({}, "PMI_SIZE is not set", {.env_from = "pmi"});
+}
+
+TEST(Identity, WhatIsLaunchedStartsNoRanksOfItsOwn) {
+  const auto launched = [](const Variables& variables) { return is_launched(environment(variables)); };
+  for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kByHand}) EXPECT_TRUE(launched(variables));
+  EXPECT_TRUE(launched({{"LOCKSTEP_ENV_FROM", "none"}}));
+  EXPECT_FALSE(launched({{"LOCKSTEP_ENV_FROM", "auto"}}));
+  EXPECT_FALSE(launched({}));
+  EXPECT_FALSE(launched(without(kSlurm, "SLURM_STEP_ID"))) << "a batch script";
 }
 
 TEST(Identity, WhatIsMissingIsNamed) {

@@ -1,0 +1,297 @@
+#!/usr/bin/env python3
+"""Ranks that other launchers start: Open MPI's mpirun, MPICH's mpiexec, srun, torchrun's variables; and one launcher inside another.
+
+contracts.py --program PATH [--mpi TEXT] [--fake-mpi PATH] [CASE]; without a case all. TEXT: what the MPI library of the build calls itself. SLURM's cases need root,
+for a cell of their own with two nodes, and so does that of two hosts. Exit code 77: skipped.
+"""
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import hosts_bed  # noqa: E402
+
+LIMIT_S = 60
+NUMBERS = 1024  # that the program adds
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        sys.exit(1)
+
+
+def environment(**more):
+    """That of this process without what a launcher around it has set."""
+    other = re.compile(r"^(OMPI_|PMI|SLURM_(?!CONF)|LOCKSTEP_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_)")
+    return {**{key: value for key, value in os.environ.items() if not other.match(key)}, "OMP_NUM_THREADS": "1", "LOCKSTEP_JOIN_TIMEOUT": "20", **more}
+
+
+def run(words, **options):
+    """(exit code, output) of a command; the text of both streams."""
+    done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
+                          check=False, **{"env": environment(), **options})
+    return done.returncode, done.stdout
+
+
+def agree(done, ranks, contract, worlds=1, hosts="1 host"):
+    """All ranks of `worlds` jobs have come to one sum, and rank 0 has said whose variables it read."""
+    code, output = done
+    check(code == 0 and output.count(f"sum {NUMBERS * ranks}\n") == ranks * worlds, f"{ranks} ranks agree; exit code {code} {output if code else ''}")
+    said = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {hosts} ({contract})"
+    check(output.count(said) == worlds, f"init() says: {said} {'' if said in output else output}")
+
+
+def refused(done, *parts):
+    code, output = done
+    check(code != 0 and all(part in output for part in parts), f"refused, naming {', '.join(parts)}; exit code {code} {'' if all(part in output for part in parts) else output}")
+
+
+def open_mpi(args):
+    if not args.mpi.startswith("Open MPI"):
+        hosts_bed.skip("this build's MPI is not Open MPI")
+    for name in ("mpirun.openmpi", "mpirun"):
+        if shutil.which(name):
+            root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+            return [name, *root, "--oversubscribe", "--bind-to", "none", "-x", "LSAN_OPTIONS=detect_leaks=0"]  # its plugins leak, and are gone when a sanitizer looks
+    return hosts_bed.skip("mpirun is not installed (Debian: openmpi-bin)")
+
+
+def hydra():
+    for name in ("mpiexec.mpich", "mpiexec.hydra"):
+        if shutil.which(name):
+            return [name]
+    return hosts_bed.skip("hydra is not installed (Debian: mpich)")
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def mpirun(args, folder):
+    agree(run([*open_mpi(args), "-n", 3, args.program, "none", 0]), 3, "mpi")
+    agree(run([*open_mpi(args), "-n", 1, args.program, "none", 0]), 1, "mpi")
+
+
+def mpiexec_of_mpich(args, folder):
+    agree(run([*hydra(), "-n", 3, args.program, "none", 0]), 3, "pmi")
+    agree(run([*hydra(), "-n", 1, args.program, "none", 0]), 1, "pmi")
+    store = environment(LOCKSTEP_STORE=f"127.0.0.1:{free_port()}")
+    agree(run([*hydra(), "-n", 2, args.program, "none", 0], env=store), 2, "pmi")
+
+
+def a_launcher_of_another_mpi(args, folder):
+    """What asks for MPI there is refused: each rank would be a world of one."""
+    open_mpi(args)
+    for variable in ("LOCKSTEP_TRANSPORT", "LOCKSTEP_OUTER"):
+        refused(run([*hydra(), "-n", 2, args.program, "none", 0], env=environment(**{variable: "mpi"})), "started by a launcher of another MPI", "this program's MPI is Open MPI")
+    # A launcher that says neither PMI_FD nor what it is.
+    alone = environment(PMI_RANK="1", PMI_SIZE="2")
+    refused(run([args.program, "none", 0], env=alone), "does not say where the ranks meet", "this program's MPI is Open MPI", "PMI_RANK")
+    # One whose library says otherwise.
+    refused(run([args.program, "none", 0], env=environment(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", PMIX_NAMESPACE="x")),
+            "the launcher says that this is rank 1 of 2, but MPI (Open MPI", "that it is rank 0 of 1")
+
+
+def another_mpi_library(args, folder):
+    """One that says that it is another than that of the build is not used."""
+    started = open_mpi(args)
+    built = "built with Open MPI " + re.search(r"\d+\.\d+", args.mpi).group()
+    for text, named in (("Open MPI v9.8.7, package: fake", "Open MPI 9.8"), ("MPICH Version:\t4.0.2", "MPICH 4.0")):
+        loaded = [*started, "-x", f"LD_PRELOAD={args.fake_mpi}", "-x", f"FAKE_MPI_VERSION={text}", "-n", 2]
+        done = run([*loaded, args.program, "none", 0])
+        refused(done, built, "the MPI library that is loaded is " + named) if named.startswith("Open") else refused(done, "this program's MPI is " + named)
+    # Nobody minds where it is not used.
+    unused = environment(LD_PRELOAD=args.fake_mpi, FAKE_MPI_VERSION="Open MPI v9.8.7", RANK="0", WORLD_SIZE="1")
+    check(run([args.program, "none", 0], env=unused)[0] == 0, "a program that does not use MPI runs")
+
+
+def torchrun_variables(args, folder):
+    common = environment(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), TORCHELASTIC_RUN_ID="none", TORCHELASTIC_USE_AGENT_STORE="False")
+    ranks = [subprocess.Popen([args.program, "none", "0"], env={**common, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+             for rank in ("0", "1")]
+    done = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    agree((max(rank.returncode for rank in ranks), "".join(done)), 2, "torchrun")
+
+
+def a_slurm_step_on_two_hosts(args, folder):
+    """SLURM's variables by hand, and a first host that knows its own name as a loopback address, as Debian's do."""
+    bed = hosts_bed.Bed(2, folder)
+    ranks = []
+    for rank, host in enumerate((1, 1, 2, 2)):
+        names = pathlib.Path(folder) / f"hosts.{host}"
+        names.write_text(f"127.0.0.1 localhost\n127.0.1.1 h{host}\n10.77.0.{3 - host} h{3 - host}\n")
+        variables = environment(SLURM_PROCID=str(rank), SLURM_NTASKS="4", SLURM_LOCALID=str(rank % 2), SLURM_NODEID=str(host - 1), SLURM_STEP_NUM_NODES="2", SLURM_JOB_ID="71",
+                                SLURM_STEP_ID="4", SLURM_STEP_NODELIST="h[1-2]", SLURM_STEP_TASKS_PER_NODE="2(x2)")
+        words = ["unshare", "--mount", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh", args.program, "none", "0"]
+        ranks.append(bed.start(host, words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    done = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    agree((max(rank.returncode for rank in ranks), "".join(done)), 4, "slurm", hosts="2 hosts")
+    check("address 10.77.0.1" in "".join(done), "and they meet at an address that all reach")
+
+
+class Slurm:
+    """Two nodes, n1 and n2, of two cores each, on the one host of a cell."""
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+        hosts_bed.sh("hostname", "ctl")
+        hosts_bed.sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
+        hosts_bed.sh("ip", "addr", "add", "10.77.0.254/24", "dev", "eth0")
+        for device in ("eth0", "eth1"):
+            hosts_bed.sh("ip", "link", "set", device, "up")
+        self.write("hosts", "127.0.0.1 localhost n1 n2\n10.77.0.254 ctl\n")
+        hosts_bed.sh("mount", "--bind", self.folder / "hosts", "/etc/hosts")
+        self.daemons = []
+        self.configure()
+        self.start("munged", "-F", f"--key-file={folder}/key", f"--socket={folder}/munge", f"--seed-file={folder}/seed", f"--pid-file={folder}/munge.pid",
+                   f"--log-file={folder}/munge.log")
+        self.await_success(["munge", "-S", f"{folder}/munge", "-n"])
+        self.start("slurmctld", "-D")
+        for node in ("n1", "n2"):
+            self.start("slurmd", "-D", "-N", node)
+        self.await_success(["sh", "-c", '[ "$(sinfo -h -t idle -o %D)" = 2 ]'])
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.chmod(0o600 if name == "key" else 0o644)
+
+    def configure(self):
+        self.folder.chmod(0o755)
+        self.write("key", os.urandom(128))
+        for name in ("state", "spool.n1", "spool.n2", "tmpfs.n1", "tmpfs.n2"):
+            (self.folder / name).mkdir()
+        nodes = "".join(f"NodeName=n{i} NodeHostname=ctl NodeAddr=127.0.0.1 Port=1700{i} CPUs=2 RealMemory=1000\n" for i in (1, 2))
+        self.write("slurm.conf", f"""ClusterName=t
+SlurmctldHost=ctl(127.0.0.1)
+SlurmctldPort=16817
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={self.folder}/munge,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={self.folder}/state
+SlurmdSpoolDir={self.folder}/spool.%n
+TmpFS={self.folder}/tmpfs.%n
+SlurmctldPidFile={self.folder}/ctld.pid
+SlurmdPidFile={self.folder}/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+LaunchParameters=use_interactive_step
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+SchedulerParameters=sched_interval=2,bf_interval=2
+{nodes}PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+""")
+        os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
+
+    def start(self, *words):
+        with open(self.folder / f"{words[0]}.{len(self.daemons)}.out", "wb") as log:
+            self.daemons.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
+
+    @staticmethod
+    def await_success(words):
+        deadline = time.monotonic() + 20
+        while subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{words} does not succeed")
+            time.sleep(0.1)
+
+    def stop(self):
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+        for daemon in self.daemons:
+            try:
+                daemon.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait(timeout=10)
+
+
+def slurm_step(args, folder):
+    agree(run(["srun", "-N2", "-n3", args.program, "none", 0]), 3, "slurm")
+    agree(run(["srun", "-N1", "-n2", args.program, "none", 0]), 2, "slurm")
+    agree(run(["srun", "-N1", "-n1", args.program, "none", 0]), 1, "slurm")
+    for plugin in ("pmi2", "pmix"):
+        agree(run(["srun", f"--mpi={plugin}", "-N2", "-n4", args.program, "none", 0]), 4, "slurm")
+        agree(run(["srun", f"--mpi={plugin}", "-n2", args.program, "none", 0], env=environment(LOCKSTEP_ENV_FROM="pmi")), 2, "pmi" if plugin == "pmi2" else "pmix")
+
+
+def two_slurm_steps_of_one_job(args, folder):
+    script = f"srun --exact -N1 -n2 {args.program} none 0 & first=$!; srun --exact -N1 -n2 {args.program} none 0 & wait $! && wait $first"
+    agree(run(["salloc", "-N2", "-n4", "bash", "-c", script]), 2, "slurm", worlds=2)
+
+
+def what_is_no_slurm_step(args, folder):
+    """A batch script and the shell of salloc are no ranks, though they have SLURM_PROCID; what they start by srun is."""
+    script = pathlib.Path(folder) / "script"
+    script.write_text(f'#!/bin/sh\necho "procid $SLURM_PROCID of $SLURM_NTASKS, step $SLURM_STEP_ID"\n{args.program} none 0 && srun {args.program} none 0 </dev/null\n')
+    script.chmod(0o755)
+    code, said = run(["sbatch", "--wait", "-N2", "-n3", f"--output={folder}/output", script])
+    output = (pathlib.Path(folder) / "output").read_text()
+    check("procid 0 of 3, step \n" in output, "a batch script looks like a rank of three")
+    check(code == 0 and output.count(f"sum {NUMBERS}\n") == 1 and output.count(f"sum {3 * NUMBERS}\n") == 3, f"but is a world of one; exit code {code} {said} {output}")
+    # salloc starts its shell in a step of its own, at a terminal.
+    shell = ["script", "-qec", "salloc -N2 -n3", "/dev/null"]
+    done = subprocess.run(shell, input=f"{script}\nexit\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False, env=environment())
+    check(re.search(r"procid 0 of 3, step 429496\d+", done.stdout) is not None, "salloc's shell has a step of its own")
+    alone = done.stdout.count(f"sum {NUMBERS}\n") == 1 and done.stdout.count(f"sum {3 * NUMBERS}\n") == 3
+    check(alone, f"and is a world of one {'' if alone else done.stdout}")
+
+
+def launchers_inside_an_allocation(args, folder):
+    """Their daemons are the step, and their ranks are not its tasks."""
+    # Both nodes have one name here, and Open MPI's shared memory is of a node: by TCP, then.
+    agree(run(["salloc", "-N2", "-n4", *open_mpi(args), "--mca", "btl", "tcp,self", "-n", 4, args.program, "none", 0]), 4, "mpi")
+    agree(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
+
+
+PLAIN = (mpirun, mpiexec_of_mpich, a_launcher_of_another_mpi, another_mpi_library, torchrun_variables)
+IN_A_CELL = (a_slurm_step_on_two_hosts,)
+WITH_SLURM = (slurm_step, two_slurm_steps_of_one_job, what_is_no_slurm_step, launchers_inside_an_allocation)
+CASES = {case.__name__: case for case in (*PLAIN, *IN_A_CELL, *WITH_SLURM)}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--program", required=True)
+    parser.add_argument("--mpi", default="")
+    parser.add_argument("--fake-mpi", default="")
+    parser.add_argument("case", nargs="?", choices=CASES)
+    args = parser.parse_args()
+    if not args.case:  # each in a process of its own, for each may enter a cell
+        codes = [subprocess.run([sys.executable, *sys.argv, name], check=False).returncode for name in CASES]
+        sys.exit(max(code for code in codes if code != hosts_bed.SKIPPED) if set(codes) != {hosts_bed.SKIPPED} else hosts_bed.SKIPPED)
+    case = CASES[args.case]
+    if case in WITH_SLURM:
+        for tool in ("munged", "slurmctld", "slurmd", "srun"):
+            if not shutil.which(tool):
+                hosts_bed.skip(f"{tool} is not installed (Debian: slurm-wlm, munge)")
+    if case not in PLAIN:
+        hosts_bed.enter_cell(("ip", "mount", "script"))
+    print(f"-- {args.case}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        slurm = Slurm(folder) if case in WITH_SLURM else None
+        try:
+            case(args, folder)
+        finally:
+            if slurm:
+                slurm.stop()
+
+
+main()
