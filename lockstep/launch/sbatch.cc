@@ -39,7 +39,7 @@ std::string as_pattern(const std::string& folder) {
   return pattern;
 }
 
-std::vector<Directive> directives(const SubmitOptions& submit, const Surroundings& around) {
+std::vector<Directive> directives(const SubmitOptions& submit, const BatchPlace& around) {
   std::vector<Directive> all;
   const auto add = [&](const char* name, const std::string& value, const std::string& comment = "") {
     if (!value.empty()) all.push_back({{std::string(name) + value}, comment});
@@ -84,7 +84,7 @@ std::string header(const std::vector<Directive>& all) {
   return text;
 }
 
-std::string run_command(const SubmitOptions& submit, const Surroundings& around) {
+std::string run_command(const SubmitOptions& submit, const BatchPlace& around) {
   std::string text = quoted_for_shell(around.lockstep) + " run --output=\"$logs\"";
   for (const std::string& word : submit.run_words) text += " " + quoted_for_shell(word);
   text += " -- \\\n ";
@@ -121,7 +121,7 @@ const char* const kRequeueing =
 
 }  // namespace
 
-std::string batch_script(const SubmitOptions& submit, const Surroundings& around) {
+std::string batch_script(const SubmitOptions& submit, const BatchPlace& around) {
   if (around.folder.find_first_of("\r\n") != std::string::npos)
     throw base::UsageError("lockstep submit: the folder is " + base::quoted(around.folder, 256) + "; allowed is one without line breaks, which #SBATCH lines cannot have");
   std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, around)) + "\nset -u\n" + names(submit) + "\n";
@@ -134,7 +134,7 @@ std::string batch_script(const SubmitOptions& submit, const Surroundings& around
   return text + "exit $code\n";
 }
 
-std::vector<std::string> batch_words(const SubmitOptions& submit, const Surroundings& around) {
+std::vector<std::string> batch_words(const SubmitOptions& submit, const BatchPlace& around) {
   std::vector<std::string> all;
   for (const Directive& directive : directives(submit, around)) all.insert(all.end(), directive.words.begin(), directive.words.end());
   return all;

@@ -10,7 +10,7 @@
 namespace lockstep::launcher {
 
 /// What a script depends on beside its options.
-struct Surroundings {
+struct BatchPlace {
   std::string folder;    ///< absolute; where it is submitted, and where the job runs
   std::string lockstep;  ///< path of the program on the nodes
 };
@@ -22,10 +22,10 @@ struct Surroundings {
 ///   does not, for a second one there kills; after it the job is not requeued.
 /// - The exit code is that of `lockstep run`. With code 75 the job is requeued.
 /// Throws UsageError when folder has line breaks.
-std::string batch_script(const SubmitOptions& submit, const Surroundings& around);
+std::string batch_script(const SubmitOptions& submit, const BatchPlace& around);
 
 /// The words of the script's #SBATCH lines, for sbatch's own command line, where SBATCH_* variables do not take their place.
-std::vector<std::string> batch_words(const SubmitOptions& submit, const Surroundings& around);
+std::vector<std::string> batch_words(const SubmitOptions& submit, const BatchPlace& around);
 
 /// `word` as bash reads it as one word, on one line whatever is in it; as it is when that does.
 std::string quoted_for_shell(std::string_view word);

@@ -95,7 +95,7 @@ int submit(std::vector<std::string> words) {
     show(submission.help);
     return 0;
   }
-  const Surroundings around{std::filesystem::current_path().string(), options.remote_path.empty() ? own_path() : options.remote_path};
+  const BatchPlace around{std::filesystem::current_path().string(), options.remote_path.empty() ? own_path() : options.remote_path};
   const std::string script = batch_script(options, around);
   if (options.dry_run) {
     show(script);

@@ -17,9 +17,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Words = std::vector<std::string>;
 
-const Surroundings kAround{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
+const BatchPlace kAround{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
 
-std::string script_of(const Words& words, const Surroundings& around = kAround) { return batch_script(parse_submit(words).options, around); }
+std::string script_of(const Words& words, const BatchPlace& around = kAround) { return batch_script(parse_submit(words).options, around); }
 
 /// Byte for byte; what differs is shown by line.
 void expect_as_stored(const std::string& name, const std::string& script) {
