@@ -195,7 +195,12 @@ std::string_view contract_named(const char* who_names_it, const std::string& nam
 
 std::uint16_t slurm_port(std::int64_t job, std::int64_t step) { return static_cast<std::uint16_t>(kFirstPort + (101 * job + step) % kNumPorts); }
 
-bool is_launched(const Env& env) { return env.lockstep_env_from.value_or("auto") != "auto" || contract_in(env) != "none"; }
+std::string_view contract_of(const Env& env) {
+  const std::string from = env.lockstep_env_from.value_or("auto");
+  if (from != "auto") return contract_named("LOCKSTEP_ENV_FROM", from, env);
+  const std::string_view contract = contract_in(env);
+  return contract == "none" ? "" : contract;
+}
 
 Identity identify(const Env& env, const ExplicitIdentity& given) {
   if (given.rank || given.world_size || !given.address.empty()) return from_program(given);

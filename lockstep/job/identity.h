@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/base/env.h"
@@ -53,8 +54,9 @@ struct ExplicitIdentity {
 /// Half-set or contradictory values are a UsageError that names the variable, its value and what is allowed.
 Identity identify(const base::Env& env, const ExplicitIdentity& given = {});
 
-/// Whether a launcher has made this process a rank, or LOCKSTEP_ENV_FROM says where to look: then it is not to start ranks of its own.
-bool is_launched(const base::Env& env);
+/// The contract that identify() reads, before any value is looked at: "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", or "none" when LOCKSTEP_ENV_FROM says so. Empty when
+/// no launcher has made this process a rank, so that it may start ranks of its own. Throws UsageError for LOCKSTEP_ENV_FROM.
+std::string_view contract_of(const base::Env& env);
 
 /// Where rank 0 of a SLURM step listens: 15000 to 24999, another one for each of 10000 steps of a job that follow each other.
 std::uint16_t slurm_port(std::int64_t job, std::int64_t step);

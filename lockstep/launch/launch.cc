@@ -31,15 +31,6 @@ std::string find_launcher(const base::Env& env, const std::string& self) {
   }
 }
 
-/// Half a contract is a rank's as well: init() says what is wrong with it.
-std::string contract_of(const base::Env& env) {
-  try {
-    return job::identify(env).contract;
-  } catch (const base::UsageError&) {
-    return "half";
-  }
-}
-
 std::vector<std::string> words_for_here(int ranks) {
   return ranks > 0 ? std::vector<std::string>{"run", "-n", std::to_string(ranks)} : std::vector<std::string>{"run"};
 }
@@ -50,9 +41,9 @@ void launch(const LaunchOptions& options, int argc, char** argv) {
   const base::Env& env = base::Env::process();
   if (options.ranks < 0 || options.ranks > 4096)
     throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) + "; allowed is an integer from 0 to 4096");
-  const std::string contract = contract_of(env);
+  const std::string_view contract = job::contract_of(env);
   const auto task = contract == "slurm" ? words_for_task(options.ranks, env) : std::nullopt;
-  if (contract != "none" && !task) return;
+  if (!contract.empty() && !task) return;
   const std::string self = own_path();
   const std::string launcher = find_launcher(env, self);
   std::vector<std::string> words = task ? *task : words_for_here(options.ranks);

@@ -32,7 +32,7 @@ bool is_one_of(std::string_view name, const auto& names) { return std::find(name
 /// What an outer launcher says about the process it started; wrong for ours.
 bool belongs_to_another_launcher(std::string_view name) {
   constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
-  constexpr std::array kNames = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE"};
+  constexpr std::array kNames = {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"};
   return begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames);
 }
 

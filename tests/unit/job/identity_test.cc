@@ -252,12 +252,14 @@ TEST(Identity, OneContractIsForced) {
 }
 
 TEST(Identity, WhatIsLaunchedStartsNoRanksOfItsOwn) {
-  const auto launched = [](const Variables& variables) { return is_launched(environment(variables)); };
+  const auto launched = [](const Variables& variables) { return !contract_of(environment(variables)).empty(); };
   for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kByHand}) EXPECT_TRUE(launched(variables));
   EXPECT_TRUE(launched({{"LOCKSTEP_ENV_FROM", "none"}}));
   EXPECT_FALSE(launched({{"LOCKSTEP_ENV_FROM", "auto"}}));
   EXPECT_FALSE(launched({}));
   EXPECT_FALSE(launched(without(kSlurm, "SLURM_STEP_ID"))) << "a batch script";
+  EXPECT_EQ(contract_of(environment(kSlurm)), "slurm");
+  EXPECT_EQ(contract_of(environment({{"LOCKSTEP_RANK", "0"}})), "lockstep") << "half of it is a rank's as well: init() says what is missing";
 }
 
 TEST(Identity, WhatIsMissingIsNamed) {

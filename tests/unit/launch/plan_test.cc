@@ -104,9 +104,9 @@ TEST(Plan, RanksWaitLongerThanTheLauncher) {
 TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
   Surroundings s = surroundings();
   s.environment = {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=True", "ROLE_RANK=3", "SLURM_PROCID=0", "SLURM_JOB_ID=5", "PMI_RANK=0",
-                   "LOCKSTEP_TERMINAL=80", "LOCKSTEP_PAGE=5"};
+                   "LOCKSTEP_TERMINAL=80", "LOCKSTEP_PAGE=5", "LOCKSTEP_ENV_FROM=slurm"};
   const JobPlan job = plan_job(options(1), s);
-  for (const char* name : {"TORCHELASTIC_", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE"})
+  for (const char* name : {"TORCHELASTIC_", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
   EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
 }
