@@ -47,6 +47,7 @@ struct RankProcess {
 
 class Agent {
  public:
+  explicit Agent(const AgentOptions& options) : shipped_(options.shipped) {}
   int run();
 
  private:
@@ -86,6 +87,7 @@ class Agent {
   bool gone_ = false;            // the launcher
   bool any_failed_ = false;      // of the ranks
   std::chrono::milliseconds fail_grace_{0};
+  const std::string shipped_;
   std::string run_dir_;
   std::vector<StackDump> dumps_;  // under way
   std::optional<Stop> stop_after_dumps_;
@@ -121,6 +123,7 @@ bool Agent::prepare(JobPlan& job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
+    if (!shipped_.empty()) job.program = shipped_;
     if (job.add_to_own) job.environment = merged(own_environment(), job.environment);
     if (tether_) check_interfaces(job.environment);
     return true;
@@ -411,7 +414,7 @@ int agent_main(const AgentOptions& options) {
   try {
     const base::Fd attendant = options.attended_by.empty() ? base::Fd() : meet_attendant(options.attended_by);  // shared with the guard, which outlives the agent
     if (options.guarded) guard();
-    return Agent().run();
+    return Agent(options).run();
   } catch (const base::Error& error) {
     const std::string line = std::string("lockstep agent: ") + error.what() + "\n";
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());

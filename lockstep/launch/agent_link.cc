@@ -44,13 +44,29 @@ void AgentLink::send(const Frame& frame) {
   }
 }
 
+void AgentLink::take(std::string_view bytes) {
+  if (!shipment_) return frames_.feed(bytes);
+  said_ += bytes;
+  shipment_->take(said_);
+  if (!shipment_->complete()) return;
+  frames_.feed(said_);
+  shipment_.reset();
+}
+
+void AgentLink::ship_more() {
+  const std::string_view wanted = shipment_->wanted();
+  const ssize_t size = ::write(process_.to.get(), wanted.data(), std::min(wanted.size(), std::size_t{1} << 16));
+  if (size > 0) shipment_->written(static_cast<std::size_t>(size));
+  else if (errno != EAGAIN && errno != EINTR) process_.to.reset();  // it is gone
+}
+
 std::vector<Frame> AgentLink::read() {
   std::vector<Frame> frames;
   char bytes[1 << 16];
   const ssize_t size = ::read(process_.from.get(), bytes, sizeof bytes);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return frames;
   if (size > 0) {
-    frames_.feed({bytes, static_cast<std::size_t>(size)});
+    take({bytes, static_cast<std::size_t>(size)});
     speaks_by_ = next_word();
     is_asked_ = false;
   }

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/process.h"
 #include "lockstep/launch/rank_end.h"
+#include "lockstep/launch/shipment.h"
 #include "lockstep/launch/wire.h"
 
 namespace lockstep::launcher {
@@ -31,6 +35,12 @@ class AgentLink {
   /// When the tether has become readable: it is dropped. True when that was because the host is out of reach, not because the agent has ended.
   bool tether_is_cut();
 
+  /// The program between does not become an agent before it has these files. To be called before anything is read.
+  void ship(std::shared_ptr<const std::vector<Cargo>> cargo) { shipment_.emplace(std::move(cargo)); }
+  /// Writable when ship_more() has something to do; -1: nothing is to be shipped now.
+  int ships_to() const { return shipment_ && process_.to && !shipment_->wanted().empty() ? process_.to.get() : -1; }
+  void ship_more();
+
   /// Waits 10 s at most for room in the pipe. An agent that is gone is told nothing.
   void send(const Frame& frame);
   /// What it has told. At the end of its output the descriptor is closed, after the last frames. Throws Error kProtocol.
@@ -51,11 +61,14 @@ class AgentLink {
 
  private:
   base::Deadline next_word() const;
+  void take(std::string_view bytes);
 
   std::string host_, way_;
   AgentProcess process_;
   base::Fd tether_;
   std::chrono::milliseconds silence_;
+  std::optional<Shipment> shipment_;
+  std::string said_;  // by the script that takes it
   FrameReader frames_{kMaxFrame};
   base::Deadline ends_by_ = base::Deadline::never();
   base::Deadline speaks_by_ = base::Deadline::never();

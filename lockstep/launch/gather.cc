@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -24,14 +25,34 @@ using namespace std::chrono_literals;
 
 constexpr auto kAgentStarts = 10s;  // after its host was reached
 
-AgentLink start_agent(const Host& host, const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files) {
-  if (is_here(host)) return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
-  if (host.step) {
-    const std::string srun = find_program("srun", base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-    return {host.name, "srun", spawn_agent(srun, srun_words(host, options.attended), true, max_files), silence};
-  }
-  const std::string ssh = find_program("ssh", base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  return {host.name, "ssh", spawn_agent(ssh, ssh_words(host, options.connect_timeout), true, max_files), silence};
+AgentLink start_here(const Host& host, std::chrono::milliseconds silence, std::uint64_t max_files) {
+  return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
+}
+
+AgentLink start_agent(const Host& host, const RunOptions& options, const std::shared_ptr<const std::vector<Cargo>>& cargo, std::chrono::milliseconds silence, std::uint64_t max_files) {
+  const std::string way = host.step ? "srun" : "ssh";
+  const std::vector<std::string> agent = agent_words(host, options.attended);
+  const std::string script = cargo ? shipping_script(*cargo, agent) : "";
+  const std::vector<std::string> words = host.step ? srun_words(host, agent, script) : ssh_words(host, options.connect_timeout, script);
+  const std::string path = find_program(way, base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+  AgentLink link(host.name, way, spawn_agent(path, words, true, max_files), silence);
+  if (cargo) link.ship(cargo);
+  return link;
+}
+
+/// This program, and the one to run where it was named by a path: what PATH finds is there as well.
+std::shared_ptr<const std::vector<Cargo>> cargo_for(const RunOptions& options, const std::string& own) {
+  std::vector<Cargo> cargo = {cargo_of(own)};
+  const std::string& program = options.command.front();
+  if (program.find('/') != std::string::npos) cargo.push_back(cargo_of(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
+  return std::make_shared<const std::vector<Cargo>>(std::move(cargo));
+}
+
+/// At a megabyte a second at least.
+std::chrono::seconds time_to_ship(const std::vector<Cargo>& cargo) {
+  std::size_t bytes = 0;
+  for (const Cargo& one : cargo) bytes += one.content.size();
+  return std::chrono::seconds(bytes >> 20);
 }
 
 class Gathering {
@@ -69,7 +90,7 @@ void Gathering::take_site(std::size_t i, const Frame& frame) {
     fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION, "install the same version there"));
   else if (sites_[i]->build != job::build_id(""))
     fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) + ") than this one (" + job::build_id("") + ")",
-                             "install the same one there, or name it with --remote-path"));
+                             "install the same one there, name it with --remote-path, or let --ship copy this one"));
 }
 
 void Gathering::listen(std::size_t i, int signals) {
@@ -89,8 +110,11 @@ void Gathering::listen(std::size_t i, int signals) {
 void Gathering::turn(Deadline deadline, int signals) {
   std::vector<pollfd> entries = {{signals, POLLIN, 0}};
   for (std::size_t i = 0; i < agents_.size(); ++i) entries.push_back({sites_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
+  for (const AgentLink& agent : agents_) entries.push_back({agent.ships_to(), POLLOUT, 0});
   ::poll(entries.data(), entries.size(), deadline.poll_ms());
   if (entries[0].revents) heed_a_person(signals);
+  for (std::size_t i = 0; i < agents_.size(); ++i)
+    if (entries[i + 1 + agents_.size()].revents) agents_[i].ship_more();
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1].revents) listen(i, signals);
 }
@@ -140,10 +164,12 @@ Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, st
   std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
   for (Host& host : hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
+  const bool elsewhere = std::any_of(hosts.begin(), hosts.end(), [](const Host& host) { return !is_here(host); });
+  const auto cargo = options.ship && elsewhere ? cargo_for(options, own) : nullptr;
   std::vector<AgentLink> agents;
-  for (const Host& host : hosts) agents.push_back(start_agent(host, options, silence, max_files));
+  for (const Host& host : hosts) agents.push_back(is_here(host) ? start_here(host, silence, max_files) : start_agent(host, options, cargo, silence, max_files));
   Gathering gathering(std::move(hosts), std::move(agents));
-  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts);
+  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts + (cargo ? time_to_ship(*cargo) : 0s));
   while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
   gathering.give_up_waiting();
   return gathering.take(signals);

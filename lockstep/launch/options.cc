@@ -61,6 +61,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   option("--hostfile", raw.host_file, "FILE", "the same, a host a line: host:4, or host slots=4; also port=, user=, path= and interface=; # begins a comment");
   option("--env-from", raw.env_from, "WHO", "who names the hosts when you do not: auto (default; SLURM, inside an allocation), slurm or none (this host)");
   option("--remote-path", raw.remote_path, "PATH", "of lockstep on the other hosts; default: as here");
+  app.add_flag("--ship", run.ship, "copy lockstep, and a program named by a path, to hosts that lack them: ~/.cache/lockstep there, by their content");
   option("--connect-timeout", raw.connect_timeout, "SECONDS", "that ssh has to reach a host (default 10)");
   option("--interface", raw.interface, "WHICH", "addresses that ranks use: names and networks, eth0 or 10.0.0.0/8, or all but these, ^docker0; default: those that route to this host");
   option("--cwd", raw.cwd, "DIR", "directory that the ranks start in, on every host (default: this one)");
@@ -234,6 +235,7 @@ Command parse_agent(const std::vector<std::string>& words) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--guarded") command.agent.guarded = true;
     else if (words[i] == "--attended" && i + 1 < words.size()) command.agent.attended_by = words[++i];
+    else if (words[i] == "--shipped" && i + 1 < words.size()) command.agent.shipped = words[++i];
     else if (words[i] == "--attend" && i + 1 < words.size()) command.agent.attends = words[++i];
     else throw base::UsageError("lockstep agent: " + base::quoted(words[i], 80) + " is not known; lockstep starts its agents itself");
   }

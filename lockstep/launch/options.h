@@ -15,6 +15,7 @@ struct RunOptions {
   int ranks = 0;                              ///< in all; 0: all slots of the hosts; of one without slots one for each visible GPU, else each physical core
   std::vector<Host> hosts;                    ///< empty: those of the SLURM allocation that we are in, else this one
   std::string remote_path;                    ///< of the program lockstep on hosts that name no other; empty: as here
+  bool ship = false;                          ///< copy this program, and the one to run, to hosts that lack them
   std::string attended;                       ///< "JOB.STEP": on other hosts a task of this SLURM step waits for the agent's end; empty: none
   std::chrono::seconds connect_timeout{10};   ///< of ssh
   std::string directory;                      ///< that the ranks start in, on every host; empty: this process's
@@ -51,6 +52,7 @@ enum class Verb {
 /// What `lockstep agent` is to be.
 struct AgentOptions {
   bool guarded = false;     ///< a process of its own ends what it leaves when it dies
+  std::string shipped;      ///< path of the program to run, whatever the job says; empty: as that says
   std::string attended_by;  ///< of this SLURM step a task waits for its end; empty: none
   std::string attends;      ///< it is that task, of this step; empty: an agent
 };

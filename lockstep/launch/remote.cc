@@ -32,30 +32,42 @@ constexpr Meaning kMeanings[] = {
     {"Requested nodes are busy", "SLURM gives no step there now", "is another step of this job running there without --overlap?"},
     {"Unable to create step", "SLURM gives no step there", "scontrol show job $SLURM_JOB_ID tells the state of the job"},
     {"execve(): ", "there is no such program", "install lockstep there at the same path, or name its path with --remote-path"},
+    {"No space left on device", "there is no room for what is to be shipped", "--ship copies to ${XDG_CACHE_HOME:-$HOME/.cache}/lockstep there"},
     {"error while loading shared libraries", "a library is missing there", "install lockstep there as it was installed here"},
 };
 
 }  // namespace
 
-std::vector<std::string> ssh_words(const Host& host, std::chrono::seconds connect_timeout) {
+std::vector<std::string> agent_words(const Host& host, const std::string& attended) {
+  std::vector<std::string> words = {"agent", "--guarded"};
+  if (host.step && !attended.empty()) words.insert(words.end(), {"--attended", attended});
+  return words;
+}
+
+std::vector<std::string> ssh_words(const Host& host, std::chrono::seconds connect_timeout, const std::string& script) {
   const std::string& path = host.remote_path;
   const auto plain = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("/._-+@,").find(c) != std::string_view::npos; };
-  if (path.empty() || path[0] == '-' || !std::all_of(path.begin(), path.end(), plain))
+  if (script.empty() && (path.empty() || path[0] == '-' || !std::all_of(path.begin(), path.end(), plain)))
     throw base::UsageError("the path of lockstep is " + base::quoted(path, 256) + "; on other hosts allowed are letters, digits and any of / . _ - + @ ,",
                            "--remote-path names another");
   std::vector<std::string> words = {"ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=" + std::to_string(connect_timeout.count()),
                                     "-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=3", "-o", "ForwardX11=no", "-o", "ClearAllForwardings=yes",
                                     "-o", "EscapeChar=none", "-o", "LogLevel=ERROR"};
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
-  words.insert(words.end(), {"--", destination_of(host), "exec " + path + " agent --guarded"});
+  words.insert(words.end(), {"--", destination_of(host), script.empty() ? "exec " + path + " agent --guarded" : "exec sh -c '" + script + "'"});
   return words;
 }
 
-std::vector<std::string> srun_words(const Host& host, const std::string& attended) {
+std::vector<std::string> srun_words(const Host& host, const std::vector<std::string>& agent, const std::string& script) {
   // --mem=0 is all that the job has there; --overlap takes no part of it from others; what the job says of its own steps is not meant for this one.
   std::vector<std::string> words = {"srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--nodelist=" + host.name, "--overlap", "--mem=0", "--cpu-bind=none", "--mpi=none", "--input=0",
-          "--kill-on-bad-exit=0", "--wait=0", "--quiet", "--job-name=lockstep", "--", host.remote_path, "agent", "--guarded"};
-  if (!attended.empty()) words.insert(words.end(), {"--attended", attended});
+                                    "--kill-on-bad-exit=0", "--wait=0", "--quiet", "--job-name=lockstep", "--"};
+  if (!script.empty()) {
+    words.insert(words.end(), {"sh", "-c", script});
+    return words;
+  }
+  words.push_back(host.remote_path);
+  words.insert(words.end(), agent.begin(), agent.end());
   return words;
 }
 

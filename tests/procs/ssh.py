@@ -164,6 +164,30 @@ def gpus_are_the_hosts_list(bed):
     fatal("-H", "h1:2,h2:3", "--gpus", "6,7", "true", code=64, has=["host \\\"h2\\\" has 2 GPUs in its list for 3 ranks"])
 
 
+def what_is_missing_is_shipped(bed):
+    folder = pathlib.Path(bed.folder, "only here")
+    folder.mkdir()
+    program = folder / "my train"
+    program.write_text("#!/bin/sh\necho \"$0\" $RANK \"$1\"\n", encoding="ascii")
+    program.chmod(0o755)
+    homes = {}
+    for host in (1, 2):
+        homes[host] = bed.run_inside(host, "sh", "-c", "echo $HOME").strip() or "/root"
+        bed.run_inside(host, "mount", "-t", "tmpfs", "tmpfs", folder)  # which hides it
+        bed.run_inside(host, "mount", "-t", "tmpfs", "tmpfs", homes[host] if homes[host] != "/" else "/root")
+        bed.run_inside(host, "mount", "--bind", "/dev/null", ARGUMENTS.lockstep)
+    for _ in range(2):  # the second time it is there
+        out = lines(good("-H", "h1:1,h2:1", "--ship", "--cwd", "/", program, "a b"))
+        check(len(out) == 2 and out[0].startswith("[h1:0] ") and out[0].endswith("/program 0 a b") and "/.cache/lockstep/" in out[0], str(out))
+    listed = bed.run_inside(2, "find", homes[2] if homes[2] != "/" else "/root", "-type", "f")
+    check(len(listed.splitlines()) == 2 and listed.count("program") == 1, listed)
+    fatal("-H", "h1:1,h2:1", "--cwd", "/", program, code=64, has=["cannot be executed there"])
+    for host in (1, 2):
+        bed.run_inside(host, "umount", ARGUMENTS.lockstep)
+        bed.run_inside(host, "umount", homes[host] if homes[host] != "/" else "/root")
+        bed.run_inside(host, "umount", folder)
+
+
 # Output.
 
 def output_is_whole_lines_and_files_are_here(bed):
@@ -348,7 +372,7 @@ def digits_are_learned_alike(bed):
 
 CASES = {case.__name__: case for case in (
     ranks_are_neighbours_on_their_hosts, the_launchers_host_may_be_one_of_them, n_is_the_total, a_host_file_says_the_same, directories_and_programs,
-    arguments_and_variables_arrive_byte_for_byte, secrets_stay_at_home, the_same_interpreter_everywhere, gpus_are_the_hosts_list, output_is_whole_lines_and_files_are_here,
+    arguments_and_variables_arrive_byte_for_byte, secrets_stay_at_home, the_same_interpreter_everywhere, gpus_are_the_hosts_list, what_is_missing_is_shipped, output_is_whole_lines_and_files_are_here,
     what_ssh_says_in_words, another_build_and_a_missing_library, one_of_many_that_fail_is_seen, hosts_that_do_not_reach_each_other, which_interface,
     a_rank_is_killed, an_agent_is_killed, an_ssh_is_killed, the_launcher_is_killed, a_link_is_cut, a_stopped_launcher_ends_nobody,
     torch_distributed_runs_unmodified, digits_are_learned_alike)}

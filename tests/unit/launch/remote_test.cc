@@ -10,6 +10,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Host host(const std::string& name, const std::string& path = "/opt/lockstep") {
@@ -45,13 +46,23 @@ TEST(Remote, APathThatAShellWouldReadOtherwiseIsRefused) {
 }
 
 TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
-  auto words = srun_words(host("n1", "/opt/lock step"), "");
+  auto words = srun_words(host("n1", "/opt/lock step"), {"agent", "--guarded"});
   EXPECT_THAT(words, Contains("--nodelist=n1"));
   EXPECT_THAT(words, Contains("--overlap"));
   EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // no shell reads it
   EXPECT_EQ(words.back(), "--guarded");
-  words = srun_words(host("n1"), "12.0");
-  EXPECT_EQ(words[words.size() - 2] + words.back(), "--attended12.0");
+  Host step = host("n1");
+  EXPECT_THAT(agent_words(step, "12.0"), ElementsAre("agent", "--guarded"));
+  step.step = true;
+  EXPECT_THAT(agent_words(step, "12.0"), ElementsAre("agent", "--guarded", "--attended", "12.0"));
+  EXPECT_THAT(agent_words(step, ""), ElementsAre("agent", "--guarded"));
+}
+
+TEST(Remote, AScriptTakesThePlaceOfTheAgent) {
+  EXPECT_EQ(ssh_words(host("alpha", ""), 7s, "put it; exec it").back(), "exec sh -c 'put it; exec it'");
+  const auto words = srun_words(host("n1", ""), {"agent"}, "put it; exec it");
+  EXPECT_EQ(words.back(), "put it; exec it");
+  EXPECT_EQ(words[words.size() - 2], "-c");
 }
 
 TEST(Remote, WhatSrunSaysInWords) {
