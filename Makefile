@@ -17,7 +17,7 @@ help:
 	@echo "make test    build and run every test"
 	@echo "make bench   measure Lockstep beside its peers on this machine, 20 minutes, and write docs/benchmarks.md"
 	@echo "make lint    check the rules of the house, without building"
-	@echo "make bench-hosts   measure between hosts, on network namespaces with links of 1 Gb/s (root)"
+	@echo "make bench-hosts   measure between hosts, and their start, on network namespaces (root)"
 	@echo "make chaos   let faults happen at random moments of trainings, 50 times each and over every transport, and print what became of them, 2 hours"
 	@echo "make chaos-hosts   the same between hosts: silent and one-way cuts, on network namespaces (root), 90 minutes"
 	@echo "make clean   remove build/ (what was installed stays in .deps/)"
@@ -54,6 +54,7 @@ lint: setup
 # Needs root: it makes network namespaces, and skips loudly without.
 bench-hosts: build-all
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
+	@python3 bench/start.py --bin $(BIN) || [ $$? = 77 ]
 
 # CHAOS_ARGS: such as --runs 5, --only kill,desync, --transport gloo,shm.
 CHAOS_ARGS ?=
