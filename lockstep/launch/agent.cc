@@ -21,6 +21,7 @@
 #include "lockstep/launch/agent_start.h"
 #include "lockstep/launch/attendant.h"
 #include "lockstep/launch/interface_choice.h"
+#include "lockstep/launch/oom_kills.h"
 #include "lockstep/launch/outbox.h"
 #include "lockstep/launch/process.h"
 #include "lockstep/launch/rank_watch.h"
@@ -85,6 +86,7 @@ class Agent {
   bool children_ = true;         // any child, ours or inherited
   bool lingering_ = false;       // all ranks have ended, and something they started has not
   bool gone_ = false;            // the launcher
+  const std::int64_t oom_kills_ = oom_kills();
   bool any_failed_ = false;      // of the ranks
   std::chrono::milliseconds fail_grace_{0};
   const std::string shipped_;
@@ -281,9 +283,10 @@ void Agent::ended(std::size_t index, int status) {
     if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
       pass_on(index, stream, static_cast<std::size_t>(waiting));
   }
-  RankEnd end{process.rank, process.pid, 0, 0};
+  RankEnd end{.rank = process.rank, .pid = process.pid};
   if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
   else end.code = WEXITSTATUS(status);
+  if (end.signal == SIGKILL) end.oom_kills = oom_kills() - oom_kills_;
   // The launcher will ask, but then the others may be gone as well.
   if (end.failed() && !std::exchange(any_failed_, true)) tell_flights();
   say(FrameKind::kEnded, process.rank, encode_end(end));

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "lockstep/job/wavefront.h"
-#include "lockstep/launch/stacks.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -77,7 +76,7 @@ Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>&
   verdict.fatal.detail += who_waits(ranks);
   const auto seen = std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == rank; });
   if (seen != ranks.end() && !stalled) verdict.fatal.detail += where_is(*seen);
-  verdict.fatal.hint = "its stack is in " + evidence.run_dir + "/" + stack_file(rank) +
+  verdict.fatal.hint = "its stack is in " + place_of_stack(evidence.run_dir, rank, evidence.places) +
                        (stalled ? "" : "; long work goes under world.busy(), --hang-timeout sets the limit");
   return verdict;
 }

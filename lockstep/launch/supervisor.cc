@@ -91,7 +91,6 @@ class Supervisor {
   void conclude(job::Fatal fatal, int exit_code);
 
   const RunOptions options_;
-  const std::int64_t oom_kills_ = oom_kills();
   const std::vector<pid_t> not_ours_;
   base::Fd signals_;
   std::vector<AgentLink> agents_;
@@ -164,8 +163,7 @@ std::optional<job::Fatal> Supervisor::published_cause() {
 }
 
 Verdict Supervisor::verdict_on(const RankEnd& end) {
-  return judge(end, {.oom_kills = end.signal == SIGKILL ? oom_kills() - oom_kills_ : 0,
-                     .tail = output_.tail(end.rank),
+  return judge(end, {.tail = output_.tail(end.rank),
                      .prefix = output_.prefix(end.rank),
                      .published = published_cause(),
                      .places = places_});
@@ -205,7 +203,7 @@ void Supervisor::looked() {
   else if (finding_) verdict_ = verdict_on_hang(ranks);
   else return;
   add_place(verdict_->fatal, ranks);
-  add_stack(*verdict_, ends_, run_dir_);
+  add_stack(*verdict_, ends_, run_dir_, places_);
   job::publish_cause(store_->store(), verdict_->fatal);
   if (!verdict_->stacks.empty()) tell_all({FrameKind::kStacks, -1, encode_ranks(verdict_->stacks)});
   order_stop({.signal = SIGTERM, .warning = kRanksAreTold, .grace = options_.fail_grace});

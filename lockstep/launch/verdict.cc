@@ -3,8 +3,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "lockstep/base/parse.h"
 #include "lockstep/job/wavefront.h"
@@ -15,19 +13,12 @@ namespace {
 
 bool is_death(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT; }
 
-std::string content(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 std::string hint_for(const RankEnd& end, const Evidence& evidence) {
   const std::string shown = !evidence.tail.empty() ? "the last lines of its stderr stand above" : "";
   switch (end.signal) {
     case 0: return shown;
     case SIGKILL:
-      return evidence.oom_kills > 0 ? "lower batch_size, or run fewer ranks on this host"
+      return end.oom_kills > 0 ? "lower batch_size, or run fewer ranks on this host"
                                     : "Lockstep did not send it: a person or the out-of-memory killer did (dmesg tells)";
     case SIGSEGV:
     case SIGBUS:
@@ -52,9 +43,9 @@ std::string words_in(const std::string& tail, const std::string& prefix) {
 std::string detail_for(const RankEnd& end, const Evidence& evidence) {
   std::string detail = to_text(end);
   if (end.signal == SIGABRT && !evidence.tail.empty()) detail += "; it said: " + words_in(evidence.tail, evidence.prefix);
-  if (end.signal == SIGKILL && evidence.oom_kills > 0)
-    detail += "; the kernel counts " + std::to_string(evidence.oom_kills) +
-              (evidence.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
+  if (end.signal == SIGKILL && end.oom_kills > 0)
+    detail += "; the kernel counts " + std::to_string(end.oom_kills) +
+              (end.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
   return detail;
 }
 
@@ -100,33 +91,18 @@ void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks) {
   else if (const auto* last = job::last_finished(*seen)) fatal.detail += "; the last operation that it finished was " + job::describe(*last);
 }
 
-void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir) {
+std::string place_of_stack(const std::string& run_dir, int rank, const std::vector<RankPlace>& places) {
+  const bool several = std::any_of(places.begin(), places.end(), [&](const RankPlace& place) { return place.host != places.front().host; });
+  const bool known = rank >= 0 && static_cast<std::size_t>(rank) < places.size();
+  return run_dir + "/" + stack_file(rank) + (several && known ? " on " + places[static_cast<std::size_t>(rank)].host : "");
+}
+
+void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir, const std::vector<RankPlace>& places) {
   const int rank = verdict.fatal.rank;
   const bool ended = std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) { return end.rank == rank; });
   if (verdict.fatal.cause != base::Cause::kRankStuck || rank < 0 || ended || !verdict.stacks.empty()) return;
   verdict.stacks = {rank};
-  verdict.fatal.hint = "its stack is in " + run_dir + "/" + stack_file(rank) + (verdict.fatal.hint.empty() ? "" : "; " + verdict.fatal.hint);
-}
-
-std::int64_t oom_kills_in(std::string_view text) {
-  constexpr std::string_view kName = "oom_kill ";
-  for (const std::string& line : base::split(text, '\n'))
-    if (line.rfind(kName, 0) == 0) return base::parse_int(std::string_view(line).substr(kName.size())).value_or(0);
-  return 0;
-}
-
-std::int64_t oom_kills() {
-  // Lines of /proc/self/cgroup: "4:memory:/path" (v1), "0::/path" (v2).
-  for (const std::string& line : base::split(content("/proc/self/cgroup"), '\n')) {
-    const std::size_t path = line.find(":/");
-    if (path == std::string::npos) continue;
-    const std::string folder = line.substr(path + 1);
-    std::string text;
-    if (line.find(":memory:") != std::string::npos) text = content("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
-    else if (line.rfind("0::", 0) == 0) text = content("/sys/fs/cgroup" + folder + "/memory.events");
-    if (text.find("oom_kill ") != std::string::npos) return oom_kills_in(text);
-  }
-  return oom_kills_in(content("/proc/vmstat"));
+  verdict.fatal.hint = "its stack is in " + place_of_stack(run_dir, rank, places) + (verdict.fatal.hint.empty() ? "" : "; " + verdict.fatal.hint);
 }
 
 }  // namespace lockstep::launcher

@@ -26,7 +26,6 @@ const RankEnd* first_failure(const std::vector<RankEnd>& ends);
 
 /// What is known besides how the ranks ended.
 struct Evidence {
-  std::int64_t oom_kills = 0;            ///< by the kernel in our cgroup since the start
   std::string tail;                      ///< of the rank's stderr, as it stands above the line
   std::string prefix;                    ///< in front of each of its lines
   std::optional<job::Fatal> published;   ///< the cause that a rank left in the store
@@ -41,13 +40,9 @@ Verdict judge(const RankEnd& end, const Evidence& evidence);
 void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks);
 
 /// A rank that others have waited for too long, as they say themselves, and that lives: its stack tells more. `ends`: of those that have ended. Pure.
-void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir);
+void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir, const std::vector<RankPlace>& places);
 
-/// The number that the kernel counts in `text`, the content of memory.events, memory.oom_control or /proc/vmstat: its line
-/// "oom_kill N"; 0 when there is none. Pure.
-std::int64_t oom_kills_in(std::string_view text);
-
-/// The kills counted now for the cgroup of this process, or for the machine when the cgroup has no counter.
-std::int64_t oom_kills();
+/// Where the stack of `rank` is written, with its host when ranks are on several. Pure.
+std::string place_of_stack(const std::string& run_dir, int rank, const std::vector<RankPlace>& places);
 
 }  // namespace lockstep::launcher

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
+#include "lockstep/job/join.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -206,11 +207,11 @@ base::RankSeen decode_seen(std::string_view bytes) {
   return seen;
 }
 
-std::string encode_end(const RankEnd& end) { return encode_numbers({end.rank, end.pid, end.code, end.signal}); }
+std::string encode_end(const RankEnd& end) { return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills}); }
 
 RankEnd decode_end(std::string_view bytes) {
-  const auto numbers = decode_numbers(bytes, 4);
-  return {static_cast<int>(numbers[0]), numbers[1], static_cast<int>(numbers[2]), static_cast<int>(numbers[3])};
+  const auto numbers = decode_numbers(bytes, 5);
+  return {.rank = static_cast<int>(numbers[0]), .pid = numbers[1], .code = static_cast<int>(numbers[2]), .signal = static_cast<int>(numbers[3]), .oom_kills = numbers[4]};
 }
 
 std::string encode_site(const Site& site) {
@@ -228,6 +229,7 @@ Site decode_site(std::string_view bytes) {
   Parser parser(bytes);
   Site site;
   for (std::string* text : {&site.host, &site.version, &site.build, &site.visible_gpus}) *text = base::printable(parser.text());
+  if (site.version != LOCKSTEP_VERSION || site.build != job::build_id("")) return site;  // what follows may have another form
   site.master_port = parser.number<std::uint16_t>();
   site.gpus = parser.number<std::int32_t>();
   site.cpus.resize(parser.count(12));

@@ -100,6 +100,7 @@ std::string encode_end(const RankEnd& end);
 RankEnd decode_end(std::string_view bytes);
 
 std::string encode_site(const Site& site);
+/// Of another version or build only these two are there, and the host. Throws Error kProtocol.
 Site decode_site(std::string_view bytes);
 
 std::string encode_meet(const MeetOrder& order);

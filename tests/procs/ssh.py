@@ -337,6 +337,19 @@ def a_link_is_cut(bed):
         bed.heal(2)
 
 
+def the_launchers_host_is_powered_off(bed):
+    words = [ARGUMENTS.lockstep, "run", "-H", "h2:2,h3:2"]
+    job = subprocess.Popen(bed.inside(1, [*words, *SLEEPERS]), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: all(sum("sleep 300" in line for line in bed.processes(host).values()) == 6 for host in (2, 3)), "the ranks do not start")
+    bed.power_off(1)
+    gone = until(lambda: not any(bed.processes(host) for host in (2, 3)), "processes are left", 20)
+    job.wait(timeout=10)
+    check(gone <= 10, f"nobody is left on the other hosts after {gone:.2f} s")
+    bed.power_on(1)
+    again = subprocess.run(bed.inside(1, [*words, "hostname"]), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    check(again.returncode == 0 and lines(again.stdout) == ["[h2:0] h2", "[h2:1] h2", "[h3:2] h3", "[h3:3] h3"], f"the next start works: {again.stdout} {again.stderr}")
+
+
 def a_stopped_launcher_ends_nobody(bed):
     job = start_sleepers(bed)
     os.kill(job.process.pid, signal.SIGSTOP)
@@ -374,7 +387,7 @@ CASES = {case.__name__: case for case in (
     ranks_are_neighbours_on_their_hosts, the_launchers_host_may_be_one_of_them, n_is_the_total, a_host_file_says_the_same, directories_and_programs,
     arguments_and_variables_arrive_byte_for_byte, secrets_stay_at_home, the_same_interpreter_everywhere, gpus_are_the_hosts_list, what_is_missing_is_shipped, output_is_whole_lines_and_files_are_here,
     what_ssh_says_in_words, another_build_and_a_missing_library, one_of_many_that_fail_is_seen, hosts_that_do_not_reach_each_other, which_interface,
-    a_rank_is_killed, an_agent_is_killed, an_ssh_is_killed, the_launcher_is_killed, a_link_is_cut, a_stopped_launcher_ends_nobody,
+    a_rank_is_killed, an_agent_is_killed, an_ssh_is_killed, the_launcher_is_killed, a_link_is_cut, the_launchers_host_is_powered_off, a_stopped_launcher_ends_nobody,
     torch_distributed_runs_unmodified, digits_are_learned_alike)}
 
 

@@ -68,13 +68,18 @@ class Bed:
         sh("ip", "addr", "add", f"{SUBNET}254/24", "dev", "eth0")
         sh("ip", "link", "set", "eth0", "up")
         for host in range(1, num_hosts + 1):
-            name = f"h{host}"
-            sh("ip", "netns", "add", name)
-            sh("ip", "-n", "sw", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            sh("ip", "-n", "sw", "link", "set", f"v{name}", "master", "br0", "up")
-            sh("ip", "-n", name, "link", "set", "lo", "up")
-            sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
-            sh("ip", "-n", name, "link", "set", "eth0", "up")
+            self.connect(host)
+
+    @staticmethod
+    def connect(host):
+        """A namespace, whose one link goes to the switch."""
+        name = f"h{host}"
+        sh("ip", "netns", "add", name)
+        sh("ip", "-n", "sw", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "address", f"02:77:00:00:00:{host:02x}", "netns", name)
+        sh("ip", "-n", "sw", "link", "set", f"v{name}", "master", "br0", "up")
+        sh("ip", "-n", name, "link", "set", "lo", "up")
+        sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
+        sh("ip", "-n", name, "link", "set", "eth0", "up")
 
     def shape(self, rate, hosts=None):
         """Bounds what each host sends and what it gets."""

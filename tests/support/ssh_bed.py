@@ -49,6 +49,19 @@ class SshBed(hosts_bed.Bed):
                  "sh", "-c", INIT, "sh", str(host), self.folder]
         self.inits[host] = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
 
+    def power_off(self, host):
+        """The host is gone without a word."""
+        sh("ip", "-n", "sw", "link", "del", f"vh{host}")
+        self.inits[host].kill()
+        self.inits[host].wait()
+        os.remove(f"{self.folder}/up.h{host}")
+        sh("ip", "netns", "del", f"h{host}")
+
+    def power_on(self, host):
+        self.connect(host)
+        self.boot(host)
+        self.wait_up(host)
+
     def wait_up(self, host):
         until(lambda: os.path.exists(f"{self.folder}/up.h{host}"), f"h{host} does not come up")
 

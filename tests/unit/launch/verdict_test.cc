@@ -28,7 +28,9 @@ TEST(Verdict, ADeathOutranksExitsAndAborts) {
 }
 
 TEST(Verdict, ADeadRankIsNamed) {
-  const Verdict verdict = judge(died(3, SIGKILL), {.oom_kills = 1, .tail = "", .published = {}, .places = {{"a"}, {"a"}, {"b"}, {"beta"}}});
+  RankEnd killed = died(3, SIGKILL);
+  killed.oom_kills = 1;
+  const Verdict verdict = judge(killed, {.tail = "", .published = {}, .places = {{"a"}, {"a"}, {"b"}, {"beta"}}});
   EXPECT_EQ(verdict.exit_code, 137);
   const std::string line = job::to_line(verdict.fatal);
   EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by SIGKILL; the kernel counts 1 out-of-memory kill\""));
@@ -36,7 +38,7 @@ TEST(Verdict, ADeadRankIsNamed) {
 }
 
 TEST(Verdict, AnExitCodeIsPassedOn) {
-  const Verdict verdict = judge(exited(1, 7), {.oom_kills = 0, .tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
+  const Verdict verdict = judge(exited(1, 7), {.tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
   EXPECT_EQ(verdict.exit_code, 7);
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
@@ -45,7 +47,7 @@ TEST(Verdict, AnExitCodeIsPassedOn) {
 
 TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
   const auto detail_of = [](const std::string& tail) {
-    return judge(died(2, SIGABRT), {.oom_kills = 0, .tail = tail, .prefix = "[2] ", .published = {}, .places = {}}).fatal.detail;
+    return judge(died(2, SIGABRT), {.tail = tail, .prefix = "[2] ", .published = {}, .places = {}}).fatal.detail;
   };
   EXPECT_EQ(detail_of(""), "killed by SIGABRT");
   EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
@@ -58,7 +60,7 @@ TEST(Verdict, APublishedCauseExplainsMore) {
   cause.cause = base::Cause::kDesync;
   cause.rank = 0;
   cause.detail = "calls differ";
-  const Verdict verdict = judge(died(1, SIGABRT), {.oom_kills = 0, .tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
+  const Verdict verdict = judge(died(1, SIGABRT), {.tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
   EXPECT_EQ(verdict.exit_code, 70);
   EXPECT_EQ(verdict.fatal.pid, 50);
   EXPECT_EQ(verdict.fatal.host, "a");
@@ -70,7 +72,7 @@ TEST(Verdict, PublishedFieldsAreKept) {
   cause.cause = base::Cause::kRankDied;
   cause.rank = 99;
   cause.host = "b";
-  const Verdict verdict = judge(exited(1, 9), {.oom_kills = 0, .tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
+  const Verdict verdict = judge(exited(1, 9), {.tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
   EXPECT_EQ(verdict.fatal.host, "b");
   EXPECT_EQ(verdict.fatal.pid, -1);
   EXPECT_EQ(verdict.exit_code, 9);
@@ -94,7 +96,7 @@ TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
   const auto stacks_of = [](base::Cause cause, int rank, std::vector<RankEnd> ends) {
     Verdict verdict;
     verdict.fatal = {.cause = cause, .rank = rank, .hint = "more"};
-    add_stack(verdict, ends, "runs/it");
+    add_stack(verdict, ends, "runs/it", {{"a"}, {"a"}, {"a"}});
     EXPECT_EQ(verdict.fatal.hint, verdict.stacks.empty() ? "more" : "its stack is in runs/it/stack.2.txt; more");
     return verdict.stacks;
   };
@@ -104,12 +106,9 @@ TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
   EXPECT_EQ(stacks_of(base::Cause::kDesync, 2, {}), std::vector<int>{});
 }
 
-TEST(Verdict, CountersOfTheKernel) {
-  EXPECT_EQ(oom_kills_in("low 0\noom 5\noom_kill 3\noom_group_kill 1\n"), 3);
-  EXPECT_EQ(oom_kills_in("oom_kill_disable 0\nunder_oom 0\noom_kill 2"), 2);
-  EXPECT_EQ(oom_kills_in(""), 0);
-  EXPECT_EQ(oom_kills_in("oom_kill x"), 0);
-  EXPECT_GE(oom_kills(), 0);
+TEST(Verdict, AStackOnOneOfSeveralHostsIsThere) {
+  EXPECT_EQ(place_of_stack("runs/it", 1, {{"a"}, {"a"}}), "runs/it/stack.1.txt");
+  EXPECT_EQ(place_of_stack("runs/it", 1, {{"a"}, {"b"}}), "runs/it/stack.1.txt on b");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/job/join.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher {
@@ -57,8 +58,8 @@ TEST(Wire, AWildCountAsksForNoMemory) {
 }
 
 TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
-  const Site site = decode_site(encode_site({.host = "h1", .version = "1", .build = "ab", .cpus = {{0, 0, 0}, {5, 4, 1}}, .gpus = 2, .master_port = 77, .visible_gpus = "3,4"}));
-  EXPECT_EQ(site.host + site.version + site.build + site.visible_gpus, "h11ab3,4");
+  const Site site = decode_site(encode_site({.host = "h1", .version = LOCKSTEP_VERSION, .build = job::build_id(""), .cpus = {{0, 0, 0}, {5, 4, 1}}, .gpus = 2, .master_port = 77, .visible_gpus = "3,4"}));
+  EXPECT_EQ(site.host + " " + site.version + " " + site.visible_gpus, "h1 " LOCKSTEP_VERSION " 3,4");
   EXPECT_EQ(site.gpus, 2);
   EXPECT_EQ(site.master_port, 77);
   ASSERT_EQ(site.cpus.size(), 2u);
@@ -82,6 +83,12 @@ TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
   EXPECT_EQ(failures[0].why, "refused");
   EXPECT_EQ(decode_texts(encode_texts({"a", "b"}), 2).at(1), "b");
   EXPECT_THROW(decode_texts(encode_texts({"a", "b"}), 3), base::Error);
+}
+
+TEST(Wire, AnotherVersionSaysWhichAndMaySayMore) {
+  const Site site = decode_site(encode_site({.host = "h1", .version = "9.9", .build = "ab"}) + "what comes with 9.9");
+  EXPECT_EQ(site.host + site.version + site.build, "h19.9ab");
+  EXPECT_EQ(decode_site(encode_site({.host = "h1", .version = LOCKSTEP_VERSION, .build = "ab"}) + "more").build, "ab");
 }
 
 TEST(Wire, WhatAHostSaysIsMadePrintable) {
