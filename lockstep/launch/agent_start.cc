@@ -13,6 +13,7 @@
 #include "lockstep/base/socket.h"
 #include "lockstep/launch/crossing.h"
 #include "lockstep/launch/interface_choice.h"
+#include "lockstep/launch/patient.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -152,6 +153,7 @@ std::optional<AgentStart> start_of_agent(FrameReader& input) try {
   say(FrameKind::kSite, encode_site(site));
 
   Guest guest;
+  Patient patient(say, STDIN_FILENO);
   const Deadline deadline = Deadline::in(kJobComes);
   char bytes[1 << 16];
   for (;;) {
@@ -170,6 +172,7 @@ std::optional<AgentStart> start_of_agent(FrameReader& input) try {
     while (const auto frame = input.next()) {
       if (frame->kind == FrameKind::kMeet) guest.meet(decode_meet(frame->payload));
       else if (frame->kind == FrameKind::kProbe) guest.probe(decode_probe(frame->payload));
+      else if (patient.take(*frame)) continue;
       else if (frame->kind != FrameKind::kJob) throw base::Error(base::Cause::kProtocol, "a frame that is no job");
       else {
         start.job = decode_job(frame->payload);

@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kAgentStarts = 10s;  // after its host was reached
 
-AgentLink start_agent(const Host& host, const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files) {
+AgentLink start_agent(const Host& host, const HostOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files) {
   if (is_here(host)) return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
   if (host.step) {
     const std::string srun = find_program("srun", base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
@@ -37,7 +37,7 @@ AgentLink start_agent(const Host& host, const RunOptions& options, std::chrono::
 class Gathering {
  public:
   Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents)
-      : hosts_(std::move(hosts)), agents_(std::move(agents)), sites_(agents_.size()), failed_(agents_.size()) {}
+      : hosts_(std::move(hosts)), agents_(std::move(agents)), sites_(agents_.size()), failed_(agents_.size()), took_(agents_.size()) {}
 
   bool complete() const {
     for (std::size_t i = 0; i < agents_.size(); ++i)
@@ -46,18 +46,19 @@ class Gathering {
   }
   void turn(Deadline deadline, int signals);
   void give_up_waiting();
-  Gathered take(int signals);
+  Gathered take();
 
  private:
   void listen(std::size_t i, int signals);
   void take_site(std::size_t i, const Frame& frame);
   void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
-  [[noreturn]] void tell_failures(int signals);
 
   std::vector<Host> hosts_;
   std::vector<AgentLink> agents_;
   std::vector<std::optional<Site>> sites_;
   std::vector<std::optional<base::UsageError>> failed_;
+  std::vector<std::chrono::milliseconds> took_;
+  const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
 };
 
 /// The agent's first frame, which must be its Site.
@@ -65,6 +66,7 @@ void Gathering::take_site(std::size_t i, const Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
   if (sites_[i] || frame.kind != FrameKind::kSite) throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
   sites_[i] = decode_site(frame.payload);
+  took_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
   if (sites_[i]->version != LOCKSTEP_VERSION)
     fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION, "install the same version there"));
   else if (sites_[i]->build != job::build_id(""))
@@ -100,25 +102,9 @@ void Gathering::give_up_waiting() {
     if (!sites_[i] && !failed_[i]) fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" + (agents_[i].words().empty() ? "" : ": " + base::quoted(agents_[i].words(), 512)), hosts_[i].step ? "does srun --overlap --nodelist=" + hosts_[i].name + " true work at once?" : "does ssh " + hosts_[i].name + " true work at once, without a question?"));
 }
 
-/// A line each, so that one among many is seen; the first is what ends us.
-void Gathering::tell_failures(int signals) {
-  std::optional<base::UsageError> first;
-  const auto count = std::count_if(failed_.begin(), failed_.end(), [](const auto& error) { return error.has_value(); });
-  for (std::size_t i = 0; i < agents_.size(); ++i) {
-    if (!failed_[i]) continue;
-    if (count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed_[i]->what(), failed_[i]->hint().empty() ? "" : "; ", failed_[i]->hint().c_str());
-    if (!first) first = failed_[i];
-  }
-  for (AgentLink& agent : agents_) agent.must_end(Deadline::in(0s));
-  for (AgentLink& agent : agents_) agent.reap(signals);
-  if (count == 1) throw *first;
-  throw base::UsageError(std::to_string(count) + " of " + std::to_string(agents_.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
-}
-
-Gathered Gathering::take(int signals) {
-  if (std::any_of(failed_.begin(), failed_.end(), [](const auto& error) { return error.has_value(); })) tell_failures(signals);
-  Gathered all{std::move(hosts_), std::move(agents_), {}};
-  for (auto& site : sites_) all.sites.push_back(std::move(*site));
+Gathered Gathering::take() {
+  Gathered all{.hosts = std::move(hosts_), .agents = std::move(agents_), .sites = {}, .failed = std::move(failed_), .took = std::move(took_)};
+  for (auto& site : sites_) all.sites.push_back(site ? std::move(*site) : Site());
   return all;
 }
 
@@ -135,7 +121,23 @@ void heed_a_person(int signals) {
       throw base::Error(base::Cause::kInterrupted, "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) + " before any rank was started");
 }
 
-Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
+/// A line each, so that one among many is seen; the first is what ends us.
+void need_all(Gathered& gathered, int signals) {
+  const auto count = std::count_if(gathered.failed.begin(), gathered.failed.end(), [](const auto& error) { return error.has_value(); });
+  if (count == 0) return;
+  std::optional<base::UsageError> first;
+  for (const auto& failed : gathered.failed) {
+    if (!failed) continue;
+    if (count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ", failed->hint().c_str());
+    if (!first) first = failed;
+  }
+  for (AgentLink& agent : gathered.agents) agent.must_end(Deadline::in(0s));
+  for (AgentLink& agent : gathered.agents) agent.reap(signals);
+  if (count == 1) throw *first;
+  throw base::UsageError(std::to_string(count) + " of " + std::to_string(gathered.agents.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
+}
+
+Gathered gather(const HostOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
   const std::string own = own_path();
   std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
   for (Host& host : hosts)
@@ -146,7 +148,7 @@ Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, st
   const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts);
   while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
   gathering.give_up_waiting();
-  return gathering.take(signals);
+  return gathering.take();
 }
 
 }  // namespace lockstep::launcher

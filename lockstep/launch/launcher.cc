@@ -122,6 +122,7 @@ int run(RunOptions options) {
   base::Fd signals(signal_descriptor(handled_signals()));  // before any thread exists, so that none takes a signal
   become_subreaper();
   Gathered gathered = gather(options, silence_of_agents(pulse_limits(options, surroundings.environment)), base::allow_files(8 * options.hosts.size() + 64), signals.get());
+  need_all(gathered, signals.get());
   const std::vector<int> ranks = share(options, gathered, surroundings.environment);
   std::vector<Node> nodes = take_nodes(gathered, ranks);
   const int num_ranks = std::accumulate(ranks.begin(), ranks.end(), 0);

@@ -53,6 +53,8 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
 
 /// Starts `path` with these arguments, killed by the kernel when the calling thread ends; stdout and stderr go to `out`. Throws SystemError.
 pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out);
+/// The same with this environment, in this directory (empty: this process's), as leader of a session.
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, int out);
 
 /// The environment of this process.
 Environment own_environment();
