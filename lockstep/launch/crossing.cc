@@ -1,5 +1,6 @@
 #include "lockstep/launch/crossing.h"
 
+#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -50,6 +51,12 @@ bool fill(int fd, std::string& text, std::size_t size, int& error) {
 }  // namespace
 
 Crossing::Crossing(int self, std::string token) : self_(self), token_(std::move(token)) {}
+
+std::string Crossing::new_token() {
+  std::string token(kTokenBytes, '\0');
+  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) throw base::SystemError("getrandom", errno);
+  return token;
+}
 
 base::Address Crossing::listen(const std::string& host) {
   listeners_.push_back(base::listen_on({host, 0}));

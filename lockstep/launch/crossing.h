@@ -19,6 +19,10 @@ class Crossing {
  public:
   static constexpr std::size_t kTokenBytes = 32;
 
+  /// A secret that nobody guesses. Throws SystemError.
+  static std::string new_token();
+  const std::string& token() const { return token_; }
+
   /// `self`: the number by which others know this end.
   Crossing(int self, std::string token);
 

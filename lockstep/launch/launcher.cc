@@ -28,16 +28,6 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
-/// The signals that a person stops the job with, without those that whoever started us has switched off (nohup).
-std::vector<int> handled_signals() {
-  std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction action {};
-    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
-  }
-  return handled;
-}
-
 /// "train-20261122-091503-4711": of no other run.
 std::string default_name(const std::string& program) {
   const std::time_t now = std::time(nullptr);
@@ -87,16 +77,23 @@ void find_addresses(const RunOptions& options, Surroundings& surroundings, std::
   surroundings.master.host = meeting.doors.front().address.host;
 }
 
-/// As a shell here finds it; other hosts get the same path. What is not to run here need not be here.
-std::string program_of(const RunOptions& options) {
-  const std::string& name = options.command.front();
+}  // namespace
+
+std::vector<int> handled_signals() {
+  std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
+  }
+  return handled;
+}
+
+std::string program_of(const HostOptions& options, const std::string& name) {
   const bool here = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_here);
   const bool relative = name.find('/') != std::string::npos && name[0] != '/';
   if (name.find('/') != std::string::npos && (!here || (relative && !options.directory.empty()))) return name;
   return find_program(name, base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
 }
-
-}  // namespace
 
 job::Fatal fatal_of(const base::Error& error) {
   job::Fatal fatal;
@@ -113,7 +110,7 @@ int run(RunOptions options) {
   Surroundings surroundings;
   surroundings.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   surroundings.here = std::filesystem::current_path();
-  surroundings.program = program_of(options);
+  surroundings.program = program_of(options, options.command.front());
   surroundings.environment = with_exports(own_environment(), options.exports);
   for (const std::string& variable : options.exports) surroundings.exported.push_back(variable.substr(0, variable.find('=')));
   surroundings.columns = terminal_columns();

@@ -55,4 +55,7 @@ struct Meeting {
 /// line each; what is thrown (Error kPeerUnreachable) says what to do. `signals` as for gather().
 Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own, int signals);
 
+/// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here excludes nothing. Throws Error kPeerUnreachable when there is no address.
+std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own);
+
 }  // namespace lockstep::launcher

@@ -115,18 +115,6 @@ void give_gpus(JobPlan& job, const RunOptions& options, const Node& node, const 
   }
 }
 
-/// Of the launcher's variables those that the ranks of a host get.
-Environment inherited_by(const Node& node, const Surroundings& surroundings) {
-  Environment inherited;
-  for (const std::string& variable : surroundings.environment) {
-    const std::string_view name = name_of(variable);
-    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && !node.site.visible_gpus.empty() && !is_one_of(name, surroundings.exported);
-    if (node.here || is_one_of(name, surroundings.exported) || (travels(name) && !own_gpus)) inherited.push_back(variable);
-  }
-  if (!node.here && !node.site.visible_gpus.empty() && !value_of(inherited, "CUDA_VISIBLE_DEVICES")) inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.site.visible_gpus);
-  return inherited;
-}
-
 RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Surroundings& surroundings, const Node& node, std::vector<int> cpus) {
   const std::string number = std::to_string(rank), local = std::to_string(local_rank);
   RankPlan plan;
@@ -146,6 +134,17 @@ RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Su
 }
 
 }  // namespace
+
+Environment inherited_by(const Node& node, const Surroundings& surroundings) {
+  Environment inherited;
+  for (const std::string& variable : surroundings.environment) {
+    const std::string_view name = name_of(variable);
+    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && !node.site.visible_gpus.empty() && !is_one_of(name, surroundings.exported);
+    if (node.here || is_one_of(name, surroundings.exported) || (travels(name) && !own_gpus)) inherited.push_back(variable);
+  }
+  if (!node.here && !node.site.visible_gpus.empty() && !value_of(inherited, "CUDA_VISIBLE_DEVICES")) inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.site.visible_gpus);
+  return inherited;
+}
 
 bool travels(std::string_view name) {
   constexpr std::array kPrefixes = {"LOCKSTEP_", "OMP_",   "GOMP_", "KMP_",  "MKL_",    "OPENBLAS_", "TORCH_", "PYTORCH_",

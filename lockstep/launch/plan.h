@@ -64,6 +64,9 @@ struct Node {
   std::string interface{};         ///< whose address its ranks use; empty: they are all on one host
 };
 
+/// Of the launcher's variables those that the ranks of a host get.
+Environment inherited_by(const Node& node, const Surroundings& surroundings);
+
 /// A plan for the agent of each node. The ranks here inherit the launcher's environment, those elsewhere what a login there gives and of the launcher's what
 /// travels(); both without what another launcher (torchrun, SLURM, PMI) says about a rank. They get LOCKSTEP_*, torchrun's names, and OMP_NUM_THREADS
 /// unless it is set. Each node has a rank at least.
