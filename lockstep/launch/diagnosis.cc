@@ -155,7 +155,7 @@ class HostDiagnosis {
     if (found.shm_bytes == 0) return add("/dev/shm", State::kWarn, "there is none", "mount -t tmpfs tmpfs /dev/shm");
     const std::string text = size_text(found.shm_free_bytes) + " free of " + size_text(found.shm_bytes);
     const State state = found.shm_free_bytes < kMib ? State::kBad : found.shm_free_bytes < 128 * kMib ? State::kWarn : State::kOk;
-    add("/dev/shm", state, text + (state == State::kBad ? ": it is full" : ""), state == State::kOk ? "" : remedy);
+    add("/dev/shm", state, text + (state == State::kOk ? "" : found.shm_free_bytes < found.shm_bytes / 10 ? ": it is full" : ": it is small"), state == State::kOk ? "" : remedy);
   }
 
   void look_at_limits() {

@@ -82,6 +82,8 @@ void Visit::begin() {
     file.site = gathered_.sites[i];
     if (gathered_.failed[i]) {
       file.failed = gathered_.failed[i]->what();
+      const std::string who = "host " + base::quoted(gathered_.hosts[i].name, 253) + ": ";  // the table says it, too
+      if (file.failed.rfind(who, 0) == 0) file.failed.erase(0, who.size());
       file.hint = gathered_.failed[i]->hint();
     }
     ward_.hosts.push_back(std::move(file));

@@ -41,8 +41,8 @@ bool is_slow(double bytes_per_s) { return bytes_per_s <= 1.5 * kGigabit; }
 std::string speed_text(double bytes_per_s) { return with_unit("%.3g %s", bytes_per_s / kGigabit, "Gb/s"); }
 
 std::string time_text(double seconds) {
-  if (seconds >= 0.995) return with_unit(seconds >= 99.5 ? "%.0f %s" : "%.2g %s", seconds, "s");
-  return with_unit("%.2g %s", seconds * 1e3, "ms");
+  const double value = seconds >= 0.995 ? seconds : seconds * 1e3;
+  return with_unit(value >= 9.95 ? "%.0f %s" : "%.2g %s", value, seconds >= 0.995 ? "s" : "ms");
 }
 
 std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s) {

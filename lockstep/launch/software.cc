@@ -122,7 +122,8 @@ class SoftwareDiagnosis {
     look_at_libtorch();
     look_at_driver();
     look_at_gpus();
-    if (!nccl(host_).empty() || !common_nccl_.value.empty())
+    const bool known = is_script(host_) ? !own().torch.empty() : found().program.error.empty() && !own().libtorch.empty();  // else that is said already
+    if (known && !common_nccl_.value.empty())
       add_compared("NCCL", nccl(host_), common_nccl_, nccl(host_).empty() ? "none" : nccl(host_), "ranks of different NCCL do not talk to each other: install the same torch on all hosts");
     if (ward_.mpi) look_at_mpi();
   }
