@@ -187,14 +187,6 @@ std::string mpi_missing() {
   return "the ranks were not started by mpirun (neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set)";
 }
 
-std::string mpi_library() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING];
-  int size = 0;
-  if (MPI_Get_library_version(text, &size) != MPI_SUCCESS) return "";
-  const std::string all(text, static_cast<std::size_t>(size));
-  return all.substr(0, all.find('\n'));
-}
-
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
   MpiSession& session = MpiSession::process();
   const int here = options.members[static_cast<std::size_t>(options.rank)];

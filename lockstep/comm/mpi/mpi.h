@@ -21,9 +21,6 @@ struct MpiOptions {
 /// Empty when it can be used, else why not.
 std::string mpi_missing();
 
-/// What the MPI library says it is, its first line; empty when this build has none. MPI need not be initialised.
-std::string mpi_library();
-
 /// Operations are MPI's nonblocking ones, on a communicator of their own; they advance while somebody waits for one or starts one, and no
 /// thread is made. float16 and bfloat16 are added in float32 and rounded after each addition, in MPI's order. Waits for the other members.
 /// Throws CommError when one does not come, UsageError when ranks have other numbers in MPI_COMM_WORLD.
