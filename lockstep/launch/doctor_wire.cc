@@ -18,14 +18,14 @@ std::string printable_lines(const std::string& text) {
 /// The fields in their order, for both directions: `each` gets every one of them.
 template <typename Found, typename Each>
 void each_text(Found& found, const Each& each) {
-  for (auto* text : {&found.program.path, &found.program.error, &found.program.hash, &found.program.loader, &found.program.python, &found.limited_by,
+  for (auto* text : {&found.program.path, &found.program.error, &found.program.hash, &found.program.loader, &found.program.python, &found.limited_by, &found.orted,
                      &found.transparent_huge_pages})
     each(*text);
 }
 
 template <typename Found, typename Each>
 void each_tool(Found& found, const Each& each) {
-  for (auto* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.orted, &found.mpirun}) each(*tool);
+  for (auto* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun}) each(*tool);
 }
 
 template <typename Found, typename Each>

@@ -95,13 +95,13 @@ Environment traced(Environment environment) {
   return environment;
 }
 
-std::string companion(const std::string& name) {
-  const std::string own = own_path();
-  const std::string path = own.substr(0, own.rfind('/') + 1) + name;
-  return is_executable(path) ? path : "";
+/// The program `name` in the folder of `path`; empty when there is none.
+std::string neighbour(const std::string& path, const std::string& name) {
+  const std::string other = path.substr(0, path.rfind('/') + 1) + name;
+  return !path.empty() && is_executable(other) ? other : "";
 }
 
-std::string host_tool(const std::string& name, bool wanted = true) { return wanted ? tool_path(name, own_environment()) : ""; }
+std::string host_tool(const std::string& name) { return tool_path(name, own_environment()); }
 
 void ask_tools(Examination& found, const ExamineOrder& order, const Environment& environment, int quit) {
   const ProgramFile& program = found.program;
@@ -110,11 +110,10 @@ void ask_tools(Examination& found, const ExamineOrder& order, const Environment&
   const std::vector<std::pair<ToolSaid*, ToolCall>> asked = {
       {&found.libraries, {loads ? program.loader : "", {program.loader, program.path}, traced(environment), order.directory, 20s}},
       {&found.python, {program.python, {program.python, "-c", kAskPython}, environment, order.directory, 60s}},
-      {&found.probe, {companion("lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
+      {&found.probe, {neighbour(own_path(), "lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
       {&found.smi, {host_tool("nvidia-smi"), {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"}, own, "", 30s}},
       {&found.resolved, {host_tool("getent"), {"getent", "ahosts", base::host_name()}, own, "", 10s}},
-      {&found.orted, {host_tool("orted", order.mpi), {"orted", "--version"}, own, "", 10s}},
-      {&found.mpirun, {host_tool("mpirun", order.mpi), {"mpirun", "--version"}, own, "", 10s}},
+      {&found.mpirun, {neighbour(found.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
   };
   std::vector<ToolCall> calls;
   for (const auto& [said, call] : asked) calls.push_back(call);
@@ -135,6 +134,7 @@ Examination examine(const ExamineOrder& order, int quit) {
   look_at_limits(found);
   found.copy_bytes_per_s = copy_speed();
   found.program = look_at_program(order.command, order.directory, environment);
+  if (order.mpi) found.orted = host_tool("orted");
   ask_tools(found, order, environment, quit);
   return found;
 }

@@ -36,8 +36,8 @@ struct Examination {
   ToolSaid probe;        ///< of lockstep-probe: a line of JSON
   ToolSaid smi;          ///< nvidia-smi: name, memory in MiB and driver of each GPU, with commas between
   ToolSaid resolved;     ///< getent ahosts of the host's own name
-  ToolSaid orted;        ///< its version
-  ToolSaid mpirun;
+  std::string orted;     ///< in the agent's own PATH; empty: not there, or not asked for
+  ToolSaid mpirun;       ///< its version: of the one beside orted, which cannot be asked itself
 
   std::vector<base::InterfaceAddress> addresses;
   int cpus_online = 0;

@@ -199,10 +199,10 @@ class SoftwareDiagnosis {
   void look_at_mpi() {
     const std::string here = version_in(ward_.own_mpirun.text);
     const std::string prefix = "install Open MPI" + (here.empty() ? "" : " " + here) + " there; where it is, but not in PATH: mpirun --prefix DIR, whose DIR/bin has orted";
-    if (found().orted.path.empty()) return add("MPI", State::kBad, "no orted in PATH of a login without a terminal", prefix);
-    if (own().orted.empty()) return add("MPI", State::kUnknown, found().orted.path + " --version says: " + first_line(found().orted.text), prefix);
-    if (!here.empty() && own().orted != here) return add("MPI", State::kBad, found().orted.path + " is version " + own().orted + ", mpirun here " + here, prefix);
-    add("MPI", State::kOk, "orted " + own().orted + " (" + found().orted.path + ")");
+    if (found().orted.empty()) return add("MPI", State::kBad, "no orted in PATH of a login without a terminal", prefix);
+    if (own().open_mpi.empty()) return add("MPI", State::kUnknown, found().orted + ", but no mpirun beside it that tells the version", prefix);
+    if (!here.empty() && own().open_mpi != here) return add("MPI", State::kBad, found().orted + " is of Open MPI " + own().open_mpi + ", mpirun here is " + here, prefix);
+    add("MPI", State::kOk, found().orted + " of Open MPI " + own().open_mpi);
   }
 
   const Examination& found() const { return *ward_.hosts[host_].found; }
@@ -243,8 +243,7 @@ Software software_of(const Examination& found) {
   software.torch_nccl = text_at(python, "nccl");
   read_libraries(found.libraries.text, software);
   if (found.smi.good()) read_gpus(found.smi.text, software);
-  if (found.orted.good()) software.orted = version_in(found.orted.text);
-  if (found.mpirun.good()) software.mpirun = version_in(found.mpirun.text);
+  if (found.mpirun.good()) software.open_mpi = version_in(found.mpirun.text);
   return software;
 }
 

@@ -21,7 +21,7 @@ struct Software {
     std::uint64_t mib = 0;
   };
   std::vector<Gpu> gpus;
-  std::string orted, mpirun;                           ///< versions: "4.1.4"
+  std::string open_mpi;                                ///< version: "4.1.4"
 };
 
 Software software_of(const Examination& found);
@@ -29,7 +29,7 @@ Software software_of(const Examination& found);
 /// The oldest driver with which programs for this CUDA ("12.8") run; 0: not known. By NVIDIA's "CUDA Compatibility", table of minor version compatibility.
 int oldest_driver(const std::string& cuda);
 
-/// "4.1.4" in "orted (OpenRTE) 4.1.4" or "mpirun (Open MPI) 4.1.4"; empty when there is none.
+/// "4.1.4" in "mpirun (Open MPI) 4.1.4"; empty when there is none.
 std::string version_in(const std::string& text);
 
 /// The findings about software of each host: result[i] of ward.hosts[i].
