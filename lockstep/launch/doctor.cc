@@ -267,6 +267,16 @@ void Visit::leave() {
   }
 }
 
+/// A program that is not here is a finding, as anywhere else.
+std::string program_in(const DoctorOptions& options) {
+  if (options.command.empty()) return "";
+  try {
+    return program_of(options, options.command.front());
+  } catch (const base::UsageError&) {
+    return options.command.front();
+  }
+}
+
 }  // namespace
 
 int doctor(DoctorOptions options) {
@@ -275,7 +285,7 @@ int doctor(DoctorOptions options) {
   surroundings.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   surroundings.here = std::filesystem::current_path();
   surroundings.environment = own_environment();
-  if (!options.command.empty()) surroundings.program = program_of(options, options.command.front());
+  surroundings.program = program_in(options);
   const base::Fd signals(signal_descriptor(handled_signals()));
   become_subreaper();
   Gathered gathered = gather(options, 0ms, base::allow_files(8 * options.hosts.size() + 64), signals.get());

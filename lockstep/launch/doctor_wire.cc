@@ -1,5 +1,6 @@
 #include "lockstep/launch/doctor_wire.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "lockstep/base/flight_ring.h"
@@ -11,7 +12,10 @@ namespace {
 
 std::string printable_lines(const std::string& text) {
   std::string all;
-  for (const std::string& line : base::split(text, '\n')) all += (all.empty() ? "" : "\n") + base::printable(line);
+  for (std::string line : base::split(text, '\n')) {
+    std::replace(line.begin(), line.end(), '\t', ' ');
+    all += (all.empty() ? "" : "\n") + base::printable(line);
+  }
   return all;
 }
 

@@ -125,6 +125,7 @@ def a_healthy_bed_has_nothing_bad(bed):
     check("Gb/s, round trip" in found["h1 - h2", "speed"]["value"] and "a step for 250 MB" in found["all", "network"]["value"], found["all", "network"]["value"])
     code, out, err = run("-H", "h1,h2", ARGUMENTS.lockstep, "status")
     check(code == 0 and "libraries" in out and not err, out)
+    check("libraries   ok" in out and "not found" not in out, "a program's libraries")
     check(all(len(line) <= 80 for line in out.splitlines() if "/" not in line), "80 columns")
 
 
@@ -135,6 +136,30 @@ def a_host_that_cannot_be_reached_stops_nobody(bed):
     named(found, "nohost", "reached", "bad", ["unknown host"], "/etc/hosts")
     named(found, "h3", "reached", "bad", ["h3"], "")
     named(found, "h1", "interface", "ok", ["eth0 10.77.0.1"], "")
+    found = findings("-H", "ctl,h1", "/nowhere/train", code=1)
+    named(found, "ctl", "program", "bad", ["/nowhere/train: No such file"], "copy it")
+
+
+def an_agent_that_dies_is_a_finding(bed):
+    train = a_training(bed)
+    deadly = script(f"{bed.folder}/deadly/python3", "kill -9 $PPID\n")
+    bed.run_inside(2, "mount", "--bind", deadly, f"{bed.folder}/py/python3")
+    found = findings("-H", "h1,h2", train, code=1)
+    bed.run_inside(2, "umount", f"{bed.folder}/py/python3")
+    named(found, "h2", "agent", "bad", ["ended before it answered"], "Ask again")
+    named(found, "h1", "Python", "ok", ["2.11.0"], "")
+
+
+def a_doctor_that_is_killed_leaves_nobody(bed):
+    train = a_training(bed)
+    script(f"{bed.folder}/py/python3", "sleep 300 & sleep 300\n")
+    doctor = subprocess.Popen([ARGUMENTS.lockstep, "doctor", "-H", "h1,h2", train], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for host in (1, 2):
+        ssh_bed.until(lambda host=host: sum("sleep 300" in words for words in bed.processes(host).values()) == 2, "Python is not asked")
+    doctor.kill()
+    doctor.wait(10)
+    took = ssh_bed.until(lambda: not any(bed.processes(host) for host in (1, 2)), "processes are left", 10)
+    check(True, f"gone after {took:.2f} s")
 
 
 def a_gigabit_network_is_called_one(bed):
@@ -161,7 +186,8 @@ def mpi_is_looked_for(bed):
     named(found, "h2", "MPI", "bad", ["no orted"], "mpirun --prefix DIR")
 
 
-CASES = {case.__name__: case for case in (eight_faults_are_named, a_healthy_bed_has_nothing_bad, a_host_that_cannot_be_reached_stops_nobody, a_gigabit_network_is_called_one, mpi_is_looked_for)}
+CASES = {case.__name__: case for case in (eight_faults_are_named, a_healthy_bed_has_nothing_bad, a_host_that_cannot_be_reached_stops_nobody, an_agent_that_dies_is_a_finding,
+                                             a_doctor_that_is_killed_leaves_nobody, a_gigabit_network_is_called_one, mpi_is_looked_for)}
 
 
 def main():

@@ -7,8 +7,10 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "lockstep/launch/process.h"
+#include "lockstep/launch/stacks.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher {
@@ -88,8 +90,15 @@ TEST(Tools, SayWhatTheySaid) {
 }
 
 TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
+  const tests::TempDir folder;
   const auto begun = std::chrono::steady_clock::now();
-  const auto said = run_tools({shell("echo begun; sleep 100 & sleep 100", 300ms), shell("sleep 100 & echo left")}, -1);
+  const auto said = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms), shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")}, -1);
+  for (const char* file : {"a", "b"}) {
+    const pid_t left = std::stoi(tests::read_file(folder / file));
+    const auto runs = [&] { return std::string("Z?").find(state_of_process(left)) == std::string::npos; };
+    while (runs() && std::chrono::steady_clock::now() - begun < 10s) std::this_thread::yield();
+    EXPECT_FALSE(runs()) << file;
+  }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
   EXPECT_EQ(said[0].code, ToolSaid::kNoEnd);
   EXPECT_EQ(said[0].text, "begun\n");
