@@ -7,6 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/launch/agent.h"
 #include "lockstep/launch/attendant.h"
+#include "lockstep/launch/doctor.h"
 #include "lockstep/launch/launcher.h"
 #include "lockstep/launch/options.h"
 #include "lockstep/launch/process.h"
@@ -23,6 +24,7 @@ int main(int argc, char** argv) {
     switch (command.verb) {
       case launcher::Verb::kRun: return launcher::run(std::move(command.run));
       case launcher::Verb::kSubmit: return launcher::submit(std::move(command.words));
+      case launcher::Verb::kDoctor: return launcher::doctor(std::move(command.doctor));
       case launcher::Verb::kStatus: std::fputs(launcher::status_text(launcher::find_ranks(), command.json).c_str(), stdout); break;
       case launcher::Verb::kBench: launcher::become_companion("lockstep-bench", command.words);
       case launcher::Verb::kAgent: return command.agent.attends.empty() ? launcher::agent_main(command.agent) : launcher::attend(command.agent.attends);

@@ -36,21 +36,6 @@ struct Member {
   Facts facts;
 };
 
-/// This start of this machine, its network, its folder of temporary files and the name that it was given, as this process sees them: what has one of its own counts
-/// as a host.
-std::string host_id() {
-  std::string id;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
-  char network[64];
-  const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
-  if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));
-  struct stat folder {};
-  if (::stat(base::Env::process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
-    id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
-  if (const auto& name = base::Env::process().lockstep_host_id) id += " " + base::quoted(*name, 200);
-  return id;
-}
-
 std::string who(const Member& member) { return "host " + member.host + " pid " + member.pid; }
 
 std::string to_text(const Member& member) {
@@ -210,6 +195,19 @@ void join(Store& store, Identity& identity, const Facts& facts, Deadline deadlin
   compare_facts(members, identity);
   warn_of_arguments(members, identity);
   fill_places(members, identity);
+}
+
+std::string host_id() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, id);
+  char network[64];
+  const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
+  if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));
+  struct stat folder {};
+  if (::stat(base::Env::process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
+    id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
+  if (const auto& name = base::Env::process().lockstep_host_id) id += " " + base::quoted(*name, 200);
+  return id;
 }
 
 std::string host_of(Store& store, int rank) {

@@ -25,6 +25,9 @@ void join(Store& store, Identity& identity, const Facts& facts, base::Deadline d
 /// The name of the host that `rank` has joined from; "?" before it has.
 std::string host_of(Store& store, int rank);
 
+/// This start of this machine, its network, its folder of temporary files and the name that it was given (LOCKSTEP_HOST_ID), as this process sees them: what has one of its own counts as a host.
+std::string host_id();
+
 /// The GNU build id of the loaded library that is called `library` ("libc.so.6"), of the running program for "", as hex; "-" when there is none.
 std::string build_id(const std::string& library);
 

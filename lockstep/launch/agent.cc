@@ -1,6 +1,7 @@
 #include "lockstep/launch/agent.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -37,6 +38,7 @@ using namespace std::chrono_literals;
 constexpr auto kUnkillableAfter = 5s;  // after SIGKILL
 constexpr auto kKillAgain = 50ms;      // a process may fork between our look at /proc and the signal
 constexpr auto kPulseEvery = 1s;
+constexpr auto kAgentEnds = 8s;        // after its channel: it kills at once, and gives up 5 s later
 constexpr auto kStacksWithin = 4s;     // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
@@ -126,7 +128,7 @@ bool Agent::prepare(JobPlan& job) {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
     if (!shipped_.empty()) job.program = shipped_;
-    if (job.add_to_own) job.environment = merged(own_environment(), job.environment);
+    if (job.add_to_own) job.environment = without(merged(own_environment(), job.environment), job.ranks.front().environment);
     if (tether_) check_interfaces(job.environment);
     return true;
   } catch (const base::Error& error) {
@@ -394,18 +396,35 @@ int Agent::run() {
 
 namespace {
 
-/// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process like the child.
+/// Whether the agent goes on for kAgentEnds after its channel has ended: it was stopped, or hangs in the kernel.
+void watch_agent(pid_t agent, int channel, int signals, int& status) {
+  Deadline ends_by = Deadline::never();  // bounded: by the channel's end
+  while (::waitpid(agent, &status, WNOHANG) == 0) {
+    pollfd entries[] = {{ends_by.is_never() ? channel : -1, POLLRDHUP, 0}, {signals, POLLIN, 0}};
+    ::poll(entries, 2, ends_by.poll_ms());
+    while (next_signal(signals)) {
+    }
+    if (entries[0].revents) ends_by = Deadline::in(kAgentEnds);
+    if (!ends_by.expired()) continue;
+    ::kill(agent, SIGKILL);
+    ends_by = Deadline::in(kAgentEnds);
+  }
+}
+
+/// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process like the child. A signal for all processes, as SLURM sends it before it ends a
+/// job, is the ranks' to heed.
 void guard() {
   become_subreaper();
   const pid_t agent = ::fork();
   if (agent < 0) throw base::SystemError("cannot start the agent", errno);
   if (agent == 0) return;
-  // The channel is the agent's alone.
+  const base::Fd signals = signal_descriptor({SIGCHLD});
+  const base::Fd channel(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
+  // What is said there is for the agent alone.
   const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
   int status = 0;
-  while (::waitpid(agent, &status, 0) < 0 && errno == EINTR) {  // bounded: the agent ends when its channel does
-  }
+  watch_agent(agent, channel.get(), signals.get(), status);
   kill_descendants({}, Deadline::in(kUnkillableAfter));
   ::_exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
 }

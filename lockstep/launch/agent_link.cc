@@ -1,5 +1,6 @@
 #include "lockstep/launch/agent_link.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@ using namespace std::chrono_literals;
 constexpr auto kIsAsked = 2s;   // whether it is silent, or this process has slept as well
 constexpr auto kOverslept = 1s;
 constexpr auto kEnds = 5s;      // after its last frame
+constexpr auto kKilled = 1s;    // unless it hangs in the kernel
 
 }  // namespace
 
@@ -104,18 +106,25 @@ std::string AgentLink::words() const {
   return text;
 }
 
-RankEnd AgentLink::reap(int signals) {
+void AgentLink::kill() {
+  process_.to.reset();
+  ::kill(process_.pid, SIGKILL);
+}
+
+RankEnd AgentLink::reap() {
   int status = 0;
-  const Deadline deadline = Deadline::in(kEnds);
+  bool killed = false;
+  Deadline deadline = Deadline::in(kEnds);
   process_.to.reset();
   while (::waitpid(process_.pid, &status, WNOHANG) == 0) {
+    if (deadline.expired() && std::exchange(killed, true)) return {.pid = process_.pid, .signal = SIGKILL};
     if (deadline.expired()) {
       ::kill(process_.pid, SIGKILL);
-      break;
+      deadline = Deadline::in(kKilled);
     }
-    base::wait_readable(signals, earlier(deadline, Deadline::in(20ms)));
+    ::poll(nullptr, 0, 1);
   }
-  return {-1, process_.pid, WIFEXITED(status) ? WEXITSTATUS(status) : 0, WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  return {.pid = process_.pid, .code = WIFEXITED(status) ? WEXITSTATUS(status) : 0, .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
 }
 
 }  // namespace lockstep::launcher

@@ -56,8 +56,10 @@ class AgentLink {
   /// What ssh has written to stderr so far, without the last newline; at most 4 KiB.
   std::string words() const;
 
-  /// Waits at most 5 s for the process, which then gets SIGKILL; how it has ended. `signals` becomes readable at SIGCHLD.
-  RankEnd reap(int signals);
+  /// Ends it at once.
+  void kill();
+  /// Waits for the process, at most 5 s before it gets SIGKILL, and then at most 1 s; how it has ended.
+  RankEnd reap();
 
  private:
   base::Deadline next_word() const;

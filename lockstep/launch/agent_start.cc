@@ -13,6 +13,7 @@
 #include "lockstep/base/socket.h"
 #include "lockstep/launch/crossing.h"
 #include "lockstep/launch/interface_choice.h"
+#include "lockstep/launch/patient.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -99,7 +100,7 @@ void Guest::answer_meet() {
       continue;
     }
     const auto own = std::find_if(own_.begin(), own_.end(), [&](const base::InterfaceAddress& one) { return one.address == dialled.from; });
-    reply.doors.push_back({way.launcher, crossing_->listen(dialled.from), own == own_.end() ? "" : own->interface});
+    reply.doors.push_back({way.launcher, static_cast<std::uint32_t>(way.dialled), crossing_->listen(dialled.from), own == own_.end() ? "" : own->interface});
   }
   std::string has;
   for (const base::InterfaceAddress& one : own_) has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
@@ -111,7 +112,7 @@ void Guest::answer_meet() {
 void Guest::probe(const ProbeOrder& order) {
   if (!crossing_) throw base::Error(base::Cause::kProtocol, "a probe before the meeting");
   for (const Way& way : ways_)
-    if (way.launcher == order.launcher && !tether_) tether_ = std::move(crossing_->dialled()[way.dialled].fd);
+    if (way.launcher == order.launcher && !tether_ && crossing_->dialled()[way.dialled].fd) tether_ = std::move(crossing_->dialled()[way.dialled].fd);
   first_probe_ = crossing_->dialled().size();
   base::allow_files(2 * order.peers.size() + 64);
   for (std::size_t node = 0; node < order.peers.size(); ++node) crossing_->dial(order.peers[node], static_cast<int>(node));
@@ -152,6 +153,7 @@ std::optional<AgentStart> start_of_agent(FrameReader& input) try {
   say(FrameKind::kSite, encode_site(site));
 
   Guest guest;
+  Patient patient(say, STDIN_FILENO);
   const Deadline deadline = Deadline::in(kJobComes);
   char bytes[1 << 16];
   for (;;) {
@@ -170,6 +172,7 @@ std::optional<AgentStart> start_of_agent(FrameReader& input) try {
     while (const auto frame = input.next()) {
       if (frame->kind == FrameKind::kMeet) guest.meet(decode_meet(frame->payload));
       else if (frame->kind == FrameKind::kProbe) guest.probe(decode_probe(frame->payload));
+      else if (patient.take(*frame)) continue;
       else if (frame->kind != FrameKind::kJob) throw base::Error(base::Cause::kProtocol, "a frame that is no job");
       else {
         start.job = decode_job(frame->payload);

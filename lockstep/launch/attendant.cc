@@ -1,5 +1,6 @@
 #include "lockstep/launch/attendant.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -22,7 +23,8 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentComes = 120s;  // the launcher gives hosts 20 s by default
+constexpr auto kAgentComes = 60s;   // the launcher gives hosts 20 s by default
+constexpr auto kTaskComes = 15s;    // it may load its libraries more slowly than the agent is started
 constexpr int kNobodyCame = 69;
 
 /// A name in no file system, of this host as SLURM calls it: several of them may be on one machine.
@@ -82,8 +84,11 @@ int attend(const std::string& step) {
 base::Fd meet_attendant(const std::string& step) {
   sockaddr_un address{};
   const socklen_t size = address_of(step, address);
-  base::Fd fd = new_socket();
-  return ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 && is_ours(fd.get()) ? std::move(fd) : base::Fd();
+  for (const Deadline deadline = Deadline::in(kTaskComes); !deadline.expired(); ::poll(nullptr, 0, 20)) {
+    base::Fd fd = new_socket();
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) return is_ours(fd.get()) ? std::move(fd) : base::Fd();
+  }
+  return {};
 }
 
 }  // namespace lockstep::launcher

@@ -15,10 +15,10 @@ namespace lockstep::launcher {
 /// `lockstep run` finds; 1: the task is the rank itself. Pure. Throws UsageError.
 std::optional<std::vector<std::string>> words_for_task(int ranks, const base::Env& env);
 
-/// Waits until an agent of `step`, "JOB.STEP", which must come within 2 minutes, has been here and gone. Only the user's own processes can be it. The exit code: 0, or 69 when none came.
+/// Waits until an agent of `step`, "JOB.STEP", which must come within a minute, has been here and gone. Only the user's own processes can be it. The exit code: 0, or 69 when none came.
 int attend(const std::string& step);
 
-/// The connection to the process that waits for this agent; its end is the agent's. None when nobody waits.
+/// The connection to the process that waits for this agent; its end is the agent's. None when nobody waits after 15 s.
 base::Fd meet_attendant(const std::string& step);
 
 }  // namespace lockstep::launcher

@@ -1,5 +1,6 @@
 #include "lockstep/launch/crossing.h"
 
+#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace {
 constexpr std::size_t kNumberBytes = 4;
 constexpr std::size_t kMaxStrangers = 1024;
 
-std::string bytes_of(int number) {
+std::string bytes_of(std::size_t number) {
   std::string bytes;
   for (int i = 0; i < 4; ++i) bytes += static_cast<char>(static_cast<std::uint32_t>(number) >> (8 * i));
   return bytes;
@@ -50,6 +51,12 @@ bool fill(int fd, std::string& text, std::size_t size, int& error) {
 }  // namespace
 
 Crossing::Crossing(int self, std::string token) : self_(self), token_(std::move(token)) {}
+
+std::string Crossing::new_token() {
+  std::string token(kTokenBytes, '\0');
+  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) throw base::SystemError("getrandom", errno);
+  return token;
+}
 
 base::Address Crossing::listen(const std::string& host) {
   listeners_.push_back(base::listen_on({host, 0}));
@@ -86,7 +93,7 @@ void Crossing::go_on(std::size_t index) {
   Attempt& attempt = attempts_[index];
   if (!attempt.connected) {
     if (const int error = base::dial_error(dialled.fd.get())) return fail(index, std::strerror(error));
-    const std::string greeting = token_ + bytes_of(self_);
+    const std::string greeting = token_ + bytes_of(static_cast<std::uint32_t>(self_)) + bytes_of(index);
     if (::send(dialled.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(greeting.size())) return fail(index, std::strerror(errno));
     attempt.connected = true;
     return;
@@ -102,12 +109,13 @@ void Crossing::go_on(std::size_t index) {
 /// False when it is of no more interest.
 bool Crossing::listen_to(Stranger& stranger) {
   int error = 0;
-  if (!fill(stranger.fd.get(), stranger.greeting, kTokenBytes + kNumberBytes, error)) return false;
-  if (stranger.greeting.size() < kTokenBytes + kNumberBytes) return true;
+  if (!fill(stranger.fd.get(), stranger.greeting, kTokenBytes + 2 * kNumberBytes, error)) return false;
+  if (stranger.greeting.size() < kTokenBytes + 2 * kNumberBytes) return true;
   if (!equal(stranger.greeting.substr(0, kTokenBytes), token_)) return false;
-  const std::string answer = bytes_of(self_);
+  const std::string answer = bytes_of(static_cast<std::uint32_t>(self_));
   if (::send(stranger.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size())) return false;
-  callers_[{number_in(stranger.greeting.substr(kTokenBytes)), stranger.listener}] = std::move(stranger.fd);
+  const auto dial = static_cast<std::uint32_t>(number_in(stranger.greeting.substr(kTokenBytes + kNumberBytes)));
+  callers_[{number_in(stranger.greeting.substr(kTokenBytes)), stranger.listener, dial}] = std::move(stranger.fd);
   return false;
 }
 
@@ -134,8 +142,8 @@ void Crossing::give_up() {
     if (!dialled_[i].decided) fail(i, "no answer");
 }
 
-base::Fd Crossing::take_caller(int node, std::size_t index) {
-  const auto found = callers_.find({node, index});
+base::Fd Crossing::take_caller(int node, std::size_t index, std::size_t dial) {
+  const auto found = callers_.find({node, index, dial});
   return found == callers_.end() ? base::Fd() : std::move(found->second);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/base/fd.h"
@@ -18,6 +19,10 @@ namespace lockstep::launcher {
 class Crossing {
  public:
   static constexpr std::size_t kTokenBytes = 32;
+
+  /// A secret that nobody guesses. Throws SystemError.
+  static std::string new_token();
+  const std::string& token() const { return token_; }
 
   /// `self`: the number by which others know this end.
   Crossing(int self, std::string token);
@@ -42,8 +47,8 @@ class Crossing {
   bool all_decided() const;
   /// Whoever has no answer yet gets none.
   void give_up();
-  /// The newest connection that `node` made to the listener `index`; none when there is none.
-  base::Fd take_caller(int node, std::size_t index);
+  /// The connection that `node` made to the listener `index` as its `dial`th; none when there is none.
+  base::Fd take_caller(int node, std::size_t index, std::size_t dial);
 
  private:
   struct Attempt {
@@ -67,7 +72,7 @@ class Crossing {
   std::vector<Dialled> dialled_;
   std::vector<Attempt> attempts_;  // one for each of dialled_
   std::vector<Stranger> strangers_;
-  std::map<std::pair<int, std::size_t>, base::Fd> callers_;
+  std::map<std::tuple<int, std::size_t, std::size_t>, base::Fd> callers_;  // node, listener, dial
 };
 
 }  // namespace lockstep::launcher

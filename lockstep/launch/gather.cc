@@ -26,26 +26,18 @@ using namespace std::chrono_literals;
 constexpr auto kAgentStarts = 10s;  // after its host was reached
 
 AgentLink start_here(const Host& host, std::chrono::milliseconds silence, std::uint64_t max_files) {
-  return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, false, max_files), silence};
+  return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, own_environment(), false, max_files), silence};
 }
 
-AgentLink start_agent(const Host& host, const RunOptions& options, const std::shared_ptr<const std::vector<Cargo>>& cargo, std::chrono::milliseconds silence, std::uint64_t max_files) {
+AgentLink start_agent(const Host& host, const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence, std::uint64_t max_files) {
   const std::string way = host.step ? "srun" : "ssh";
   const std::vector<std::string> agent = agent_words(host, options.attended);
   const std::string script = cargo ? shipping_script(*cargo, agent) : "";
   const std::vector<std::string> words = host.step ? srun_words(host, agent, script) : ssh_words(host, options.connect_timeout, script);
   const std::string path = find_program(way, base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  AgentLink link(host.name, way, spawn_agent(path, words, true, max_files), silence);
+  AgentLink link(host.name, way, spawn_agent(path, words, host.step ? environment_for_srun(own_environment()) : own_environment(), true, max_files), silence);
   if (cargo) link.ship(cargo);
   return link;
-}
-
-/// This program, and the one to run where it was named by a path: what PATH finds is there as well.
-std::shared_ptr<const std::vector<Cargo>> cargo_for(const RunOptions& options, const std::string& own) {
-  std::vector<Cargo> cargo = {cargo_of(own)};
-  const std::string& program = options.command.front();
-  if (program.find('/') != std::string::npos) cargo.push_back(cargo_of(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
-  return std::make_shared<const std::vector<Cargo>>(std::move(cargo));
 }
 
 /// At a megabyte a second at least.
@@ -58,7 +50,7 @@ std::chrono::seconds time_to_ship(const std::vector<Cargo>& cargo) {
 class Gathering {
  public:
   Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents)
-      : hosts_(std::move(hosts)), agents_(std::move(agents)), sites_(agents_.size()), failed_(agents_.size()) {}
+      : hosts_(std::move(hosts)), agents_(std::move(agents)), sites_(agents_.size()), failed_(agents_.size()), took_(agents_.size()) {}
 
   bool complete() const {
     for (std::size_t i = 0; i < agents_.size(); ++i)
@@ -67,18 +59,19 @@ class Gathering {
   }
   void turn(Deadline deadline, int signals);
   void give_up_waiting();
-  Gathered take(int signals);
+  Gathered take();
 
  private:
-  void listen(std::size_t i, int signals);
+  void listen(std::size_t i);
   void take_site(std::size_t i, const Frame& frame);
   void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
-  [[noreturn]] void tell_failures(int signals);
 
   std::vector<Host> hosts_;
   std::vector<AgentLink> agents_;
   std::vector<std::optional<Site>> sites_;
   std::vector<std::optional<base::UsageError>> failed_;
+  std::vector<std::chrono::milliseconds> took_;
+  const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
 };
 
 /// The agent's first frame, which must be its Site.
@@ -86,6 +79,7 @@ void Gathering::take_site(std::size_t i, const Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
   if (sites_[i] || frame.kind != FrameKind::kSite) throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
   sites_[i] = decode_site(frame.payload);
+  took_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
   if (sites_[i]->version != LOCKSTEP_VERSION)
     fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION, "install the same version there"));
   else if (sites_[i]->build != job::build_id(""))
@@ -93,7 +87,7 @@ void Gathering::take_site(std::size_t i, const Frame& frame) {
                              "install the same one there, name it with --remote-path, or let --ship copy this one"));
 }
 
-void Gathering::listen(std::size_t i, int signals) {
+void Gathering::listen(std::size_t i) {
   AgentLink& agent = agents_[i];
   try {
     for (const Frame& frame : agent.read()) take_site(i, frame);
@@ -102,7 +96,7 @@ void Gathering::listen(std::size_t i, int signals) {
                                     "does a start file of the shell there, such as ~/.bashrc, print something? It must not when nobody looks"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
-  const RankEnd end = agent.reap(signals);
+  const RankEnd end = agent.reap();
   if (is_here(hosts_[i])) return fail(i, base::UsageError("the agent " + to_text(end)));
   fail(i, start_error(hosts_[i], end.exit_code(), agent.words()));
 }
@@ -116,34 +110,31 @@ void Gathering::turn(Deadline deadline, int signals) {
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1 + agents_.size()].revents) agents_[i].ship_more();
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1].revents) listen(i, signals);
+    if (entries[i + 1].revents) listen(i);
 }
 
 void Gathering::give_up_waiting() {
-  for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (!sites_[i] && !failed_[i]) fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" + (agents_[i].words().empty() ? "" : ": " + base::quoted(agents_[i].words(), 512)), hosts_[i].step ? "does srun --overlap --nodelist=" + hosts_[i].name + " true work at once?" : "does ssh " + hosts_[i].name + " true work at once, without a question?"));
-}
-
-/// A line each, so that one among many is seen; the first is what ends us.
-void Gathering::tell_failures(int signals) {
-  std::optional<base::UsageError> first;
-  const auto count = std::count_if(failed_.begin(), failed_.end(), [](const auto& error) { return error.has_value(); });
   for (std::size_t i = 0; i < agents_.size(); ++i) {
-    if (!failed_[i]) continue;
-    if (count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed_[i]->what(), failed_[i]->hint().empty() ? "" : "; ", failed_[i]->hint().c_str());
-    if (!first) first = failed_[i];
+    if (sites_[i] || failed_[i]) continue;
+    const std::string words = agents_[i].words();
+    fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" + (words.empty() ? "" : ": " + base::quoted(words, 512)),
+                             "does " + std::string(hosts_[i].step ? "srun --overlap --nodelist=" : "ssh ") + hosts_[i].name + " true work at once, without a question?"));
   }
-  for (AgentLink& agent : agents_) agent.must_end(Deadline::in(0s));
-  for (AgentLink& agent : agents_) agent.reap(signals);
-  if (count == 1) throw *first;
-  throw base::UsageError(std::to_string(count) + " of " + std::to_string(agents_.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
 }
 
-Gathered Gathering::take(int signals) {
-  if (std::any_of(failed_.begin(), failed_.end(), [](const auto& error) { return error.has_value(); })) tell_failures(signals);
-  Gathered all{std::move(hosts_), std::move(agents_), {}};
-  for (auto& site : sites_) all.sites.push_back(std::move(*site));
+Gathered Gathering::take() {
+  Gathered all{.hosts = std::move(hosts_), .agents = std::move(agents_), .sites = {}, .failed = std::move(failed_), .took = std::move(took_)};
+  for (auto& site : sites_) all.sites.push_back(site ? std::move(*site) : Site());
   return all;
+}
+
+/// Two names of one machine, whose ranks would take the same cores and GPUs. Several nodes of SLURM may be on one.
+void find_twins(Gathered& gathered) {
+  for (std::size_t i = 0; i < gathered.sites.size(); ++i)
+    for (std::size_t j = i + 1; j < gathered.sites.size(); ++j)
+      if (!gathered.failed[i] && !gathered.failed[j] && !gathered.hosts[i].step && !gathered.hosts[j].step && gathered.sites[i].machine == gathered.sites[j].machine)
+        gathered.failed[j] = base::UsageError("host " + base::quoted(gathered.hosts[j].name, 253) + ": it is the same machine as " + base::quoted(gathered.hosts[i].name, 253),
+                                              "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
 }
 
 }  // namespace
@@ -159,20 +150,35 @@ void heed_a_person(int signals) {
       throw base::Error(base::Cause::kInterrupted, "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) + " before any rank was started");
 }
 
-Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
+/// A line each, so that one among many is seen; the first is what ends us.
+void need_all(Gathered& gathered) {
+  find_twins(gathered);
+  const auto count = std::count_if(gathered.failed.begin(), gathered.failed.end(), [](const auto& error) { return error.has_value(); });
+  if (count == 0) return;
+  std::optional<base::UsageError> first;
+  for (const auto& failed : gathered.failed) {
+    if (!failed) continue;
+    if (count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ", failed->hint().c_str());
+    if (!first) first = failed;
+  }
+  for (AgentLink& agent : gathered.agents) agent.kill();
+  for (AgentLink& agent : gathered.agents) agent.reap();
+  if (count == 1) throw *first;
+  throw base::UsageError(std::to_string(count) + " of " + std::to_string(gathered.agents.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
+}
+
+Gathered gather(const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
   const std::string own = own_path();
   std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
   for (Host& host : hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
-  const bool elsewhere = std::any_of(hosts.begin(), hosts.end(), [](const Host& host) { return !is_here(host); });
-  const auto cargo = options.ship && elsewhere ? cargo_for(options, own) : nullptr;
   std::vector<AgentLink> agents;
   for (const Host& host : hosts) agents.push_back(is_here(host) ? start_here(host, silence, max_files) : start_agent(host, options, cargo, silence, max_files));
   Gathering gathering(std::move(hosts), std::move(agents));
   const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts + (cargo ? time_to_ship(*cargo) : 0s));
   while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
   gathering.give_up_waiting();
-  return gathering.take(signals);
+  return gathering.take();
 }
 
 }  // namespace lockstep::launcher

@@ -1,11 +1,15 @@
 // The start of a job: an agent on each host, all at once, and what each finds there.
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/launch/agent_link.h"
-#include "lockstep/launch/host_list.h"
-#include "lockstep/launch/options.h"
+#include "lockstep/launch/host_options.h"
 #include "lockstep/launch/site.h"
 
 namespace lockstep::launcher {
@@ -13,13 +17,20 @@ namespace lockstep::launcher {
 struct Gathered {
   std::vector<Host> hosts;         ///< where; one that is empty: here
   std::vector<AgentLink> agents;   ///< of each
-  std::vector<Site> sites;
+  std::vector<Site> sites;         ///< empty where nothing was told
+  std::vector<std::optional<base::UsageError>> failed;  ///< why a host cannot be used: it cannot be reached, or has another version of lockstep
+  std::vector<std::chrono::milliseconds> took;          ///< until each had told
 };
 
-/// Starts, by ssh or srun, the agents of `options`' hosts (none: one here) and waits until each has told what it finds. A host that cannot be reached, or has another version
-/// of lockstep, is told in words; then nothing runs anywhere, and what is thrown (UsageError) names the first one and how many there are.
+/// Programs to ship; null: none.
+using Cargoes = std::shared_ptr<const std::vector<Cargo>>;
+
+/// Starts, by ssh or srun, the agents of `options`' hosts (none: one here), elsewhere with `cargo`, and waits until each has told what it finds, or has failed.
 /// `signals` as of signal_descriptor(): a person's ends it (Error kInterrupted). `max_files`: soft limit of descriptors for agents.
-Gathered gather(const RunOptions& options, std::chrono::milliseconds silence, std::uint64_t max_files, int signals);
+Gathered gather(const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence, std::uint64_t max_files, int signals);
+
+/// When hosts have failed, or two of them are one machine: tells each in a line, lets nothing run anywhere, and throws UsageError that names the first one and how many there are.
+void need_all(Gathered& gathered);
 
 /// Throws Error kInterrupted when a person has asked us to stop. `signals` as of signal_descriptor().
 void heed_a_person(int signals);

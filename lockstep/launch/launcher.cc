@@ -28,16 +28,6 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
-/// The signals that a person stops the job with, without those that whoever started us has switched off (nohup).
-std::vector<int> handled_signals() {
-  std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction action {};
-    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
-  }
-  return handled;
-}
-
 /// "train-20261122-091503-4711": of no other run.
 std::string default_name(const std::string& program) {
   const std::time_t now = std::time(nullptr);
@@ -48,27 +38,40 @@ std::string default_name(const std::string& program) {
   return std::filesystem::path(program).filename().string() + time + std::to_string(::getpid());
 }
 
-/// Ranks of each host.
-std::vector<int> share(const RunOptions& options, const Gathered& gathered, const Environment& environment) {
-  std::vector<int> slots;
+std::vector<Node> nodes_of(Gathered& gathered) {
+  std::vector<Node> nodes;
   for (std::size_t i = 0; i < gathered.hosts.size(); ++i)
-    slots.push_back(options.hosts.empty() && options.ranks > 0 ? options.ranks
-                    : gathered.hosts[i].slots > 0              ? gathered.hosts[i].slots
-                                                               : default_ranks(environment, gathered.sites[i]));
-  return fill_hosts(slots, options.ranks);
+    nodes.push_back({.site = std::move(gathered.sites[i]), .name = gathered.agents[i].host(), .here = is_here(gathered.hosts[i]), .step = gathered.hosts[i].step, .wanted_interface = gathered.hosts[i].interface});
+  return nodes;
 }
 
-/// The hosts of the job, whose agents are to go on; the others' end with their input.
-std::vector<Node> take_nodes(Gathered& gathered, const std::vector<int>& ranks) {
-  std::vector<Node> nodes;
+/// Ranks of each host. The agents of those that get none end with their input.
+void share(const RunOptions& options, const Surroundings& surroundings, Gathered& gathered, std::vector<Node>& nodes) {
+  std::vector<int> slots;
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    slots.push_back(options.hosts.empty() && options.ranks > 0 ? options.ranks
+                    : gathered.hosts[i].slots > 0              ? gathered.hosts[i].slots
+                                                               : default_ranks(options, surroundings, nodes[i]));
+  const std::vector<int> ranks = fill_hosts(slots, options.ranks);
   std::vector<AgentLink> agents;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
+  std::vector<Node> used;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (ranks[i] == 0) continue;
+    nodes[i].ranks = ranks[i];
     agents.push_back(std::move(gathered.agents[i]));
-    nodes.push_back({.site = std::move(gathered.sites[i]), .name = agents.back().host(), .ranks = ranks[i], .here = is_here(gathered.hosts[i]), .wanted_interface = gathered.hosts[i].interface});
+    used.push_back(std::move(nodes[i]));
   }
   gathered.agents = std::move(agents);
-  return nodes;
+  nodes = std::move(used);
+}
+
+/// This program, and the one to run where it was named by a path: what PATH finds is there as well.
+Cargoes cargo_for(const RunOptions& options) {
+  if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), is_here)) return nullptr;
+  std::vector<Cargo> cargo = {cargo_of(own_path())};
+  const std::string& program = options.command.front();
+  if (program.find('/') != std::string::npos) cargo.push_back(cargo_of(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
+  return std::make_shared<const std::vector<Cargo>>(std::move(cargo));
 }
 
 /// Where the store and the ranks of torch.distributed meet. Hosts elsewhere show first that they reach us and each other.
@@ -87,16 +90,23 @@ void find_addresses(const RunOptions& options, Surroundings& surroundings, std::
   surroundings.master.host = meeting.doors.front().address.host;
 }
 
-/// As a shell here finds it; other hosts get the same path. What is not to run here need not be here.
-std::string program_of(const RunOptions& options) {
-  const std::string& name = options.command.front();
+}  // namespace
+
+std::vector<int> handled_signals() {
+  std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
+  }
+  return handled;
+}
+
+std::string program_of(const HostOptions& options, const std::string& name) {
   const bool here = options.hosts.empty() || std::any_of(options.hosts.begin(), options.hosts.end(), is_here);
   const bool relative = name.find('/') != std::string::npos && name[0] != '/';
   if (name.find('/') != std::string::npos && (!here || (relative && !options.directory.empty()))) return name;
   return find_program(name, base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
 }
-
-}  // namespace
 
 job::Fatal fatal_of(const base::Error& error) {
   job::Fatal fatal;
@@ -113,7 +123,7 @@ int run(RunOptions options) {
   Surroundings surroundings;
   surroundings.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
   surroundings.here = std::filesystem::current_path();
-  surroundings.program = program_of(options);
+  surroundings.program = program_of(options, options.command.front());
   surroundings.environment = with_exports(own_environment(), options.exports);
   for (const std::string& variable : options.exports) surroundings.exported.push_back(variable.substr(0, variable.find('=')));
   surroundings.columns = terminal_columns();
@@ -121,12 +131,15 @@ int run(RunOptions options) {
   std::vector<pid_t> not_ours = has_children() ? descendants() : std::vector<pid_t>();  // left us by a shell's exec
   base::Fd signals(signal_descriptor(handled_signals()));  // before any thread exists, so that none takes a signal
   become_subreaper();
-  Gathered gathered = gather(options, silence_of_agents(pulse_limits(options, surroundings.environment)), base::allow_files(8 * options.hosts.size() + 64), signals.get());
-  const std::vector<int> ranks = share(options, gathered, surroundings.environment);
-  std::vector<Node> nodes = take_nodes(gathered, ranks);
-  const int num_ranks = std::accumulate(ranks.begin(), ranks.end(), 0);
-  // Beside the store two files of output of each rank, and our own.
-  base::allow_files(job::files_of_store(num_ranks) + static_cast<std::uint64_t>(options.output_dir.empty() ? 0 : 2 * num_ranks) + 8 * nodes.size() + 56);
+  const std::uint64_t max_files = base::allow_files(8 * options.hosts.size() + 64);
+  Gathered gathered = gather(options, cargo_for(options), silence_of_agents(pulse_limits(options, surroundings.environment)), max_files, signals.get());
+  need_all(gathered);
+  std::vector<Node> nodes = nodes_of(gathered);
+  share(options, surroundings, gathered, nodes);
+  const int num_ranks = std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
+  // Beside the store two files of output of each rank, a meeting at each of our addresses, and our own.
+  base::allow_files(job::files_of_store(num_ranks) + static_cast<std::uint64_t>(options.output_dir.empty() ? 0 : 2 * num_ranks) +
+                    (nodes.size() > 1 ? nodes.size() * (8 + base::interface_addresses().size()) : 8) + 56);
   find_addresses(options, surroundings, gathered.agents, nodes, signals.get());
   return supervise(options, std::move(surroundings), std::move(gathered.agents), std::move(nodes), std::move(signals), std::move(not_ours));
 }

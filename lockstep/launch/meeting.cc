@@ -1,9 +1,6 @@
 #include "lockstep/launch/meeting.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <functional>
 #include <optional>
@@ -26,26 +23,6 @@ using namespace std::chrono_literals;
 constexpr int kLauncher = -1;  // its number in a Crossing
 constexpr auto kAgentsAnswer = 7s;  // they give a connection 5
 
-std::string random_token() {
-  std::string token(Crossing::kTokenBytes, '\0');
-  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) throw base::SystemError("getrandom", errno);
-  return token;
-}
-
-/// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here excludes nothing.
-std::vector<base::InterfaceAddress> own_addresses(const std::string& own) {
-  std::vector<base::InterfaceAddress> all = base::interface_addresses();
-  std::erase_if(all, [](const base::InterfaceAddress& one) { return one.loopback || one.address.find('%') != std::string::npos; });
-  if (all.empty())
-    throw base::Error(base::Cause::kPeerUnreachable, "this host has no address but those of its loopback, so no other host can reach it", "is its network up?");
-  if (own.empty()) return all;
-  const InterfaceChoice choice = parse_interface_choice("--interface", own);
-  std::vector<base::InterfaceAddress> chosen;
-  for (const base::InterfaceAddress& one : all)
-    if (allows(choice, one.interface, one.address)) chosen.push_back(one);
-  return chosen.empty() ? all : chosen;
-}
-
 std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
   std::string text;
   for (const base::InterfaceAddress& one : addresses) text += (text.empty() ? "" : ", ") + one.address + " (" + one.interface + ")";
@@ -65,7 +42,7 @@ class Meeter {
 
   std::vector<AgentLink>& agents_;
   int signals_;
-  std::string token_ = random_token();
+  std::string token_ = Crossing::new_token();
   Crossing crossing_;
 };
 
@@ -132,7 +109,7 @@ void Meeter::check(const std::vector<std::vector<ProbeFailure>>& failures, const
 }
 
 Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::string& own) {
-  const std::vector<base::InterfaceAddress> addresses = own_addresses(own);
+  const std::vector<base::InterfaceAddress> addresses = launcher_addresses(own);
   std::vector<base::Address> listening;
   for (const base::InterfaceAddress& one : addresses) listening.push_back(crossing_.listen(one.address));
   for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kMeet, -1, encode_meet({static_cast<int>(i), token_, interfaces[i], listening})});
@@ -146,7 +123,7 @@ Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::strin
     meeting.doors.push_back(*std::find_if(reply.doors.begin(), reply.doors.end(), [&](const Door& door) { return door.launcher == way; }));
     order.peers.push_back(meeting.doors.back().address);
   }
-  for (std::size_t i = 0; i < agents_.size(); ++i) meeting.tethers.push_back(crossing_.take_caller(static_cast<int>(i), static_cast<std::size_t>(way)));
+  for (std::size_t i = 0; i < agents_.size(); ++i) meeting.tethers.push_back(crossing_.take_caller(static_cast<int>(i), static_cast<std::size_t>(way), meeting.doors[i].dial));
   for (AgentLink& agent : agents_) agent.send({FrameKind::kProbe, -1, encode_probe(order)});
   std::vector<std::vector<ProbeFailure>> failures(agents_.size());
   wait_for(FrameKind::kProbed, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
@@ -155,6 +132,19 @@ Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::strin
 }
 
 }  // namespace
+
+std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own) {
+  std::vector<base::InterfaceAddress> all = base::interface_addresses();
+  std::erase_if(all, [](const base::InterfaceAddress& one) { return one.loopback || one.address.find('%') != std::string::npos; });
+  if (all.empty())
+    throw base::Error(base::Cause::kPeerUnreachable, "this host has no address but those of its loopback, so no other host can reach it", "is its network up?");
+  if (own.empty()) return all;
+  const InterfaceChoice choice = parse_interface_choice("--interface", own);
+  std::vector<base::InterfaceAddress> chosen;
+  for (const base::InterfaceAddress& one : all)
+    if (allows(choice, one.interface, one.address)) chosen.push_back(one);
+  return chosen.empty() ? all : chosen;
+}
 
 Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own, int signals) {
   return Meeter(agents, signals).run(interfaces, own);

@@ -1,6 +1,7 @@
 // Before ranks start, every host shows that it reaches the launcher and every other host, at the address that the ranks will use.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct MeetOrder {
 /// A way from an agent to the launcher.
 struct Door {
   int launcher = 0;        ///< index in MeetOrder::launcher
+  std::uint32_t dial = 0;  ///< which of the agent's connections it is
   base::Address address;   ///< of the agent's host on this way; there it listens for the other hosts
   std::string interface;   ///< which has that address
 };
@@ -32,7 +34,7 @@ struct MeetReply {
   std::string error;  ///< when there is none
 };
 
-/// To an agent: reach all others. The connection to the launcher at this index stays for the job: when it ends, the agent's ranks do.
+/// To an agent: reach all others. The first connection to the launcher at this index stays for the job: when it ends, the agent's ranks do.
 struct ProbeOrder {
   int launcher = 0;
   std::vector<base::Address> peers;  ///< of each host of the job
@@ -54,5 +56,8 @@ struct Meeting {
 /// Lets the agents meet. `interfaces` of each: as MeetOrder has it; `own`: the choice here. Waits 15 s at most. A host that does not reach the launcher or another one is told in a
 /// line each; what is thrown (Error kPeerUnreachable) says what to do. `signals` as for gather().
 Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own, int signals);
+
+/// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here excludes nothing. Throws Error kPeerUnreachable when there is no address.
+std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own);
 
 }  // namespace lockstep::launcher

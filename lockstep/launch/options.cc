@@ -7,14 +7,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/injection.h"
-#include "lockstep/launch/interface_choice.h"
-#include "lockstep/launch/program.h"
+#include "lockstep/launch/host_options.h"
+#include "lockstep/launch/option_values.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr int kMaxRanks = 4096;
-constexpr double kMaxSeconds = 10.0 * 365 * 24 * 3600;
 
 const char* const kUsage =
     "usage: lockstep COMMAND\n"
@@ -22,6 +21,7 @@ const char* const kUsage =
     "Commands:\n"
     "  run        start N ranks of a program, here or on several hosts, and end all of them when one fails\n"
     "  submit     the same as a batch job of SLURM: write its script, show it, submit it\n"
+    "  doctor     look at each host, before anything starts, for what would go wrong there\n"
     "  status     show the ranks that run here: how far they are, and what their arenas hold\n"
     "  bench      measure this machine: Lockstep beside Gloo, MPI and PyTorch\n"
     "\n"
@@ -40,7 +40,8 @@ const char* const kStatusUsage =
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
-  std::string hosts, host_file, remote_path, cwd, env_from, interface, gpus, connect_timeout, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
+  RawHosts hosts;
+  std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -53,18 +54,10 @@ class RunFormatter : public CLI::Formatter {
 void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<RunFormatter>());
-  const auto option = [&](const char* name, std::string& value, const char* type, const char* text) {
-    app.add_option(name, value, text)->type_name(type);
-  };
+  const auto option = [&](const char* name, std::string& value, const char* type, const char* text) { declare_option(app, name, value, type, text); };
   option("-n,--ranks", raw.ranks, "N", "number of ranks, 1 to 4096 (also -np); default: all slots of the hosts, of one without slots the visible GPUs, else the physical cores");
-  option("-H,--hosts", raw.hosts, "HOST[:SLOTS],...", "where they run: names, [user@] in front, IPv6 in brackets; one ssh a host; default: those of the SLURM allocation, else here");
-  option("--hostfile", raw.host_file, "FILE", "the same, a host a line: host:4, or host slots=4; also port=, user=, path= and interface=; # begins a comment");
-  option("--env-from", raw.env_from, "WHO", "who names the hosts when you do not: auto (default; SLURM, inside an allocation), slurm or none (this host)");
-  option("--remote-path", raw.remote_path, "PATH", "of lockstep on the other hosts; default: as here");
+  declare_hosts(app, raw.hosts);
   app.add_flag("--ship", run.ship, "copy lockstep, and a program named by a path, to hosts that lack them: ~/.cache/lockstep there, by their content");
-  option("--connect-timeout", raw.connect_timeout, "SECONDS", "that ssh has to reach a host (default 10)");
-  option("--interface", raw.interface, "WHICH", "addresses that ranks use: names and networks, eth0 or 10.0.0.0/8, or all but these, ^docker0; default: those that route to this host");
-  option("--cwd", raw.cwd, "DIR", "directory that the ranks start in, on every host (default: this one)");
   app.add_option("-x,--export", run.exports, "a variable for the ranks on all hosts, as it is here or with this value; may be repeated")->type_name("NAME[=VALUE]")->expected(1)->take_all();
   option("--gpus", raw.gpus, "LIST", "GPUs that ranks may use, as CUDA_VISIBLE_DEVICES takes them; the rank with local rank K uses the K-th");
   app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
@@ -88,44 +81,6 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   app.footer("The ranks' lines have [rank] in front; their standard input is /dev/null. The exit code is that of the first rank\n"
              "that failed, or 128 + the signal that ended it; 64 means that nothing was started. Ctrl-C stops all ranks, a second\n"
              "one kills them.");
-}
-
-/// Turns -np into -n, as far as options go, and returns where they end.
-std::size_t end_of_options(const CLI::App& app, std::vector<std::string>& words) {
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    std::string& word = words[i];
-    if (word == "--" || word.size() < 2 || word[0] != '-') return i;
-    if (word.rfind("-np", 0) == 0) word.erase(2, 1);
-    const CLI::Option* option = app.get_option_no_throw(word);
-    if (option && option->get_expected_max() > 0 && option->get_items_expected_max() > 0) ++i;
-  }
-  return words.size();
-}
-
-std::string one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed) {
-  std::string list;
-  for (const char* one : allowed) {
-    if (got == one) return got;
-    list += (list.empty() ? "" : ", ") + std::string(one);
-  }
-  throw base::UsageError(std::string(what) + " is " + base::quoted(got, 80) + "; allowed are " + list);
-}
-
-double seconds(const char* what, const std::string& text, double low) {
-  const auto value = base::parse_double(text);
-  if (!value || *value < low || *value > kMaxSeconds)
-    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) + "; allowed are seconds, " +
-                           (low > 0 ? "more than 0" : "0 or more"));
-  return *value;
-}
-
-std::chrono::milliseconds milliseconds(const char* what, const std::string& text) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds(what, text, 0) * 1000));
-}
-
-const std::string& not_empty(const char* what, const std::string& text, const char* allowed) {
-  if (text.empty()) throw base::UsageError(std::string(what) + " is \"\"; allowed is " + allowed);
-  return text;
 }
 
 /// Numbers or UUIDs of devices, with commas between.
@@ -153,19 +108,9 @@ std::string checked_name(const std::string& name) {
 }
 
 void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
-  const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
+  const auto given = [&](const char* name) { return is_given(app, name); };
   if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
-  if (given("-H") && given("--hostfile")) throw base::UsageError("lockstep run: both -H and --hostfile are given; allowed is one of them");
-  if (given("-H")) run.hosts = parse_hosts(raw.hosts);
-  if (given("--hostfile")) run.hosts = parse_host_file(raw.host_file, content_of("--hostfile", raw.host_file));
-  if (given("--connect-timeout")) run.connect_timeout = std::chrono::seconds(base::parse_int_in("--connect-timeout", raw.connect_timeout, 1, 3600));
-  if (given("--remote-path")) run.remote_path = not_empty("--remote-path", raw.remote_path, "the path of lockstep on the other hosts");
-  if (given("--env-from")) run.env_from = one_of("--env-from", raw.env_from, {"auto", "slurm", "none"});
-  if (given("--cwd")) run.directory = not_empty("--cwd", raw.cwd, "a directory");
-  if (given("--interface")) {
-    parse_interface_choice("--interface", raw.interface);
-    run.interface = raw.interface;
-  }
+  check_hosts(app, "run", raw.hosts, run);
   for (const std::string& variable : run.exports)
     if (variable.empty() || variable[0] == '=') throw base::UsageError("-x is " + base::quoted(variable, 80) + "; allowed is NAME or NAME=VALUE");
   if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
@@ -190,32 +135,20 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   check_argument_name(run.local_rank_argument);
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 Command parse_run(std::vector<std::string> words) {
   Command command;
   RawRun raw;
   CLI::App app("Starts N ranks of a program, here or on several hosts, and ends all of them when one fails.");
   declare(app, raw, command.run);
 
-  const std::size_t end = end_of_options(app, words);
-  // CLI11 takes the words in reverse order.
-  std::vector<std::string> options(words.rend() - static_cast<std::ptrdiff_t>(end), words.rend());
-  try {
-    app.parse(options);
-  } catch (const CLI::CallForHelp&) {
+  auto program = parse_words(app, "run", std::move(words));
+  if (!program) {
     command.text = app.help();
     return command;
-  } catch (const CLI::ExtrasError&) {
-    throw base::UsageError("lockstep run: " + base::quoted(app.remaining().front(), 80) +
-                           " is no option; lockstep run --help shows those that are allowed");
-  } catch (const CLI::ParseError& error) {
-    throw base::UsageError("lockstep run: " + first_line(error.what()) + "; lockstep run --help shows what is allowed");
   }
   check_values(app, raw, command.run);
 
-  const std::size_t begin = end < words.size() && words[end] == "--" ? end + 1 : end;
-  command.run.command.assign(words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
+  command.run.command = std::move(*program);
   if (command.run.command.empty() || command.run.command.front().empty())
     throw base::UsageError("lockstep run: no program is named; allowed is: lockstep run [options] [--] program [arguments...]");
   command.verb = Verb::kRun;
@@ -250,15 +183,21 @@ Command parse_command_line(std::vector<std::string> arguments) {
     arguments.erase(arguments.begin());
     return parse_run(std::move(arguments));
   }
+  if (verb == "doctor") {
+    Command command;
+    command.doctor = parse_doctor({arguments.begin() + 1, arguments.end()}, command.text);
+    if (command.text.empty()) command.verb = Verb::kDoctor;
+    return command;
+  }
   if (verb == "status") return parse_status({arguments.begin() + 1, arguments.end()});
   if (verb == "submit") return {Verb::kSubmit, {}, "", {arguments.begin() + 1, arguments.end()}};
   if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
   if (verb == "agent") return parse_agent({arguments.begin() + 1, arguments.end()});
   if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
   if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
-  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, submit, status, bench, --help and --version")
+  throw base::UsageError(verb.empty() ? std::string("lockstep: no command is named; allowed are run, submit, doctor, status, bench, --help and --version")
                                       : "lockstep: the command is " + base::quoted(verb, 80) +
-                                            "; allowed are run, submit, status, bench, --help and --version");
+                                            "; allowed are run, submit, doctor, status, bench, --help and --version");
 }
 
 }  // namespace lockstep::launcher

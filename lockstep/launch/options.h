@@ -6,25 +6,19 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/host_list.h"
+#include "lockstep/launch/doctor_options.h"
+#include "lockstep/launch/host_options.h"
 
 namespace lockstep::launcher {
 
 /// What `lockstep run` was asked for.
-struct RunOptions {
+struct RunOptions : HostOptions {
   int ranks = 0;                              ///< in all; 0: all slots of the hosts; of one without slots one for each visible GPU, else each physical core
-  std::vector<Host> hosts;                    ///< empty: those of the SLURM allocation that we are in, else this one
-  std::string remote_path;                    ///< of the program lockstep on hosts that name no other; empty: as here
   bool ship = false;                          ///< copy this program, and the one to run, to hosts that lack them
-  std::string attended;                       ///< "JOB.STEP": on other hosts a task of this SLURM step waits for the agent's end; empty: none
-  std::chrono::seconds connect_timeout{10};   ///< of ssh
-  std::string directory;                      ///< that the ranks start in, on every host; empty: this process's
   std::vector<std::string> exports;           ///< NAME or NAME=VALUE: variables that go to all ranks
-  std::string interface;                      ///< as parse_interface_choice() takes it; empty: the one that routes to the launcher
   std::string gpus;                           ///< CUDA_VISIBLE_DEVICES of the ranks; empty: as it is
   bool isolate_gpus = false;                  ///< each rank sees one GPU only
   bool share_gpus = false;                    ///< several ranks may use one GPU
-  std::string env_from = "auto";              ///< who says where when hosts is empty: auto, slurm or none
   std::string transport;                      ///< LOCKSTEP_TRANSPORT for the ranks; empty: not given
   std::string join_timeout;                   ///< LOCKSTEP_JOIN_TIMEOUT for the ranks, seconds; empty: not given
   std::optional<std::chrono::milliseconds> hang_timeout;   ///< without progress of any rank; 0: for ever; default 300 s
@@ -43,6 +37,7 @@ struct RunOptions {
 enum class Verb {
   kRun,    ///< start ranks
   kSubmit, ///< queue a batch job that starts ranks: submit() goes on with Command::words
+  kDoctor, ///< look at hosts before anything is started
   kStatus, ///< show the ranks that run here
   kBench,  ///< measure: the program lockstep-bench, which has torch, goes on with Command::words
   kAgent,  ///< be the agent of a host; the launcher calls this, not a person
@@ -64,6 +59,7 @@ struct Command {
   std::vector<std::string> words;
   bool json = false;  ///< of kStatus
   AgentOptions agent{};
+  DoctorOptions doctor{};
 };
 
 /// Reads the arguments after the program's name. Pure, but for the file that --hostfile names. Throws UsageError, one line that names the argument, the value got

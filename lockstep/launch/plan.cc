@@ -115,18 +115,6 @@ void give_gpus(JobPlan& job, const RunOptions& options, const Node& node, const 
   }
 }
 
-/// Of the launcher's variables those that the ranks of a host get.
-Environment inherited_by(const Node& node, const Surroundings& surroundings) {
-  Environment inherited;
-  for (const std::string& variable : surroundings.environment) {
-    const std::string_view name = name_of(variable);
-    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && !node.site.visible_gpus.empty() && !is_one_of(name, surroundings.exported);
-    if (node.here || is_one_of(name, surroundings.exported) || (travels(name) && !own_gpus)) inherited.push_back(variable);
-  }
-  if (!node.here && !node.site.visible_gpus.empty() && !value_of(inherited, "CUDA_VISIBLE_DEVICES")) inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.site.visible_gpus);
-  return inherited;
-}
-
 RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Surroundings& surroundings, const Node& node, std::vector<int> cpus) {
   const std::string number = std::to_string(rank), local = std::to_string(local_rank);
   RankPlan plan;
@@ -146,6 +134,17 @@ RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Su
 }
 
 }  // namespace
+
+Environment inherited_by(const Node& node, const Surroundings& surroundings) {
+  Environment inherited;
+  for (const std::string& variable : surroundings.environment) {
+    const std::string_view name = name_of(variable);
+    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.step && !node.site.visible_gpus.empty() && !is_one_of(name, surroundings.exported);
+    if (node.here || is_one_of(name, surroundings.exported) || (travels(name) && !own_gpus)) inherited.push_back(variable);
+  }
+  if (!node.here && !node.site.visible_gpus.empty() && !value_of(inherited, "CUDA_VISIBLE_DEVICES")) inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.site.visible_gpus);
+  return inherited;
+}
 
 bool travels(std::string_view name) {
   constexpr std::array kPrefixes = {"LOCKSTEP_", "OMP_",   "GOMP_", "KMP_",  "MKL_",    "OPENBLAS_", "TORCH_", "PYTORCH_",
@@ -178,6 +177,13 @@ Environment merged(const Environment& own, const Environment& added) {
   return all;
 }
 
+Environment without(Environment environment, const Environment& others) {
+  std::set<std::string_view> names;
+  for (const std::string& variable : others) names.insert(name_of(variable));
+  std::erase_if(environment, [&](const std::string& variable) { return names.contains(name_of(variable)); });
+  return environment;
+}
+
 std::vector<JobPlan> plan_jobs(const RunOptions& options, const Surroundings& surroundings, const std::vector<Node>& nodes) {
   const Environment for_all = for_all_ranks(options, surroundings, nodes);
   std::vector<JobPlan> jobs;
@@ -194,11 +200,7 @@ std::vector<JobPlan> plan_jobs(const RunOptions& options, const Surroundings& su
     Environment ours = for_node(number, node, options, inherited);
     ours.insert(ours.end(), for_all.begin(), for_all.end());
     inherited = merged(inherited, ours);
-    // What each rank gets of its own replaces as well.
-    std::set<std::string_view> of_ranks;
-    for (const std::string& variable : job.ranks.front().environment) of_ranks.insert(name_of(variable));
-    std::erase_if(inherited, [&](const std::string& variable) { return of_ranks.contains(name_of(variable)); });
-    job.environment = std::move(inherited);
+    job.environment = without(std::move(inherited), job.ranks.front().environment);
     jobs.push_back(std::move(job));
   }
   return jobs;
@@ -215,18 +217,12 @@ job::PulseLimits pulse_limits(const RunOptions& options, const Environment& envi
   return limits;
 }
 
-int default_ranks(const Environment& environment, const Site& site) {
-  int gpus = site.gpus;
-  if (const auto visible = value_of(environment, "CUDA_VISIBLE_DEVICES"); visible && gpus > 0) {
-    // CUDA's rule: the list ends at the first entry that is no device.
-    int allowed = 0;
-    for (const std::string& device : base::split(*visible, ',')) {
-      if (device.empty() || device[0] == '-') break;
-      ++allowed;
-    }
-    gpus = std::min(gpus, allowed);
-  }
-  return std::max(1, gpus > 0 ? gpus : num_cores(site.cpus));
+int default_ranks(const RunOptions& options, const Surroundings& surroundings, const Node& node) {
+  const auto named = gpus_of(options, node, inherited_by(node, surroundings));
+  int gpus = node.site.gpus;
+  if (named && (gpus > 0 || !options.gpus.empty())) gpus = options.gpus.empty() ? std::min<int>(gpus, static_cast<int>(named->size())) : static_cast<int>(named->size());
+  const bool none = named && named->empty() && node.site.gpus > 0;  // somebody has hidden them
+  return std::max(1, gpus > 0 || none ? gpus : num_cores(node.site.cpus));
 }
 
 std::vector<int> fill_hosts(const std::vector<int>& slots, int ranks) {

@@ -60,9 +60,13 @@ struct Node {
   std::string name;   ///< as a person has named it
   int ranks = 0;      ///< that it gets; neighbours in rank order, after those of the nodes before it
   bool here = true;   ///< its agent was started by the launcher itself
+  bool step = false;  ///< SLURM has given it to us, with GPUs of its own choice
   std::string wanted_interface{};  ///< its own, from the host list
   std::string interface{};         ///< whose address its ranks use; empty: they are all on one host
 };
+
+/// Of the launcher's variables those that the ranks of a host get.
+Environment inherited_by(const Node& node, const Surroundings& surroundings);
 
 /// A plan for the agent of each node. The ranks here inherit the launcher's environment, those elsewhere what a login there gives and of the launcher's what
 /// travels(); both without what another launcher (torchrun, SLURM, PMI) says about a rank. They get LOCKSTEP_*, torchrun's names, and OMP_NUM_THREADS
@@ -78,8 +82,11 @@ bool travels(std::string_view name);
 /// The variables that `own` and `added` make together: those added replace, and what another launcher says about a rank is taken out of `own`.
 Environment merged(const Environment& own, const Environment& added);
 
-/// How many ranks a host gets when nobody says: its GPUs that CUDA_VISIBLE_DEVICES leaves, else its cores; at least 1.
-int default_ranks(const Environment& environment, const Site& site);
+/// `environment` without the variables that `others` has: each rank has its own value of them.
+Environment without(Environment environment, const Environment& others);
+
+/// How many ranks a host gets when nobody says: its GPUs that --gpus or CUDA_VISIBLE_DEVICES leaves, else its cores; at least 1.
+int default_ranks(const RunOptions& options, const Surroundings& surroundings, const Node& node);
 
 /// Ranks of each host: -n `ranks` fills them in order, 0 takes all slots; hosts that are left without one get 0. Throws UsageError with both numbers when
 /// there are more ranks than slots.

@@ -75,23 +75,26 @@ bool bind_to(const std::vector<int>& cpus) {
 
 }  // namespace
 
-AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, bool keep_err, std::uint64_t max_files) {
-  const std::vector<char*> words = pointers({&argv});
+AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment, bool between, std::uint64_t max_files) {
+  const std::vector<char*> words = pointers({&argv}), variables = pointers({&environment});
+  const pid_t launcher = ::getpid();
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
   base::Fd err;
-  if (keep_err && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC)))) throw base::SystemError("cannot make a file in memory", errno);
+  if (between && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC)))) throw base::SystemError("cannot make a file in memory", errno);
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start the agent", errno);
   if (pid == 0) {
     ::setsid();
+    if (between) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (between && ::getppid() != launcher) ::_exit(127);
     limit_files(max_files);
     ::dup2(in.read.get(), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
-    if (keep_err) ::dup2(err.get(), STDERR_FILENO);
+    if (between) ::dup2(err.get(), STDERR_FILENO);
     close_on_exec_from(3);
     reset_signals();
-    ::execv(path.c_str(), words.data());
+    ::execve(path.c_str(), words.data(), variables.data());
     ::_exit(127);
   }
   return {pid, std::move(in.write), std::move(out.read), std::move(err)};
@@ -122,20 +125,27 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
 }
 
 pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out) {
+  return spawn_tool(path, arguments, {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}, "", out);
+}
+
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, int out) {
   std::vector<char*> words = pointers({&arguments});
-  const std::vector<std::string> variables = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"};
-  std::vector<char*> environment = pointers({&variables});
+  std::vector<char*> variables = pointers({&environment});
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start " + path, errno);
   if (pid > 0) return pid;
+  ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  if (!directory.empty() && ::chdir(directory.c_str()) != 0) ::_exit(127);
   ::dup2(null.get(), STDIN_FILENO);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(out, STDERR_FILENO);
   close_on_exec_from(3);
   reset_signals();
-  ::execve(path.c_str(), words.data(), environment.data());
+  ::execve(path.c_str(), words.data(), variables.data());
   ::_exit(127);
 }
 

@@ -23,8 +23,9 @@ struct AgentProcess {
   base::Fd err;   ///< of ssh: a file without a name that has what it wrote to stderr
 };
 
-/// Starts `path` with the words of `argv`, with this soft limit of descriptors. `keep_err`: what it writes to stderr is kept for us, and not shown. Throws SystemError.
-AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, bool keep_err, std::uint64_t max_files);
+/// Starts `path` with the words of `argv` and this environment, with this soft limit of descriptors. `between`: it is ssh or srun, so what it writes to stderr is kept for us, and not shown,
+/// and it ends with the calling thread, which must be the main one. Throws SystemError.
+AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment, bool between, std::uint64_t max_files);
 
 /// What the child of spawn_rank() was doing when it could not go on.
 enum class StartStep : std::int32_t { kFork, kBind, kExec };
@@ -53,6 +54,8 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
 
 /// Starts `path` with these arguments, killed by the kernel when the calling thread ends; stdout and stderr go to `out`. Throws SystemError.
 pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out);
+/// The same with this environment, in this directory (empty: this process's), as leader of a session.
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, int out);
 
 /// The environment of this process.
 Environment own_environment();

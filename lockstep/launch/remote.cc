@@ -38,6 +38,14 @@ constexpr Meaning kMeanings[] = {
 
 }  // namespace
 
+Environment environment_for_srun(Environment environment) {
+  std::erase_if(environment, [](const std::string& variable) {
+    const std::string name = variable.substr(0, variable.find('='));
+    return name == "SLURM_LABELIO" || name == "SLURM_STDINMODE" || name == "SLURM_STDOUTMODE" || name == "SLURM_STDERRMODE" || name == "SLURM_UNBUFFEREDIO";
+  });
+  return environment;
+}
+
 std::vector<std::string> agent_words(const Host& host, const std::string& attended) {
   std::vector<std::string> words = {"agent", "--guarded"};
   if (host.step && !attended.empty()) words.insert(words.end(), {"--attended", attended});

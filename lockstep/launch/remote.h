@@ -7,6 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/launch/host_list.h"
+#include "lockstep/launch/plan.h"
 
 namespace lockstep::launcher {
 
@@ -16,6 +17,9 @@ std::vector<std::string> ssh_words(const Host& host, std::chrono::seconds connec
 
 /// The same for a host of the SLURM allocation that we are in: a step of one task, which shares what the job has there with all other steps.
 std::vector<std::string> srun_words(const Host& host, const std::vector<std::string>& agent_words, const std::string& script = {});
+
+/// `environment` without what changes the bytes that srun passes on.
+Environment environment_for_srun(Environment environment);
 
 /// What follows the path of the program. `attended`: as RunOptions has it.
 std::vector<std::string> agent_words(const Host& host, const std::string& attended);

@@ -108,6 +108,7 @@ const char* const kWaiting =
     "while [ \"$(jobs -r)\" ]; do\n"
     "  sleep 0.5\n"
     "done\n"
+    "trap '' USR1 TERM\n"
     "wait \"$ranks\"\n"
     "code=$?\n";
 

@@ -60,11 +60,11 @@ Cargo cargo_of(const std::string& path) {
 std::string shipping_script(const std::vector<Cargo>& cargo, const std::vector<std::string>& agent_words) {
   // Two that come at once each write a file of their own, and either name is as good.
   std::string script =
-      "umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
+      "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "put() { f=$c/$1/$2; if [ -x \"$f\" ]; then echo y; return; fi; "
-      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq $3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || exit 125; }; ";
+      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq $3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
   for (const Cargo& one : cargo) script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + "; ";
-  script += "exec \"$c/" + cargo.front().hash + "/" + cargo.front().name + "\"";
+  script += "umask $m; exec \"$c/" + cargo.front().hash + "/" + cargo.front().name + "\"";
   for (const std::string& word : agent_words) script += " " + word;
   if (cargo.size() > 1) script += " --shipped \"$c/" + cargo[1].hash + "/" + cargo[1].name + "\"";
   return script;

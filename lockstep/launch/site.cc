@@ -28,6 +28,7 @@ Site look_around() {
   return {.host = base::host_name(),
           .version = LOCKSTEP_VERSION,
           .build = job::build_id(""),
+          .machine = job::host_id(),
           .cpus = usable_cpus(),
           .gpus = num_gpus(),
           .visible_gpus = base::Env::process().cuda_visible_devices.value_or("")};

@@ -71,7 +71,7 @@ class Supervisor {
   void rank_ended(RankEnd end);
   void note_preemption();
   void start_failed(int rank, StartStep step, int error);
-  void unkillable(int rank, std::int64_t pid);
+  void unkillable(const std::string& host, int rank, std::int64_t pid);
   void refused(const AgentLink& agent, const std::vector<std::string>& why);
   void out_of_reach(std::size_t index);
   void take_signal(int signal);
@@ -99,7 +99,6 @@ class Supervisor {
   Output output_;
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
-  base::Fd master_port_;
   const job::PulseLimits limits_;
   std::vector<RankEnd> ends_;
   std::size_t num_ended_ = 0;
@@ -251,14 +250,14 @@ void Supervisor::refused(const AgentLink& agent, const std::vector<std::string>&
   order_stop({.signal = SIGKILL});
 }
 
-void Supervisor::unkillable(int rank, std::int64_t pid) {
-  const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " did not end within 5 s after SIGKILL";
-  const std::string hint = "it hangs in the kernel: look at /proc/" + std::to_string(pid) + "/stack";
+void Supervisor::unkillable(const std::string& host, int rank, std::int64_t pid) {
+  const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " on host " + host + " did not end within 5 s after SIGKILL";
+  const std::string hint = "it hangs in the kernel: look there at /proc/" + std::to_string(pid) + "/stack";
   if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // a failure, which came first
     verdict_->fatal.detail += "; " + what + ": " + hint;
     return;
   }
-  job::Fatal fatal = new_fatal(base::Cause::kUnkillable, rank, pid);
+  job::Fatal fatal = new_fatal(base::Cause::kUnkillable, rank, pid, host);
   fatal.detail = what;
   fatal.hint = hint;
   verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable), {}};
@@ -288,7 +287,7 @@ void Supervisor::handle(std::size_t agent, const Frame& frame) {
       if (looking_for_.empty()) looked();
       break;
     case FrameKind::kRefused: refused(agents_[agent], decode_texts(frame.payload, 2)); break;
-    case FrameKind::kUnkillable: unkillable(frame.rank, decode_numbers(frame.payload, 1)[0]); break;
+    case FrameKind::kUnkillable: unkillable(agents_[agent].host(), frame.rank, decode_numbers(frame.payload, 1)[0]); break;
     case FrameKind::kDone: done_.insert(agent); break;
     default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
   }
@@ -340,7 +339,7 @@ void Supervisor::out_of_reach(std::size_t index) {
 /// Its pipe has ended. Without the last frame it was killed, or its host is out of reach; on this host the kernel has ended its ranks, and what they had started
 /// has become ours; elsewhere they end when the agent's connection does.
 void Supervisor::agent_is_gone(std::size_t index) {
-  const RankEnd end = agents_[index].reap(signals_.get());
+  const RankEnd end = agents_[index].reap();
   looking_for_.erase(index);
   if (looking_ && looking_for_.empty()) looked();  // at what it had told before
   if (done_.contains(index)) return;
@@ -358,7 +357,7 @@ void Supervisor::agent_is_gone(std::size_t index) {
   conclude(std::move(fatal), code);
   order_stop({.signal = SIGKILL});
   if (nodes_[index].here && std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.here; }) == 1)
-    for (const pid_t pid : kill_descendants(not_ours_, Deadline::in(kLeftBehindEnds))) unkillable(-1, pid);
+    for (const pid_t pid : kill_descendants(not_ours_, Deadline::in(kLeftBehindEnds))) unkillable(agents_[index].host(), -1, pid);
 }
 
 bool Supervisor::any_agent() const {
@@ -405,7 +404,7 @@ int Supervisor::run() {
 void Supervisor::note_preemption() {
   const bool all = std::all_of(ends_.begin(), ends_.end(), [](const RankEnd& end) { return end.preempted; });
   if (!all || ends_.size() < places_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
-  job::Fatal fatal = new_fatal(base::Cause::kPreempted, ends_.front().rank, ends_.front().pid);
+  job::Fatal fatal = new_fatal(base::Cause::kPreempted, ends_.front().rank, ends_.front().pid, places_.at(static_cast<std::size_t>(ends_.front().rank)).host);
   add_place(fatal, observed_.ranks());
   fatal.op.clear();
   fatal.detail = "all ranks left together because one of them was asked to stop (SIGTERM or SIGUSR1)";

@@ -5,73 +5,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/job/join.h"
+#include "lockstep/launch/wire_values.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kHeader = 12;
-
-[[noreturn]] void refuse(const std::string& what) {
-  throw base::Error(base::Cause::kProtocol, "launcher and agent: " + what);
-}
-
-template <typename T>
-void put(std::string& out, T value) {
-  for (std::size_t i = 0; i < sizeof value; ++i) out += static_cast<char>(static_cast<std::uint64_t>(value) >> (8 * i));
-}
-
-template <typename T>
-T number_at(std::string_view bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < sizeof(T); ++i)
-    value |= static_cast<std::uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-  return static_cast<T>(value);
-}
-
-void put_text(std::string& out, std::string_view text) {
-  put(out, static_cast<std::uint32_t>(text.size()));
-  out += text;
-}
-
-void put_texts(std::string& out, const std::vector<std::string>& texts) {
-  put(out, static_cast<std::uint32_t>(texts.size()));
-  for (const std::string& text : texts) put_text(out, text);
-}
-
-/// Takes values from the front of a payload.
-class Parser {
- public:
-  explicit Parser(std::string_view bytes) : rest_(bytes) {}
-
-  std::string_view bytes(std::size_t size) {
-    if (size > rest_.size()) refuse("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) + " are left");
-    const std::string_view taken = rest_.substr(0, size);
-    rest_.remove_prefix(size);
-    return taken;
-  }
-  template <typename T>
-  T number() {
-    return number_at<T>(bytes(sizeof(T)));
-  }
-  std::string text() { return std::string(bytes(number<std::uint32_t>())); }
-  /// A count of things that take at least `least` bytes each, so that a wild count cannot ask for memory.
-  std::size_t count(std::size_t least) {
-    const auto n = number<std::uint32_t>();
-    if (n > rest_.size() / least) refuse("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
-    return n;
-  }
-  std::vector<std::string> texts() {
-    std::vector<std::string> all(count(4));
-    for (std::string& one : all) one = text();
-    return all;
-  }
-  void end() const {
-    if (!rest_.empty()) refuse(std::to_string(rest_.size()) + " bytes too many");
-  }
-
- private:
-  std::string_view rest_;
-};
 
 }  // namespace
 
@@ -216,7 +155,7 @@ RankEnd decode_end(std::string_view bytes) {
 
 std::string encode_site(const Site& site) {
   std::string bytes;
-  for (const std::string* text : {&site.host, &site.version, &site.build, &site.visible_gpus}) put_text(bytes, *text);
+  for (const std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus}) put_text(bytes, *text);
   put(bytes, site.master_port);
   put(bytes, static_cast<std::int32_t>(site.gpus));
   put(bytes, static_cast<std::uint32_t>(site.cpus.size()));
@@ -228,7 +167,7 @@ std::string encode_site(const Site& site) {
 Site decode_site(std::string_view bytes) {
   Parser parser(bytes);
   Site site;
-  for (std::string* text : {&site.host, &site.version, &site.build, &site.visible_gpus}) *text = base::printable(parser.text());
+  for (std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus}) *text = base::printable(parser.text());
   if (site.version != LOCKSTEP_VERSION || site.build != job::build_id("")) return site;  // what follows may have another form
   site.master_port = parser.number<std::uint16_t>();
   site.gpus = parser.number<std::int32_t>();
@@ -288,6 +227,7 @@ std::string encode_met(const MeetReply& reply) {
   put(bytes, static_cast<std::uint32_t>(reply.doors.size()));
   for (const Door& door : reply.doors) {
     put(bytes, static_cast<std::int32_t>(door.launcher));
+    put(bytes, door.dial);
     put_text(bytes, door.address.host);
     put(bytes, door.address.port);
     put_text(bytes, door.interface);
@@ -299,9 +239,10 @@ MeetReply decode_met(std::string_view bytes) {
   Parser parser(bytes);
   MeetReply reply;
   reply.error = base::printable(parser.text());
-  reply.doors.resize(parser.count(14));
+  reply.doors.resize(parser.count(18));
   for (Door& door : reply.doors) {
     door.launcher = parser.number<std::int32_t>();
+    door.dial = parser.number<std::uint32_t>();
     door.address = take_address(parser);
     door.interface = base::printable(parser.text());
   }

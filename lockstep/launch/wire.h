@@ -26,10 +26,19 @@ enum class FrameKind : std::uint32_t {
   kMeet,     ///< MeetOrder; before kJob, when there are several hosts
   kProbe,    ///< ProbeOrder
   kStacks,   ///< numbers: ranks whose stacks are to be written; a kStop that comes then waits for them
+  // the same, of `lockstep doctor`, which starts no job; doctor_wire.h
+  kTime,     ///< nothing: what does its clock say?
+  kExamine,  ///< ExamineOrder
+  kListen,   ///< ListenOrder
+  kMeasure,  ///< MeasureOrder
   // agent to launcher
   kSite,         ///< Site; the first frame
   kMet,          ///< MeetReply
   kProbed,       ///< a list of ProbeFailure
+  kClock,        ///< one number: ns since 1970, by its clock
+  kExamined,     ///< Examination
+  kListening,    ///< ListenReply
+  kMeasured,     ///< PairSpeed
   kRefused,      ///< two texts: why it starts no rank at all, and a hint
   kStarted,      ///< one number: pid
   kStartFailed,  ///< two numbers: StartStep, errno

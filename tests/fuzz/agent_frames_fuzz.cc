@@ -4,6 +4,7 @@
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/doctor_wire.h"
 #include "lockstep/launch/wire.h"
 
 using namespace lockstep::launcher;
@@ -20,6 +21,12 @@ void read(const Frame& frame) {
     case FrameKind::kPulse: decode_pulse(bytes); break;
     case FrameKind::kFlight: decode_seen(bytes); break;
     case FrameKind::kEnded: decode_end(bytes); break;
+    case FrameKind::kExamine: decode_examine(bytes); break;
+    case FrameKind::kExamined: decode_examined(bytes); break;
+    case FrameKind::kListen: decode_listen(bytes); break;
+    case FrameKind::kListening: decode_listening(bytes); break;
+    case FrameKind::kMeasure: decode_measure(bytes); break;
+    case FrameKind::kMeasured: decode_measured(bytes); break;
     default: decode_numbers(bytes, 1);
   }
 }

@@ -161,6 +161,7 @@ def gpus_are_the_hosts_list(bed):
     script = "echo $CUDA_VISIBLE_DEVICES $LOCAL_RANK"
     check(lines(good("-H", "h1:2,h2:1", "sh", "-c", script, env={"CUDA_VISIBLE_DEVICES": "4,5"})) == ["[h1:0] 4,5 0", "[h1:1] 4,5 1", "[h2:2] 4,5 0"], "an outer list")
     check(lines(good("-H", "h1:2,h2:1", "--gpus", "6,7", "--isolate-gpus", "sh", "-c", script)) == ["[h1:0] 6 0", "[h1:1] 7 1", "[h2:2] 6 0"], "--isolate-gpus")
+    check(lines(good("-H", "h1:2,h2:1", "sh", "-c", script)) == ["[h1:0] 70,71,72,73 0", "[h1:1] 70,71,72,73 1", "[h2:2] 70,71,72,73 0"], "the login's own")
     fatal("-H", "h1:2,h2:3", "--gpus", "6,7", "true", code=64, has=["host \\\"h2\\\" has 2 GPUs in its list for 3 ranks"])
 
 
@@ -204,6 +205,10 @@ def output_is_whole_lines_and_files_are_here(bed):
 
 # What is wrong is said, host by host, before a rank runs.
 
+def one_machine_is_named_once(bed):
+    fatal("-H", "h1:1,10.77.0.1:1", "true", code=64, has=["host \\\"10.77.0.1\\\": it is the same machine as \\\"h1\\\""])
+
+
 def what_ssh_says_in_words(bed):
     fatal("-H", "h1:1,nohost:1", "true", code=64, has=["host \\\"nohost\\\": unknown host"])
     machines = pathlib.Path(bed.folder, "ports")
@@ -243,7 +248,7 @@ def one_of_many_that_fail_is_seen(bed):
     err = fatal("-H", "h1:1,h2:1,nohost:1,h3:1,h4:1,neither:1", "true", code=64, has=["2 of 6 hosts cannot be used", "nohost"])
     told = [line for line in err.splitlines() if line.startswith("lockstep: host")]
     check(len(told) == 2 and "nohost" in told[0] and "neither" in told[1], "a line each")
-    check(all(not bed.processes(host) for host in (1, 2, 3, 4)), "and nothing runs")
+    until(lambda: not any(bed.processes(host) for host in (1, 2, 3, 4)), "something runs", 5)
 
 
 def hosts_that_do_not_reach_each_other(bed):
@@ -261,6 +266,9 @@ def which_interface(bed):
     check(lines(good("-H", "h1:1,h2:1", *show)) == ["[h1:0] 10.77.0.1 eth0", "[h2:1] 10.77.0.1 eth0"], "the one that routes to the launcher")
     for choice in ("eth0", "10.77.0.0/24", "^docker0"):
         check(lines(good("-H", "h1:1,h2:1", "--interface", choice, *show)) == ["[h1:0] 10.77.0.1 eth0 eth0", "[h2:1] 10.77.0.1 eth0 eth0"], choice)
+    hosts_bed.sh("ip", "-n", "h1", "addr", "add", "10.77.0.101/24", "dev", "eth0")  # two that fit
+    check(lines(good("-H", "h1:1,h2:1", "--interface", "10.77.0.0/24", "sh", "-c", "sleep 0.5; echo $RANK")) == ["[h1:0] 0", "[h2:1] 1"], "a host with two addresses")
+    hosts_bed.sh("ip", "-n", "h1", "addr", "del", "10.77.0.101/24", "dev", "eth0")
     fatal("-H", "h1:1,h2:1", "--interface", "docker0", *show, code=69, has=["does not reach", "172.17.0.1"])
     fatal("-H", "h1:1,h2:1", "--interface", "ib0", *show, code=69, has=["no address of its own fits --interface \\\"ib0\\\"; it has eth0 10.77.0.1, docker0 172.17.0.1"])
     check(lines(good("-H", "h1:1,h2:1", "sh", "-c", "echo $GLOO_SOCKET_IFNAME", env={"GLOO_SOCKET_IFNAME": "docker0"})) == ["[h1:0] docker0", "[h2:1] docker0"], "a user's value is kept")
@@ -314,6 +322,13 @@ def an_agent_is_killed(bed):
     guard, agent = pids(bed, 2, "lockstep agent")
     os.kill(guard, signal.SIGKILL)
     all_end(bed, job, 10, ["host=h2"], None)
+
+
+def an_agent_that_is_stopped_ends_with_its_launcher(bed):
+    job = start_sleepers(bed)
+    os.kill(pids(bed, 2, "lockstep agent")[1], signal.SIGSTOP)
+    job.process.kill()
+    all_end(bed, job, 10, [], -9)
 
 
 def an_ssh_is_killed(bed):
@@ -385,9 +400,9 @@ def digits_are_learned_alike(bed):
 
 CASES = {case.__name__: case for case in (
     ranks_are_neighbours_on_their_hosts, the_launchers_host_may_be_one_of_them, n_is_the_total, a_host_file_says_the_same, directories_and_programs,
-    arguments_and_variables_arrive_byte_for_byte, secrets_stay_at_home, the_same_interpreter_everywhere, gpus_are_the_hosts_list, what_is_missing_is_shipped, output_is_whole_lines_and_files_are_here,
+    arguments_and_variables_arrive_byte_for_byte, secrets_stay_at_home, the_same_interpreter_everywhere, gpus_are_the_hosts_list, what_is_missing_is_shipped, output_is_whole_lines_and_files_are_here, one_machine_is_named_once,
     what_ssh_says_in_words, another_build_and_a_missing_library, one_of_many_that_fail_is_seen, hosts_that_do_not_reach_each_other, which_interface,
-    a_rank_is_killed, an_agent_is_killed, an_ssh_is_killed, the_launcher_is_killed, a_link_is_cut, the_launchers_host_is_powered_off, a_stopped_launcher_ends_nobody,
+    a_rank_is_killed, an_agent_is_killed, an_agent_that_is_stopped_ends_with_its_launcher, an_ssh_is_killed, the_launcher_is_killed, a_link_is_cut, the_launchers_host_is_powered_off, a_stopped_launcher_ends_nobody,
     torch_distributed_runs_unmodified, digits_are_learned_alike)}
 
 

@@ -44,7 +44,8 @@ class SshBed(hosts_bed.Bed):
 
     def boot(self, host):
         with open(f"{self.folder}/ssh/sshd{host}", "w", encoding="ascii") as config:
-            config.write(f"HostKey {self.folder}/ssh/host{host}\nAuthorizedKeysFile {self.folder}/ssh/user.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n")
+            config.write(f"HostKey {self.folder}/ssh/host{host}\nAuthorizedKeysFile {self.folder}/ssh/user.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
+                         "SetEnv RANK=77 LOCAL_RANK=77 CUDA_VISIBLE_DEVICES=70,71,72,73\n")  # a login whose variables are not for ranks
         words = ["nsenter", f"--net=/run/netns/h{host}", "unshare", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
                  "sh", "-c", INIT, "sh", str(host), self.folder]
         self.inits[host] = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)

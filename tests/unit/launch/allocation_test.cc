@@ -57,6 +57,8 @@ TEST(Allocation, NamedHostsOfItAreReachedBySrun) {
   two.slots = 7;
   other.name = "login";
   EXPECT_THAT(said(with_allocation({two, other}, "auto", env(kBatch))), ElementsAre("n2:7 step", "login:0"));
+  two.user = "ada";
+  EXPECT_THAT(said(with_allocation({two}, "auto", env(kBatch))), ElementsAre("n2:7"));
 }
 
 TEST(Allocation, OneLauncherIsEnough) {
@@ -64,9 +66,11 @@ TEST(Allocation, OneLauncherIsEnough) {
   step["SLURM_STEP_ID"] = "0";
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(step)); }), HasSubstr("srun has started lockstep run 5 times"));
   step["SLURM_NTASKS"] = "1";
-  EXPECT_EQ(with_allocation({}, "auto", env(step)).size(), 3u);
+  step["SLURM_TASKS_PER_NODE"] = "1";  // the step's
+  EXPECT_THAT(said(with_allocation({}, "auto", env(step))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
   step["SLURM_NTASKS"] = "5";
   step["SLURM_STEP_ID"] = "4294967290";  // an interactive shell
+  step["SLURM_TASKS_PER_NODE"] = kBatch.at("SLURM_TASKS_PER_NODE");
   EXPECT_EQ(with_allocation({}, "auto", env(step)).size(), 3u);
 }
 

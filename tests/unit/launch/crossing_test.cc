@@ -37,9 +37,24 @@ TEST(Crossing, BothEndsKnowEachOther) {
   EXPECT_EQ(two.dialled()[0].error, "");
   EXPECT_EQ(two.dialled()[0].from, "127.0.0.1");
   EXPECT_TRUE(two.dialled()[0].fd);
-  EXPECT_FALSE(one.take_caller(2, 0));
-  EXPECT_FALSE(one.take_caller(1, 1));
-  EXPECT_TRUE(one.take_caller(2, 1));
+  EXPECT_FALSE(one.take_caller(2, 0, 0));
+  EXPECT_FALSE(one.take_caller(1, 1, 0));
+  EXPECT_FALSE(one.take_caller(2, 1, 1));
+  EXPECT_TRUE(one.take_caller(2, 1, 0));
+}
+
+/// As from two addresses of one host: each end knows which connection is which.
+TEST(Crossing, ConnectionsOfOneNodeAreToldApart) {
+  Crossing one(1, kToken), two(2, kToken);
+  const base::Address address = one.listen("127.0.0.1");
+  two.dial(address, 1);
+  two.dial(address, 1);
+  turn({&one, &two}, [&] { return two.all_decided(); });
+  for (const std::size_t dial : {1u, 0u}) {
+    const base::Fd caller = one.take_caller(2, 0, dial);
+    ASSERT_TRUE(caller);
+    EXPECT_EQ(base::peer_address(caller.get()).port, base::local_address(two.dialled()[dial].fd.get()).port);
+  }
 }
 
 TEST(Crossing, AnEndMayReachItself) {
@@ -70,7 +85,7 @@ TEST(Crossing, AStrangerGetsNoAnswer) {
   stranger.dial(one.listen("127.0.0.1"), 1);
   turn({&one, &stranger}, [&] { return stranger.all_decided(); });
   EXPECT_EQ(stranger.dialled()[0].error, "a stranger listens there");
-  EXPECT_FALSE(one.take_caller(2, 0));
+  EXPECT_FALSE(one.take_caller(2, 0, 0));
 }
 
 TEST(Crossing, ARefusalIsSaid) {

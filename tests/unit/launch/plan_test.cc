@@ -145,19 +145,29 @@ TEST(Plan, ThePrefixTakesItsColumnsFromTheTerminal) {
   EXPECT_THAT(plan_job(options(11), s).environment, Contains("LOCKSTEP_TERMINAL=75"));
 }
 
+int ranks_of(const Environment& environment, int gpus, int cores, const std::string& named = "", const std::string& of_host = "") {
+  RunOptions run = options(0);
+  run.gpus = named;
+  Surroundings s = surroundings();
+  s.environment = environment;
+  Node one{.site = {.gpus = gpus, .visible_gpus = of_host}, .name = "beta", .here = of_host.empty(), .step = !of_host.empty()};
+  for (int core = 0; core < cores; ++core) one.site.cpus.push_back({core, core, 0});
+  return default_ranks(run, s, one);
+}
+
 TEST(Plan, DefaultRanks) {
-  const auto ranks = [](const Environment& environment, int gpus, int cores) {
-    Site site{.gpus = gpus};
-    for (int core = 0; core < cores; ++core) site.cpus.push_back({core, core, 0});
-    return default_ranks(environment, site);
-  };
-  EXPECT_EQ(ranks({}, 0, 6), 6);
-  EXPECT_EQ(ranks({}, 4, 6), 4);
-  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES=0,3"}, 4, 6), 2);
-  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES=0,-1,3"}, 4, 6), 1);
-  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES="}, 4, 6), 6);
-  EXPECT_EQ(ranks({"CUDA_VISIBLE_DEVICES=0,1"}, 0, 6), 6);
-  EXPECT_EQ(ranks({}, 0, 0), 1);
+  EXPECT_EQ(ranks_of({}, 0, 6), 6);
+  EXPECT_EQ(ranks_of({}, 4, 6), 4);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,3"}, 4, 6), 2);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,-1,3"}, 4, 6), 1);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,1"}, 0, 6), 6);
+  EXPECT_EQ(ranks_of({}, 0, 0), 1);
+  EXPECT_EQ(ranks_of({}, 8, 6, "4,5"), 2);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0"}, 8, 6, "", "2,3"), 2);
+}
+
+TEST(Plan, WhatARankHasOfItsOwnIsNotInheritedOnOtherHostsEither) {
+  EXPECT_THAT(without({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}), ElementsAre("HOME=/root"));
 }
 
 TEST(Plan, RanksAreNeighboursOnTheirHosts) {
@@ -272,6 +282,8 @@ TEST(Plan, SlurmsListOfGpusStaysOnItsHost) {
   s.environment.push_back("CUDA_VISIBLE_DEVICES=0");
   Node other = node(1, false, "beta");
   other.site.visible_gpus = "3";
+  EXPECT_THAT(plan_jobs(options(2), s, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0")) << "over ssh the person's counts";
+  other.step = true;
   std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), other});
   EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=3"));
   s.exported = {"CUDA_VISIBLE_DEVICES"};

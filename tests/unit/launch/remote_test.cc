@@ -58,6 +58,10 @@ TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
   EXPECT_THAT(agent_words(step, ""), ElementsAre("agent", "--guarded"));
 }
 
+TEST(Remote, SrunsOwnWishesForOutputAreNotInherited) {
+  EXPECT_THAT(environment_for_srun({"SLURM_LABELIO=1", "SLURM_JOB_ID=5", "SLURM_UNBUFFEREDIO=1", "SLURM_STDOUTMODE=x"}), ElementsAre("SLURM_JOB_ID=5"));
+}
+
 TEST(Remote, AScriptTakesThePlaceOfTheAgent) {
   EXPECT_EQ(ssh_words(host("alpha", ""), 7s, "put it; exec it").back(), "exec sh -c 'put it; exec it'");
   const auto words = srun_words(host("n1", ""), {"agent"}, "put it; exec it");

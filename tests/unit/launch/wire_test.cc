@@ -70,9 +70,10 @@ TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
   EXPECT_EQ(order.interface, "^docker0");
   ASSERT_EQ(order.launcher.size(), 2u);
   EXPECT_EQ(base::to_string(order.launcher[1]), "[fd00::1]:65535");
-  const MeetReply reply = decode_met(encode_met({{{1, {"10.0.0.2", 6}, "eth0"}}, "why"}));
+  const MeetReply reply = decode_met(encode_met({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
   ASSERT_EQ(reply.doors.size(), 1u);
   EXPECT_EQ(reply.doors[0].launcher, 1);
+  EXPECT_EQ(reply.doors[0].dial, 7u);
   EXPECT_EQ(reply.doors[0].address.port, 6);
   EXPECT_EQ(reply.doors[0].interface + reply.error, "eth0why");
   const ProbeOrder probe = decode_probe(encode_probe({1, {{"a", 1}, {"b", 2}}}));

@@ -24,6 +24,7 @@ trap ':' TERM
 while [ "$(jobs -r)" ]; do
   sleep 0.5
 done
+trap '' USR1 TERM
 wait "$ranks"
 code=$?
 exit $code

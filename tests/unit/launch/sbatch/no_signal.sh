@@ -23,6 +23,7 @@ trap 'ended=yes' TERM
 while [ "$(jobs -r)" ]; do
   sleep 0.5
 done
+trap '' USR1 TERM
 wait "$ranks"
 code=$?
 

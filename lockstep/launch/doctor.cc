@@ -1,0 +1,300 @@
+#include "lockstep/launch/doctor.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/allocation.h"
+#include "lockstep/launch/crossing.h"
+#include "lockstep/launch/diagnosis.h"
+#include "lockstep/launch/doctor_table.h"
+#include "lockstep/launch/doctor_wire.h"
+#include "lockstep/launch/gather.h"
+#include "lockstep/launch/launcher.h"
+#include "lockstep/launch/meeting.h"
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/process.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr int kLauncher = -1;               // its number in a Crossing
+constexpr auto kAnswers = 10s;              // what takes no time there; they give a connection 5 s
+constexpr auto kExamines = 90s;             // tools have 60 s, and a slow file system 10 s
+constexpr auto kMeasures = 15s;             // 5 s to connect and 5 to measure
+constexpr std::size_t kMostHostsInPairs = 16;  // 120 pairs; beyond, neighbours
+
+using Numbers = std::vector<std::size_t>;
+
+class Visit {
+ public:
+  Visit(const DoctorOptions& options, Gathered gathered, int signals) : options_(options), gathered_(std::move(gathered)), signals_(signals), crossing_(kLauncher, Crossing::new_token()) {}
+
+  Ward run(const Surroundings& surroundings);
+  /// Ends the agents.
+  void leave();
+
+ private:
+  using Ask = std::function<std::string(std::size_t)>;
+  using Take = std::function<void(std::size_t, const std::string&)>;
+
+  void begin();
+  Numbers present() const;
+  void ask(const Numbers& whom, FrameKind question, const Ask& payload, FrameKind answer, std::chrono::seconds limit, const Take& take);
+  bool hear(std::size_t i, FrameKind answer, const Take& take);
+  void lose(std::size_t i, const std::string& why);
+  void read_clocks();
+  void examine_all(const Surroundings& surroundings);
+  void meet();
+  void choose_doors(const std::vector<MeetReply>& replies, std::size_t num_ways);
+  void try_pairs(int way);
+  void measure_pairs();
+  void measure(PairFile& pair);
+
+  const DoctorOptions& options_;
+  Gathered gathered_;
+  int signals_;
+  Crossing crossing_;
+  Ward ward_;
+};
+
+void Visit::begin() {
+  ward_.model_bytes = options_.model_bytes;
+  ward_.mpi = options_.mpi;
+  for (std::size_t i = 0; i < gathered_.agents.size(); ++i) {
+    PatientFile file;
+    file.name = gathered_.hosts[i].name.empty() ? base::host_name() : gathered_.hosts[i].name;
+    file.way = gathered_.agents[i].way();
+    file.reached = !gathered_.sites[i].host.empty();
+    file.took = gathered_.took[i];
+    file.site = gathered_.sites[i];
+    if (gathered_.failed[i]) {
+      file.failed = gathered_.failed[i]->what();
+      const std::string who = "host " + base::quoted(gathered_.hosts[i].name, 253) + ": ";  // the table says it, too
+      if (file.failed.rfind(who, 0) == 0) file.failed.erase(0, who.size());
+      file.hint = gathered_.failed[i]->hint();
+    }
+    ward_.hosts.push_back(std::move(file));
+  }
+}
+
+/// Those that can be asked.
+Numbers Visit::present() const {
+  Numbers all;
+  for (std::size_t i = 0; i < ward_.hosts.size(); ++i)
+    if (ward_.hosts[i].reached && ward_.hosts[i].failed.empty() && ward_.hosts[i].lost.empty()) all.push_back(i);
+  return all;
+}
+
+void Visit::lose(std::size_t i, const std::string& why) {
+  ward_.hosts[i].lost = why;
+  gathered_.agents[i].must_end(Deadline::in(0s));
+}
+
+/// True when it needs not be waited for any more.
+bool Visit::hear(std::size_t i, FrameKind answer, const Take& take) {
+  AgentLink& agent = gathered_.agents[i];
+  try {
+    for (const Frame& frame : agent.read()) {
+      if (frame.kind != answer) throw base::Error(base::Cause::kProtocol, "another frame than was asked for");
+      take(i, frame.payload);
+      return true;
+    }
+  } catch (const base::Error& error) {
+    lose(i, std::string("what came was not from an agent: ") + error.what());
+    return true;
+  }
+  if (agent.descriptor() >= 0) return false;
+  lose(i, "its agent ended before it answered" + (agent.words().empty() ? "" : ": " + base::quoted(agent.words(), 512)));
+  return true;
+}
+
+/// Waits for an answer of each; who gives none is lost.
+void Visit::ask(const Numbers& whom, FrameKind question, const Ask& payload, FrameKind answer, std::chrono::seconds limit, const Take& take) {
+  for (const std::size_t i : whom) gathered_.agents[i].send({question, -1, payload(i)});
+  Numbers missing = whom;
+  for (const Deadline deadline = Deadline::in(limit); !missing.empty() && !deadline.expired();) {
+    std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
+    for (const std::size_t i : missing) entries.push_back({gathered_.agents[i].descriptor(), POLLIN, 0});
+    const std::vector<pollfd> crossing = crossing_.entries();
+    entries.insert(entries.end(), crossing.begin(), crossing.end());
+    ::poll(entries.data(), entries.size(), deadline.poll_ms());
+    if (entries[0].revents) heed_a_person(signals_);
+    crossing_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(missing.size()), entries.end()});
+    Numbers left;
+    for (std::size_t k = 0; k < missing.size(); ++k)
+      if (!entries[k + 1].revents || !hear(missing[k], answer, take)) left.push_back(missing[k]);
+    missing = std::move(left);
+  }
+  for (const std::size_t i : missing) lose(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
+}
+
+void Visit::read_clocks() {
+  using Clock = std::chrono::system_clock;
+  std::vector<Clock::time_point> asked(ward_.hosts.size());
+  ask(present(), FrameKind::kTime, [&](std::size_t i) { asked[i] = Clock::now(); return std::string(); }, FrameKind::kClock, kAnswers, [&](std::size_t i, const std::string& payload) {
+    const Clock::time_point there{std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(decode_numbers(payload, 1)[0]))};
+    ward_.hosts[i].ahead = there - (asked[i] + (Clock::now() - asked[i]) / 2);
+  });
+}
+
+void Visit::examine_all(const Surroundings& surroundings) {
+  const auto order = [&](std::size_t i) {
+    const Node node{.site = ward_.hosts[i].site, .here = is_here(gathered_.hosts[i])};
+    std::vector<std::string> command = options_.command;
+    if (!command.empty()) command.front() = surroundings.program;
+    return encode_examine({.command = std::move(command),
+                           .directory = surroundings.directory.empty() && !node.here ? surroundings.here : surroundings.directory,
+                           .add_to_own = !node.here,
+                           .environment = merged(inherited_by(node, surroundings), {}),
+                           .mpi = options_.mpi});
+  };
+  ask(present(), FrameKind::kExamine, order, FrameKind::kExamined, kExamines, [&](std::size_t i, const std::string& payload) { ward_.hosts[i].found = decode_examined(payload); });
+}
+
+/// As launcher::meet(), but whoever does not come is a finding.
+void Visit::meet() {
+  const std::vector<base::InterfaceAddress> own = launcher_addresses(options_.interface);
+  MeetOrder order{.token = crossing_.token()};
+  for (const base::InterfaceAddress& one : own) order.launcher.push_back(crossing_.listen(one.address));
+  std::vector<MeetReply> replies(ward_.hosts.size());
+  const auto ordered = [&](std::size_t i) {
+    order.self = static_cast<int>(i);
+    order.interface = gathered_.hosts[i].interface.empty() ? options_.interface : gathered_.hosts[i].interface;
+    return encode_meet(order);
+  };
+  ask(present(), FrameKind::kMeet, ordered, FrameKind::kMet, kAnswers, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
+  choose_doors(replies, own.size());
+}
+
+/// Those at the address of ours that most hosts reach.
+void Visit::choose_doors(const std::vector<MeetReply>& replies, std::size_t num_ways) {
+  std::vector<int> counts(num_ways);
+  for (const MeetReply& reply : replies)
+    for (const Door& door : reply.doors)
+      if (door.launcher >= 0 && static_cast<std::size_t>(door.launcher) < num_ways) ++counts[static_cast<std::size_t>(door.launcher)];
+  const auto way = static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
+  for (std::size_t i = 0; i < replies.size(); ++i) {
+    const auto door = std::find_if(replies[i].doors.begin(), replies[i].doors.end(), [&](const Door& one) { return one.launcher == way; });
+    if (door != replies[i].doors.end()) ward_.hosts[i].door = *door;
+    else if (!replies[i].error.empty()) ward_.hosts[i].no_door = "it does not reach this host: " + replies[i].error;
+  }
+  try_pairs(way);
+}
+
+/// All dial all.
+void Visit::try_pairs(int way) {
+  ProbeOrder order{.launcher = way, .peers = {}};
+  Numbers with_door;
+  for (const std::size_t i : present())
+    if (ward_.hosts[i].door) with_door.push_back(i);
+  for (const PatientFile& host : ward_.hosts) order.peers.push_back(host.door ? host.door->address : base::Address());
+  std::vector<std::vector<ProbeFailure>> failures(ward_.hosts.size());
+  ask(with_door, FrameKind::kProbe, [&](std::size_t) { return encode_probe(order); }, FrameKind::kProbed, kAnswers, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
+  const auto why = [&](std::size_t from, std::size_t to) {
+    for (const ProbeFailure& failure : failures[from])
+      if (failure.node == static_cast<int>(to)) return ward_.hosts[from].name + " does not reach " + order.peers[to].host + ": " + failure.why;
+    return std::string();
+  };
+  for (std::size_t a = 0; a < with_door.size(); ++a)
+    for (std::size_t b = a + 1; b < with_door.size(); ++b) {
+      const std::size_t from = with_door[a], to = with_door[b];
+      const std::string there = why(from, to), back = why(to, from);
+      const bool reaches = there.empty() && back.empty();
+      const bool measured = with_door.size() <= kMostHostsInPairs || b == a + 1;
+      if (!reaches || measured) ward_.pairs.push_back({.from = from, .to = to, .reaches = reaches, .speed = {.error = there.empty() || back.empty() ? there + back : there + "; " + back}});
+    }
+}
+
+/// One pair after the other, so that they share no link.
+void Visit::measure_pairs() {
+  for (PairFile& pair : ward_.pairs)
+    if (pair.reaches) measure(pair);
+}
+
+void Visit::measure(PairFile& pair) {
+  const Numbers here = present();
+  for (const std::size_t end : {pair.from, pair.to})
+    if (std::find(here.begin(), here.end(), end) == here.end()) {
+      pair.speed.error = ward_.hosts[end].name + " does not answer any more";
+      return;
+    }
+  const std::string token = Crossing::new_token();
+  ListenReply reply{.address = {}, .error = "no answer"};
+  const auto listen = [&](std::size_t) {
+    return encode_listen({.self = static_cast<int>(pair.to), .caller = static_cast<int>(pair.from), .token = token, .host = ward_.hosts[pair.to].door->address.host});
+  };
+  ask({pair.to}, FrameKind::kListen, listen, FrameKind::kListening, kMeasures, [&](std::size_t, const std::string& payload) { reply = decode_listening(payload); });
+  if (!reply.error.empty()) {
+    pair.speed.error = reply.error;
+    return;
+  }
+  pair.speed.error = "no answer";
+  const auto order = [&](std::size_t) { return encode_measure({.self = static_cast<int>(pair.from), .peer = static_cast<int>(pair.to), .token = token, .address = reply.address}); };
+  ask({pair.from}, FrameKind::kMeasure, order, FrameKind::kMeasured, kMeasures, [&](std::size_t, const std::string& payload) { pair.speed = decode_measured(payload); });
+}
+
+Ward Visit::run(const Surroundings& surroundings) {
+  begin();
+  read_clocks();
+  examine_all(surroundings);
+  const bool elsewhere = std::any_of(gathered_.hosts.begin(), gathered_.hosts.end(), [](const Host& host) { return !is_here(host); });
+  if (elsewhere && !present().empty()) {
+    meet();
+    measure_pairs();
+  }
+  return std::move(ward_);
+}
+
+void Visit::leave() {
+  for (std::size_t i = 0; i < gathered_.agents.size(); ++i) {
+    AgentLink& agent = gathered_.agents[i];
+    if (gathered_.failed[i]) agent.kill();
+    agent.reap();
+  }
+}
+
+/// A program that is not here is a finding, as anywhere else.
+std::string program_in(const DoctorOptions& options) {
+  if (options.command.empty()) return "";
+  try {
+    return program_of(options, options.command.front());
+  } catch (const base::UsageError&) {
+    return options.command.front();
+  }
+}
+
+}  // namespace
+
+int doctor(DoctorOptions options) {
+  options.hosts = with_allocation(std::move(options.hosts), options.env_from, base::Env::process());
+  Surroundings surroundings;
+  surroundings.directory = options.directory.empty() ? "" : std::filesystem::absolute(options.directory).string();
+  surroundings.here = std::filesystem::current_path();
+  surroundings.environment = own_environment();
+  surroundings.program = program_in(options);
+  const base::Fd signals(signal_descriptor(handled_signals()));
+  become_subreaper();
+  Gathered gathered = gather(options, nullptr, 0ms, base::allow_files(8 * options.hosts.size() + 64), signals.get());
+  Visit visit(options, std::move(gathered), signals.get());
+  Ward ward = visit.run(surroundings);
+  visit.leave();
+  if (options.mpi) ward.own_mpirun = run_tools({{tool_path("mpirun", surroundings.environment), {"mpirun", "--version"}, surroundings.environment, "", 10s}}, -1).front();
+  const std::vector<Finding> findings = diagnose(ward);
+  std::fputs((options.json ? json_of(findings) : table_of(findings)).c_str(), stdout);
+  return any_bad(findings) ? 1 : 0;
+}
+
+}  // namespace lockstep::launcher
