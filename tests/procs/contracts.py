@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import hosts_bed  # noqa: E402
+import slurm_bed  # noqa: E402
 
 LIMIT_S = 60
 NUMBERS = 1024  # that the program adds
@@ -139,90 +139,6 @@ def a_slurm_step_on_two_hosts(args, folder):
     check("address 10.77.0.1" in "".join(done), "and they meet at an address that all reach")
 
 
-class Slurm:
-    """Two nodes, n1 and n2, of two cores each, on the one host of a cell."""
-
-    def __init__(self, folder):
-        self.folder = pathlib.Path(folder)
-        hosts_bed.sh("hostname", "ctl")
-        hosts_bed.sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth1")
-        hosts_bed.sh("ip", "addr", "add", "10.77.0.254/24", "dev", "eth0")
-        for device in ("eth0", "eth1"):
-            hosts_bed.sh("ip", "link", "set", device, "up")
-        self.write("hosts", "127.0.0.1 localhost n1 n2\n10.77.0.254 ctl\n")
-        hosts_bed.sh("mount", "--bind", self.folder / "hosts", "/etc/hosts")
-        self.daemons = []
-        self.configure()
-        self.start("munged", "-F", f"--key-file={folder}/key", f"--socket={folder}/munge", f"--seed-file={folder}/seed", f"--pid-file={folder}/munge.pid",
-                   f"--log-file={folder}/munge.log")
-        self.await_success(["munge", "-S", f"{folder}/munge", "-n"])
-        self.start("slurmctld", "-D")
-        for node in ("n1", "n2"):
-            self.start("slurmd", "-D", "-N", node)
-        self.await_success(["sh", "-c", '[ "$(sinfo -h -t idle -o %D)" = 2 ]'])
-
-    def write(self, name, content):
-        path = self.folder / name
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        path.chmod(0o600 if name == "key" else 0o644)
-
-    def configure(self):
-        self.folder.chmod(0o755)
-        self.write("key", os.urandom(128))
-        for name in ("state", "spool.n1", "spool.n2", "tmpfs.n1", "tmpfs.n2"):
-            (self.folder / name).mkdir()
-        nodes = "".join(f"NodeName=n{i} NodeHostname=ctl NodeAddr=127.0.0.1 Port=1700{i} CPUs=2 RealMemory=1000\n" for i in (1, 2))
-        self.write("slurm.conf", f"""ClusterName=t
-SlurmctldHost=ctl(127.0.0.1)
-SlurmctldPort=16817
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={self.folder}/munge,cred_expire=5
-CredType=cred/munge
-StateSaveLocation={self.folder}/state
-SlurmdSpoolDir={self.folder}/spool.%n
-TmpFS={self.folder}/tmpfs.%n
-SlurmctldPidFile={self.folder}/ctld.pid
-SlurmdPidFile={self.folder}/slurmd.%n.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-SwitchType=switch/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-LaunchParameters=use_interactive_step
-MpiDefault=none
-ReturnToService=2
-KillWait=5
-SchedulerParameters=sched_interval=2,bf_interval=2
-{nodes}PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-""")
-        os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
-
-    def start(self, *words):
-        with open(self.folder / f"{words[0]}.{len(self.daemons)}.out", "wb") as log:
-            self.daemons.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True))
-
-    @staticmethod
-    def await_success(words):
-        deadline = time.monotonic() + 20
-        while subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{words} does not succeed")
-            time.sleep(0.1)
-
-    def stop(self):
-        for daemon in reversed(self.daemons):
-            daemon.terminate()
-        for daemon in self.daemons:
-            try:
-                daemon.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait(timeout=10)
-
-
 def slurm_step(args, folder):
     agree(run(["srun", "-N2", "-n3", args.program, "none", 0]), 3, "slurm")
     agree(run(["srun", "-N1", "-n2", args.program, "none", 0]), 2, "slurm")
@@ -286,12 +202,14 @@ def main():
         hosts_bed.enter_cell(("ip", "mount", "script"))
     print(f"-- {args.case}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        slurm = Slurm(folder) if case in WITH_SLURM else None
+        slurm = slurm_bed.SlurmBed(folder) if case in WITH_SLURM else None
+        if slurm:
+            os.environ["SLURM_CONF"] = slurm.environment["SLURM_CONF"]
         try:
             case(args, folder)
         finally:
             if slurm:
-                slurm.stop()
+                slurm.close()
 
 
 main()

@@ -105,6 +105,15 @@ def launch_starts_ranks_on_each_host_of_a_step(bed):
     until("nobody waits", lambda: not processes("lockstep agent"))
 
 
+def a_signal_for_all_processes_is_the_ranks_to_heed(bed):
+    script = "trap 'sleep 2; echo heeded; exit 0' USR1; touch ready.$RANK; while :; do sleep 0.1; done"
+    job = subprocess.Popen([*run_in("-N2", "-n2"), "--cwd", bed.folder, "sh", "-c", script], env=bed.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until("the ranks are there", lambda: all((bed.folder / f"ready.{rank}").exists() for rank in (0, 1)))
+    subprocess.run(["scancel", "-s", "USR1", bed.ask("squeue", "-h", "-o", "%i")], env=bed.environment, check=True)
+    out, err = job.communicate(timeout=LIMIT_S)
+    check(job.returncode == 0 and sorted(out.splitlines()) == ["[n1:0] heeded", "[n2:1] heeded"], f"code {job.returncode} {out} {err}")
+
+
 # Whatever dies, nobody is left.
 
 def sleepers():
@@ -158,7 +167,7 @@ def digits_are_learned_alike(bed):
 
 CASES = {case.__name__: case for case in (
     an_allocation_names_hosts_and_slots, a_batch_script_starts_them_too, the_allocation_can_be_left, what_is_wrong_is_said, output_is_whole,
-    launch_starts_ranks_on_each_host_of_a_step, whatever_dies_nobody_is_left, digits_are_learned_alike)}
+    launch_starts_ranks_on_each_host_of_a_step, a_signal_for_all_processes_is_the_ranks_to_heed, whatever_dies_nobody_is_left, digits_are_learned_alike)}
 
 
 def main():

@@ -34,7 +34,7 @@ class SlurmBed:
         self.folder.chmod(0o755)  # or munged refuses it; the folders above must be as open
         self.started = []
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
-        self.make_network()
+        self.make_network(num_nodes)
         for name in ("munge", "state", "log"):
             (self.folder / name).mkdir()
         key = self.folder / "munge/key"
@@ -51,10 +51,11 @@ class SlurmBed:
             self.start("slurmd", "-D", "-N", node)
         until("the nodes are idle", lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == str(num_nodes))
 
-    def make_network(self):
+    def make_network(self, num_nodes):
         """A name of its own, and an interface besides lo, without which names are not resolved."""
         hosts_bed.sh("hostname", "ctl")
-        (self.folder / "hosts").write_text("127.0.0.1 localhost ctl\n", encoding="ascii")
+        nodes = " ".join(f"n{number}" for number in range(1, num_nodes + 1))
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost ctl\n10.77.0.254 {nodes}\n", encoding="ascii")
         hosts_bed.sh("mount", "--bind", self.folder / "hosts", "/etc/hosts")
         if not os.path.exists("/proc/sys/net/ipv4/conf/eth0"):
             hosts_bed.sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0peer")
@@ -68,7 +69,7 @@ class SlurmBed:
             "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/munge/sock,cred_expire=5", "CredType": "cred/munge", "StateSaveLocation": f"{self.folder}/state",
             "SlurmdSpoolDir": f"{self.folder}/spool.%n", "TmpFS": f"{self.folder}/tmp.%n", "SlurmctldPidFile": f"{self.folder}/slurmctld.pid",
             "SlurmdPidFile": f"{self.folder}/slurmd.%n.pid", "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "JobAcctGatherType": "jobacct_gather/none",
-            "SwitchType": "switch/none", "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "MpiDefault": "none", "ReturnToService": 2, "KillWait": 5,
+            "SwitchType": "switch/none", "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "MpiDefault": "none", "LaunchParameters": "use_interactive_step", "ReturnToService": 2, "KillWait": 5,
             "SchedulerParameters": "sched_interval=2,bf_interval=2"}
         lines = [f"{name}={value}" for name, value in settings.items()]
         for number, node in enumerate(nodes, start=1):
