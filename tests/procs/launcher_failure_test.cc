@@ -145,7 +145,7 @@ TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsNotTheCause) {
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(fatal.rank, 0);
-  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("exited with code 3"), HasSubstr("process " + std::to_string(rank) + " of rank 1 did not end within 5 s after SIGKILL")));
+  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("exited with code 3"), HasSubstr("process " + std::to_string(rank) + " of rank 1 on host "), HasSubstr(" did not end within 5 s after SIGKILL")));
   eventually(Deadline::in(5s), [&] { return ::waitpid(rank, nullptr, WNOHANG | __WALL) == rank; });
 }
 
