@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cctype>
@@ -14,19 +12,12 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/launch/content_hash.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kMost = std::size_t{1} << 30;
-
-std::string hash_of(const std::string& content) {
-  XXH128_canonical_t bytes;
-  XXH128_canonicalFromHash(&bytes, XXH3_128bits(content.data(), content.size()));
-  std::string hex;
-  for (const unsigned char byte : bytes.digest) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
-  return hex;
-}
 
 bool is_plain(const std::string& name) {
   return !name.empty() && name.size() <= 100 && name[0] != '.' && name[0] != '-' &&
@@ -53,7 +44,9 @@ Cargo cargo_of(const std::string& path) {
   }
   const std::string name = path.substr(path.rfind('/') + 1);
   cargo.name = is_plain(name) ? name : "program";
-  cargo.hash = hash_of(cargo.content);
+  ContentHash hash;
+  hash.add(cargo.content);
+  cargo.hash = hash.digits();
   return cargo;
 }
 

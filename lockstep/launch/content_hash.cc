@@ -1,0 +1,33 @@
+#include "lockstep/launch/content_hash.h"
+
+#define XXH_INLINE_ALL
+#define XXH_NO_INLINE_HINTS 1  // a build with a sanitizer does not inline what it is told to
+#include <xxhash.h>
+
+#include <new>
+
+namespace lockstep::launcher {
+
+struct ContentHash::State {
+  XXH3_state_t* of = XXH3_createState();
+  ~State() { XXH3_freeState(of); }
+};
+
+ContentHash::ContentHash() : state_(std::make_unique<State>()) {
+  if (!state_->of) throw std::bad_alloc();
+  XXH3_128bits_reset(state_->of);
+}
+
+ContentHash::~ContentHash() = default;
+
+void ContentHash::add(std::string_view bytes) { XXH3_128bits_update(state_->of, bytes.data(), bytes.size()); }
+
+std::string ContentHash::digits() const {
+  XXH128_canonical_t bytes;
+  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state_->of));
+  std::string hex;
+  for (const unsigned char byte : bytes.digest) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return hex;
+}
+
+}  // namespace lockstep::launcher
