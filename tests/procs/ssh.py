@@ -184,9 +184,9 @@ def what_is_missing_is_shipped(bed):
     check(len(listed.splitlines()) == 2 and listed.count("program") == 1, listed)
     fatal("-H", "h1:1,h2:1", "--cwd", "/", program, code=64, has=["cannot be executed there"])
     for host in (1, 2):
-        bed.run_inside(host, "umount", ARGUMENTS.lockstep)
-        bed.run_inside(host, "umount", homes[host] if homes[host] != "/" else "/root")
-        bed.run_inside(host, "umount", folder)
+        bed.run_inside(host, "umount", "-l", ARGUMENTS.lockstep)
+        bed.run_inside(host, "umount", "-l", homes[host] if homes[host] != "/" else "/root")
+        bed.run_inside(host, "umount", "-l", folder)
 
 
 # Output.
@@ -237,11 +237,11 @@ def another_build_and_a_missing_library(bed):
     subprocess.run(["objcopy", "--remove-section", ".note.gnu.build-id", other], check=True)
     bed.run_inside(2, "mount", "--bind", other, ARGUMENTS.lockstep)
     fatal("-H", "h1:1,h2:1", "true", code=64, has=["host \\\"h2\\\": its lockstep is another build"])
-    bed.run_inside(2, "umount", ARGUMENTS.lockstep)
+    bed.run_inside(2, "umount", "-l", ARGUMENTS.lockstep)
     library = next(line.split()[2] for line in subprocess.run(["ldd", ARGUMENTS.lockstep], check=True, capture_output=True, text=True).stdout.splitlines() if "libstdc++" in line)
     bed.run_inside(2, "mount", "--bind", "/dev/null", os.path.realpath(library))
     fatal("-H", "h1:1,h2:1", "true", code=64, has=["host \\\"h2\\\": a library is missing there", "libstdc++"])
-    bed.run_inside(2, "umount", os.path.realpath(library))
+    bed.run_inside(2, "umount", "-l", os.path.realpath(library))
 
 
 def one_of_many_that_fail_is_seen(bed):
