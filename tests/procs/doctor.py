@@ -97,10 +97,10 @@ def eight_faults_are_named(bed):
     finally:
         bed.heal_one_way(1, 2)
         bed.run_inside(2, "umount", "/dev/shm")
-        bed.run_inside(2, "umount", f"{bed.folder}/py/python3")
-        bed.run_inside(4, "umount", train.parent)
+        bed.run_inside(2, "umount", "-l", f"{bed.folder}/py/python3")
+        bed.run_inside(4, "umount", "-l", train.parent)
         bed.run_inside(4, "umount", "/etc/hosts")
-        bed.run_inside(5, "umount", ARGUMENTS.lockstep)
+        bed.run_inside(5, "umount", "-l", ARGUMENTS.lockstep)
     print(table)
     named(found, "h4", "program", "bad", [str(train), "No such file"], "copy it to this host")
     named(found, "h5", "lockstep", "bad", ["another build"], "install the same one there")
@@ -145,7 +145,7 @@ def an_agent_that_dies_is_a_finding(bed):
     deadly = script(f"{bed.folder}/deadly/python3", "kill -9 $PPID\n")
     bed.run_inside(2, "mount", "--bind", deadly, f"{bed.folder}/py/python3")
     found = findings("-H", "h1,h2", train, code=1)
-    bed.run_inside(2, "umount", f"{bed.folder}/py/python3")
+    bed.run_inside(2, "umount", "-l", f"{bed.folder}/py/python3")
     named(found, "h2", "agent", "bad", ["ended before it answered"], "Ask again")
     named(found, "h1", "Python", "ok", ["2.11.0"], "")
 
