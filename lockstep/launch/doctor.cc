@@ -100,7 +100,7 @@ Numbers Visit::present() const {
 
 void Visit::lose(std::size_t i, const std::string& why) {
   ward_.hosts[i].lost = why;
-  gathered_.agents[i].must_end(Deadline::in(0s));
+  gathered_.agents[i].kill();
 }
 
 /// True when it needs not be waited for any more.
