@@ -1,1 +1,1 @@
-// The precompiled header of all torch rooms belongs to this file.
+// Precompiled headers belong to this file.

@@ -111,7 +111,7 @@ class HostDiagnosis {
     if (found.resolved.path.empty()) return add("name", State::kUnknown, "there is no getent to ask with");
     if (found.resolved.code == ToolSaid::kNoEnd) return add("name", State::kBad, "resolving its own name took more than 10 s", "put " + host_.site.host + " and its address into /etc/hosts there, or mend its DNS");
     std::vector<std::string> leads;
-    for (const std::string& line : base::split(found.resolved.text, '\n')) {
+    for (const std::string& line : base::split(found.resolved.out, '\n')) {
       const std::string address = line.substr(0, line.find_first_of(" \t"));
       if (!address.empty() && std::find(leads.begin(), leads.end(), address) == leads.end()) leads.push_back(address);
     }

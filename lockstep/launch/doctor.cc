@@ -1,11 +1,8 @@
 #include "lockstep/launch/doctor.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -19,6 +16,7 @@
 #include "lockstep/launch/doctor_table.h"
 #include "lockstep/launch/doctor_wire.h"
 #include "lockstep/launch/gather.h"
+#include "lockstep/launch/inquiry.h"
 #include "lockstep/launch/launcher.h"
 #include "lockstep/launch/meeting.h"
 #include "lockstep/launch/plan.h"
@@ -27,7 +25,6 @@
 namespace lockstep::launcher {
 namespace {
 
-using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;               // its number in a Crossing
@@ -40,20 +37,17 @@ using Numbers = std::vector<std::size_t>;
 
 class Visit {
  public:
-  Visit(const DoctorOptions& options, Gathered gathered, int signals) : options_(options), gathered_(std::move(gathered)), signals_(signals), crossing_(kLauncher, Crossing::new_token()) {}
+  Visit(const DoctorOptions& options, Gathered gathered, int signals)
+      : options_(options), gathered_(std::move(gathered)), crossing_(kLauncher, Crossing::new_token()),
+        inquiry_(gathered_.agents, crossing_, signals, [this](std::size_t i, const std::string& why) { lose(i, why); }) {}
 
   Ward run(const Surroundings& surroundings);
   /// Ends the agents.
   void leave();
 
  private:
-  using Ask = std::function<std::string(std::size_t)>;
-  using Take = std::function<void(std::size_t, const std::string&)>;
-
   void begin();
   Numbers present() const;
-  void ask(const Numbers& whom, FrameKind question, const Ask& payload, FrameKind answer, std::chrono::seconds limit, const Take& take);
-  bool hear(std::size_t i, FrameKind answer, const Take& take);
   void lose(std::size_t i, const std::string& why);
   void read_clocks();
   void examine_all(const Surroundings& surroundings);
@@ -65,8 +59,8 @@ class Visit {
 
   const DoctorOptions& options_;
   Gathered gathered_;
-  int signals_;
   Crossing crossing_;
+  Inquiry inquiry_;
   Ward ward_;
 };
 
@@ -103,48 +97,10 @@ void Visit::lose(std::size_t i, const std::string& why) {
   gathered_.agents[i].kill();
 }
 
-/// True when it needs not be waited for any more.
-bool Visit::hear(std::size_t i, FrameKind answer, const Take& take) {
-  AgentLink& agent = gathered_.agents[i];
-  try {
-    for (const Frame& frame : agent.read()) {
-      if (frame.kind != answer) throw base::Error(base::Cause::kProtocol, "another frame than was asked for");
-      take(i, frame.payload);
-      return true;
-    }
-  } catch (const base::Error& error) {
-    lose(i, std::string("what came was not from an agent: ") + error.what());
-    return true;
-  }
-  if (agent.descriptor() >= 0) return false;
-  lose(i, "its agent ended before it answered" + (agent.words().empty() ? "" : ": " + base::quoted(agent.words(), 512)));
-  return true;
-}
-
-/// Waits for an answer of each; who gives none is lost.
-void Visit::ask(const Numbers& whom, FrameKind question, const Ask& payload, FrameKind answer, std::chrono::seconds limit, const Take& take) {
-  for (const std::size_t i : whom) gathered_.agents[i].send({question, -1, payload(i)});
-  Numbers missing = whom;
-  for (const Deadline deadline = Deadline::in(limit); !missing.empty() && !deadline.expired();) {
-    std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
-    for (const std::size_t i : missing) entries.push_back({gathered_.agents[i].descriptor(), POLLIN, 0});
-    const std::vector<pollfd> crossing = crossing_.entries();
-    entries.insert(entries.end(), crossing.begin(), crossing.end());
-    ::poll(entries.data(), entries.size(), deadline.poll_ms());
-    if (entries[0].revents) heed_a_person(signals_);
-    crossing_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(missing.size()), entries.end()});
-    Numbers left;
-    for (std::size_t k = 0; k < missing.size(); ++k)
-      if (!entries[k + 1].revents || !hear(missing[k], answer, take)) left.push_back(missing[k]);
-    missing = std::move(left);
-  }
-  for (const std::size_t i : missing) lose(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
-}
-
 void Visit::read_clocks() {
   using Clock = std::chrono::system_clock;
   std::vector<Clock::time_point> asked(ward_.hosts.size());
-  ask(present(), FrameKind::kTime, [&](std::size_t i) { asked[i] = Clock::now(); return std::string(); }, FrameKind::kClock, kAnswers, [&](std::size_t i, const std::string& payload) {
+  inquiry_.ask(present(), FrameKind::kTime, [&](std::size_t i) { asked[i] = Clock::now(); return std::string(); }, FrameKind::kClock, kAnswers, [&](std::size_t i, const std::string& payload) {
     const Clock::time_point there{std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(decode_numbers(payload, 1)[0]))};
     ward_.hosts[i].ahead = there - (asked[i] + (Clock::now() - asked[i]) / 2);
   });
@@ -161,7 +117,7 @@ void Visit::examine_all(const Surroundings& surroundings) {
                            .environment = merged(inherited_by(node, surroundings), {}),
                            .mpi = options_.mpi});
   };
-  ask(present(), FrameKind::kExamine, order, FrameKind::kExamined, kExamines, [&](std::size_t i, const std::string& payload) { ward_.hosts[i].found = decode_examined(payload); });
+  inquiry_.ask(present(), FrameKind::kExamine, order, FrameKind::kExamined, kExamines, [&](std::size_t i, const std::string& payload) { ward_.hosts[i].found = decode_examined(payload); });
 }
 
 /// As launcher::meet(), but whoever does not come is a finding.
@@ -175,7 +131,7 @@ void Visit::meet() {
     order.interface = gathered_.hosts[i].interface.empty() ? options_.interface : gathered_.hosts[i].interface;
     return encode_meet(order);
   };
-  ask(present(), FrameKind::kMeet, ordered, FrameKind::kMet, kAnswers, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
+  inquiry_.ask(present(), FrameKind::kMeet, ordered, FrameKind::kMet, kAnswers, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
   choose_doors(replies, own.size());
 }
 
@@ -202,7 +158,7 @@ void Visit::try_pairs(int way) {
     if (ward_.hosts[i].door) with_door.push_back(i);
   for (const PatientFile& host : ward_.hosts) order.peers.push_back(host.door ? host.door->address : base::Address());
   std::vector<std::vector<ProbeFailure>> failures(ward_.hosts.size());
-  ask(with_door, FrameKind::kProbe, [&](std::size_t) { return encode_probe(order); }, FrameKind::kProbed, kAnswers, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
+  inquiry_.ask(with_door, FrameKind::kProbe, [&](std::size_t) { return encode_probe(order); }, FrameKind::kProbed, kAnswers, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
   const auto why = [&](std::size_t from, std::size_t to) {
     for (const ProbeFailure& failure : failures[from])
       if (failure.node == static_cast<int>(to)) return ward_.hosts[from].name + " does not reach " + order.peers[to].host + ": " + failure.why;
@@ -236,14 +192,14 @@ void Visit::measure(PairFile& pair) {
   const auto listen = [&](std::size_t) {
     return encode_listen({.self = static_cast<int>(pair.to), .caller = static_cast<int>(pair.from), .token = token, .host = ward_.hosts[pair.to].door->address.host});
   };
-  ask({pair.to}, FrameKind::kListen, listen, FrameKind::kListening, kMeasures, [&](std::size_t, const std::string& payload) { reply = decode_listening(payload); });
+  inquiry_.ask({pair.to}, FrameKind::kListen, listen, FrameKind::kListening, kMeasures, [&](std::size_t, const std::string& payload) { reply = decode_listening(payload); });
   if (!reply.error.empty()) {
     pair.speed.error = reply.error;
     return;
   }
   pair.speed.error = "no answer";
   const auto order = [&](std::size_t) { return encode_measure({.self = static_cast<int>(pair.from), .peer = static_cast<int>(pair.to), .token = token, .address = reply.address}); };
-  ask({pair.from}, FrameKind::kMeasure, order, FrameKind::kMeasured, kMeasures, [&](std::size_t, const std::string& payload) { pair.speed = decode_measured(payload); });
+  inquiry_.ask({pair.from}, FrameKind::kMeasure, order, FrameKind::kMeasured, kMeasures, [&](std::size_t, const std::string& payload) { pair.speed = decode_measured(payload); });
 }
 
 Ward Visit::run(const Surroundings& surroundings) {
@@ -291,7 +247,7 @@ int doctor(DoctorOptions options) {
   Visit visit(options, std::move(gathered), signals.get());
   Ward ward = visit.run(surroundings);
   visit.leave();
-  if (options.mpi) ward.own_mpirun = run_tools({{tool_path("mpirun", surroundings.environment), {"mpirun", "--version"}, surroundings.environment, "", 10s}}, -1).front();
+  if (options.mpi) ward.own_mpirun = run_tool({tool_path("mpirun", surroundings.environment), {"mpirun", "--version"}, surroundings.environment, "", 10s});
   const std::vector<Finding> findings = diagnose(ward);
   std::fputs((options.json ? json_of(findings) : table_of(findings)).c_str(), stdout);
   return any_bad(findings) ? 1 : 0;

@@ -70,7 +70,8 @@ std::string encode_examined(const Examination& found) {
   each_tool(found, [&](const ToolSaid& tool) {
     put_text(bytes, tool.path);
     put(bytes, static_cast<std::int32_t>(tool.code));
-    put_text(bytes, tool.text);
+    put_text(bytes, tool.out);
+    put_text(bytes, tool.err);
   });
   put(bytes, static_cast<std::int64_t>(found.memlock_bytes));
   put(bytes, static_cast<std::int32_t>(found.cpus_online));
@@ -93,7 +94,8 @@ Examination decode_examined(std::string_view bytes) {
   each_tool(found, [&](ToolSaid& tool) {
     tool.path = base::printable(parser.text());
     tool.code = parser.number<std::int32_t>();
-    tool.text = printable_lines(parser.text());
+    tool.out = printable_lines(parser.text());
+    tool.err = printable_lines(parser.text());
   });
   found.memlock_bytes = parser.number<std::int64_t>();
   found.cpus_online = parser.number<std::int32_t>();

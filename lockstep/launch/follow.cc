@@ -16,8 +16,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/process.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/tool_call.h"
+#include "lockstep/launch/tools.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -51,21 +50,17 @@ int code_in(const std::string& text) {
 
 /// Nothing when SLURM does not answer.
 std::optional<JobState> ask(const SlurmJob& job) {
-  const std::string path = base::Env::process().path.value_or("");
   const auto call = [&](std::vector<std::string> words) {
     if (!job.cluster.empty()) words.insert(words.begin() + 1, "--clusters=" + job.cluster);
-    return call_tool(find_program(words[0], path), words, "", base::Deadline::in(kAnswers));
+    return run_tool({.path = tool_path(words[0], own_environment()), .words = words, .environment = own_environment(), .directory = {}, .limit = kAnswers});
   };
-  try {
-    const ToolAnswer shown = call({"scontrol", "--oneliner", "show", "job", job.id});
-    if (shown.code == 0) return state_in_scontrol(shown.out);
-    if (shown.err.find("Invalid job id") == std::string::npos) return std::nullopt;
-    // It has ended some minutes ago.
-    const ToolAnswer counted = call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
-    return counted.code == 0 ? state_in_sacct(counted.out) : JobState{};
-  } catch (const base::SystemError&) {
-    return std::nullopt;
-  }
+  const ToolSaid shown = call({"scontrol", "--oneliner", "show", "job", job.id});
+  if (shown.good()) return state_in_scontrol(shown.out);
+  if (shown.err.find("Invalid job id") == std::string::npos) return std::nullopt;
+  // It has ended some minutes ago.
+  const ToolSaid counted = call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
+  if (counted.code == ToolSaid::kNoEnd) return std::nullopt;
+  return counted.good() ? state_in_sacct(counted.out) : JobState{};
 }
 
 /// Shows a file as it grows. It is opened each time: so a file on another machine is seen as it is there.

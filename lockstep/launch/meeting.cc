@@ -2,22 +2,18 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <optional>
-#include <set>
+#include <numeric>
 
-#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/agent_link.h"
 #include "lockstep/launch/crossing.h"
-#include "lockstep/launch/gather.h"
+#include "lockstep/launch/inquiry.h"
 #include "lockstep/launch/interface_choice.h"
 
 namespace lockstep::launcher {
 namespace {
 
-using base::Deadline;
 using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;  // its number in a Crossing
@@ -31,47 +27,28 @@ std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
 
 class Meeter {
  public:
-  Meeter(std::vector<AgentLink>& agents, int signals) : agents_(agents), signals_(signals), crossing_(kLauncher, token_) {}
+  Meeter(std::vector<AgentLink>& agents, int signals)
+      : agents_(agents), crossing_(kLauncher, token_), inquiry_(agents, crossing_, signals, [&](std::size_t i, const std::string& why) {
+          throw base::Error(base::Cause::kPeerUnreachable, "host " + base::quoted(agents_[i].host(), 253) + ": " + why);
+        }) {}
 
   Meeting run(const std::vector<std::string>& interfaces, const std::string& own);
 
  private:
-  void wait_for(FrameKind kind, const std::function<void(std::size_t, const std::string&)>& take);
+  void ask_all(FrameKind question, const Inquiry::Payload& payload, FrameKind answer, const Inquiry::Take& take);
   int way_of_all(const std::vector<MeetReply>& replies, const std::vector<base::InterfaceAddress>& own) const;
   void check(const std::vector<std::vector<ProbeFailure>>& failures, const Meeting& meeting) const;
 
   std::vector<AgentLink>& agents_;
-  int signals_;
   std::string token_ = Crossing::new_token();
   Crossing crossing_;
+  Inquiry inquiry_;
 };
 
-/// Until each agent has sent a frame of this kind.
-void Meeter::wait_for(FrameKind kind, const std::function<void(std::size_t, const std::string&)>& take) {
-  const Deadline deadline = Deadline::in(kAgentsAnswer);
-  std::set<std::size_t> missing;
-  for (std::size_t i = 0; i < agents_.size(); ++i) missing.insert(i);
-  while (!missing.empty()) {
-    std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
-    for (const AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
-    const std::vector<pollfd> crossing = crossing_.entries();
-    entries.insert(entries.end(), crossing.begin(), crossing.end());
-    ::poll(entries.data(), entries.size(), deadline.poll_ms());
-    if (entries[0].revents) heed_a_person(signals_);
-    crossing_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(agents_.size()), entries.end()});
-    for (std::size_t i = 0; i < agents_.size(); ++i) {
-      if (!entries[i + 1].revents) continue;
-      for (const Frame& frame : agents_[i].read()) {
-        if (frame.kind != kind) throw base::Error(base::Cause::kProtocol, "the agent on " + agents_[i].host() + " sent another frame than was asked for");
-        take(i, frame.payload);
-        missing.erase(i);
-      }
-      if (agents_[i].descriptor() < 0 && missing.contains(i))
-        throw base::Error(base::Cause::kPeerUnreachable, "host " + base::quoted(agents_[i].host(), 253) + ": its agent ended before ranks were started: " + base::quoted(agents_[i].words(), 512));
-    }
-    if (deadline.expired() && !missing.empty())
-      throw base::Error(base::Cause::kPeerUnreachable, "host " + base::quoted(agents_[*missing.begin()].host(), 253) + " does not answer any more");
-  }
+void Meeter::ask_all(FrameKind question, const Inquiry::Payload& payload, FrameKind answer, const Inquiry::Take& take) {
+  std::vector<std::size_t> all(agents_.size());
+  std::iota(all.begin(), all.end(), 0);
+  inquiry_.ask(all, question, payload, answer, kAgentsAnswer, take);
 }
 
 /// The first of our addresses that all hosts reach.
@@ -112,21 +89,20 @@ Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::strin
   const std::vector<base::InterfaceAddress> addresses = launcher_addresses(own);
   std::vector<base::Address> listening;
   for (const base::InterfaceAddress& one : addresses) listening.push_back(crossing_.listen(one.address));
-  for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kMeet, -1, encode_meet({static_cast<int>(i), token_, interfaces[i], listening})});
   std::vector<MeetReply> replies(agents_.size());
-  wait_for(FrameKind::kMet, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
+  const auto order = [&](std::size_t i) { return encode_meet({static_cast<int>(i), token_, interfaces[i], listening}); };
+  ask_all(FrameKind::kMeet, order, FrameKind::kMet, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
   const int way = way_of_all(replies, addresses);
 
   Meeting meeting{.launcher = addresses[static_cast<std::size_t>(way)].address, .doors = {}, .tethers = {}};
-  ProbeOrder order{.launcher = way, .peers = {}};
+  ProbeOrder probe{.launcher = way, .peers = {}};
   for (const MeetReply& reply : replies) {
     meeting.doors.push_back(*std::find_if(reply.doors.begin(), reply.doors.end(), [&](const Door& door) { return door.launcher == way; }));
-    order.peers.push_back(meeting.doors.back().address);
+    probe.peers.push_back(meeting.doors.back().address);
   }
   for (std::size_t i = 0; i < agents_.size(); ++i) meeting.tethers.push_back(crossing_.take_caller(static_cast<int>(i), static_cast<std::size_t>(way), meeting.doors[i].dial));
-  for (AgentLink& agent : agents_) agent.send({FrameKind::kProbe, -1, encode_probe(order)});
   std::vector<std::vector<ProbeFailure>> failures(agents_.size());
-  wait_for(FrameKind::kProbed, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
+  ask_all(FrameKind::kProbe, [&](std::size_t) { return encode_probe(probe); }, FrameKind::kProbed, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
   check(failures, meeting);
   return meeting;
 }

@@ -124,14 +124,9 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   give_up(streams.failure, rank.rank, StartStep::kExec);
 }
 
-pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out) {
-  return spawn_tool(path, arguments, {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C"}, "", out);
-}
-
-pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, int out) {
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, const ToolStreams& streams) {
   std::vector<char*> words = pointers({&arguments});
   std::vector<char*> variables = pointers({&environment});
-  const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start " + path, errno);
@@ -140,9 +135,9 @@ pid_t spawn_tool(const std::string& path, const std::vector<std::string>& argume
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
   if (!directory.empty() && ::chdir(directory.c_str()) != 0) ::_exit(127);
-  ::dup2(null.get(), STDIN_FILENO);
-  ::dup2(out, STDOUT_FILENO);
-  ::dup2(out, STDERR_FILENO);
+  ::dup2(streams.in, STDIN_FILENO);
+  ::dup2(streams.out, STDOUT_FILENO);
+  ::dup2(streams.err, STDERR_FILENO);
   close_on_exec_from(3);
   reset_signals();
   ::execve(path.c_str(), words.data(), variables.data());

@@ -52,10 +52,14 @@ struct RankStreams {
 /// when it cannot fork; what fails later is written to streams.failure.
 pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams);
 
-/// Starts `path` with these arguments, killed by the kernel when the calling thread ends; stdout and stderr go to `out`. Throws SystemError.
-pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, int out);
-/// The same with this environment, in this directory (empty: this process's), as leader of a session.
-pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, int out);
+/// Descriptors of a tool's stdin, stdout and stderr.
+struct ToolStreams {
+  int in, out, err;
+};
+
+/// Starts `path` with these arguments and this environment, in this directory (empty: this process's), as leader of a session, killed by the kernel when the calling thread ends.
+/// Throws SystemError when it cannot fork; what fails later is exit code 127.
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, const ToolStreams& streams);
 
 /// The environment of this process.
 Environment own_environment();

@@ -144,7 +144,7 @@ class SoftwareDiagnosis {
       return add("libraries", State::kBad, std::to_string(own().missing.size()) + " of the program's not found: " + names,
                  "install them there, or name their folders in LD_LIBRARY_PATH, which goes to all hosts");
     }
-    if (own().num_libraries == 0) return add("libraries", State::kUnknown, "the loader said: " + first_line(found().libraries.text));
+    if (own().num_libraries == 0) return add("libraries", State::kUnknown, "the loader said: " + first_line(found().libraries.words()));
     add("libraries", State::kOk, std::to_string(own().num_libraries) + " found" + (own().program_libtorch.empty() ? "" : ", libtorch is " + own().program_libtorch));
   }
 
@@ -152,7 +152,7 @@ class SoftwareDiagnosis {
     const ToolSaid& said = found().python;
     if (said.path.empty()) return;
     if (said.code == ToolSaid::kNoEnd) return add("Python", State::kUnknown, said.path + " did not import torch within 60 s", "is its file system slow?");
-    if (own().python.empty()) return add("Python", State::kBad, said.path + " ended with code " + std::to_string(said.code) + ": " + first_line(said.text), "does this interpreter run there?");
+    if (own().python.empty()) return add("Python", State::kBad, said.path + " ended with code " + std::to_string(said.code) + ": " + first_line(said.words()), "does this interpreter run there?");
     const std::string what = own().python + " (" + said.path + ")";
     const std::string install = said.path + " -m pip install torch" + (common_torch_.value.empty() ? "" : "==" + common_torch_.value.substr(0, common_torch_.value.find_first_of(" ,+")));
     if (!own().python_error.empty()) return add("Python", State::kBad, what + " has no torch: " + own().python_error, install);
@@ -163,7 +163,7 @@ class SoftwareDiagnosis {
     const ToolSaid& said = found().probe;
     if (said.path.empty()) return add("libtorch", State::kUnknown, "there is no lockstep-probe beside lockstep", "install lockstep there as it was installed here");
     if (own().libtorch.empty())
-      return add("libtorch", State::kBad, said.code == ToolSaid::kNoEnd ? "lockstep-probe did not end within 60 s" : "lockstep-probe ended with code " + std::to_string(said.code) + ": " + first_line(said.text),
+      return add("libtorch", State::kBad, said.code == ToolSaid::kNoEnd ? "lockstep-probe did not end within 60 s" : "lockstep-probe ended with code " + std::to_string(said.code) + ": " + first_line(said.words()),
                  "is libtorch installed there where it is here?");
     add_compared("libtorch", libtorch_text(host_), common_libtorch_, libtorch_text(host_), "all hosts need the same: install it there as on " + common_libtorch_.host);
   }
@@ -173,7 +173,7 @@ class SoftwareDiagnosis {
     const ToolSaid& said = found().smi;
     if (said.path.empty() && ward_.hosts[host_].site.gpus == 0) return;
     if (said.path.empty()) return add("driver", State::kUnknown, "there are GPUs, but no nvidia-smi in PATH", "it comes with NVIDIA's driver");
-    if (own().gpus.empty()) return add("driver", State::kBad, "nvidia-smi says: " + first_line(said.text), "is NVIDIA's driver loaded there? modprobe nvidia; after an update, restart the host");
+    if (own().gpus.empty()) return add("driver", State::kBad, "nvidia-smi says: " + first_line(said.words()), "is NVIDIA's driver loaded there? modprobe nvidia; after an update, restart the host");
     const std::string driver = own().gpus.front().driver;
     const int oldest = oldest_driver(cuda), major = major_of(driver);
     if (oldest > 0 && major >= 0 && major < oldest)
@@ -197,7 +197,7 @@ class SoftwareDiagnosis {
   }
 
   void look_at_mpi() {
-    const std::string here = version_in(ward_.own_mpirun.text);
+    const std::string here = version_in(ward_.own_mpirun.out);
     const std::string prefix = "install Open MPI" + (here.empty() ? "" : " " + here) + " there; where it is, but not in PATH: mpirun --prefix DIR, whose DIR/bin has orted";
     if (found().orted.empty()) return add("MPI", State::kBad, "no orted in PATH of a login without a terminal", prefix);
     if (own().open_mpi.empty()) return add("MPI", State::kUnknown, found().orted + ", but no mpirun beside it that tells the version", prefix);
@@ -232,7 +232,7 @@ int oldest_driver(const std::string& cuda) {
 
 Software software_of(const Examination& found) {
   Software software;
-  const nlohmann::json probe = object_in(found.probe.text), python = object_in(found.python.text);
+  const nlohmann::json probe = object_in(found.probe.out), python = object_in(found.python.out);
   software.libtorch = text_at(probe, "libtorch");
   software.libtorch_cuda = text_at(probe, "cuda");
   software.probe_nccl = text_at(probe, "nccl");
@@ -241,9 +241,9 @@ Software software_of(const Examination& found) {
   software.torch = text_at(python, "torch");
   software.torch_cuda = text_at(python, "cuda");
   software.torch_nccl = text_at(python, "nccl");
-  read_libraries(found.libraries.text, software);
-  if (found.smi.good()) read_gpus(found.smi.text, software);
-  if (found.mpirun.good()) software.open_mpi = version_in(found.mpirun.text);
+  read_libraries(found.libraries.out, software);
+  if (found.smi.good()) read_gpus(found.smi.out, software);
+  if (found.mpirun.good()) software.open_mpi = version_in(found.mpirun.out);
   return software;
 }
 

@@ -17,7 +17,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::string_view kSearchPath = "/usr/local/bin:/usr/bin:/bin";
+constexpr const char* kSearchPath = "/usr/local/bin:/usr/bin:/bin";
 constexpr int kMostThreads = 1000;
 
 std::string content(const std::filesystem::path& path) {
@@ -93,7 +93,8 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& folder) {
     write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed\n");
     return;
   }
-  tool_ = spawn_tool(command[0], command, file_.get());
+  const base::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  tool_ = spawn_tool(command[0], command, {std::string("PATH=") + kSearchPath, "LC_ALL=C"}, "", {nothing.get(), file_.get(), file_.get()});
 }
 
 void StackDump::give_up() {

@@ -10,10 +10,11 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/follow.h"
+#include "lockstep/launch/process.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/sbatch.h"
 #include "lockstep/launch/submit_options.h"
-#include "lockstep/launch/tool_call.h"
+#include "lockstep/launch/tools.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -59,19 +60,12 @@ std::string joined(std::string text) {
   return line;
 }
 
-ToolAnswer call_sbatch(const std::string& path, const std::vector<std::string>& words, const std::string& script) {
-  try {
-    return call_tool(path, words, script, base::Deadline::in(kSbatchAnswers));
-  } catch (const base::SystemError& error) {
-    if (error.error_number() != ETIMEDOUT) throw;
-    throw base::Error(base::Cause::kCoordinatorLost, "lockstep submit: sbatch has not ended within 60 s; the job may be in the queue nevertheless", "squeue --me");
-  }
-}
-
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
   std::vector<std::string> words = {"sbatch", "--parsable"};
   words.insert(words.end(), options.begin(), options.end());
-  const ToolAnswer answer = call_sbatch(sbatch, words, script);
+  const ToolSaid answer = run_tool({.path = sbatch, .words = words, .environment = own_environment(), .directory = {}, .limit = kSbatchAnswers, .input = script});
+  if (answer.code == ToolSaid::kNoEnd)
+    throw base::Error(base::Cause::kCoordinatorLost, "lockstep submit: sbatch has not ended within 60 s; the job may be in the queue nevertheless", "squeue --me");
   if (answer.code != 0)
     throw base::UsageError("lockstep submit: sbatch ended with code " + std::to_string(answer.code) + ": " + (answer.err.empty() ? "it gave no reason" : joined(answer.err)));
   std::fputs(answer.err.c_str(), stderr);

@@ -2,10 +2,12 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
 #include "lockstep/base/deadline.h"
@@ -22,25 +24,65 @@ using namespace std::chrono_literals;
 
 constexpr auto kLookAgain = 50ms;  // what a tool leaves behind may hold its pipe open, so its end is looked for as well
 
+/// A file without a name, to be read from its beginning.
+base::Fd scratch_file(std::string_view content) {
+  base::Fd fd(::memfd_create("input", MFD_CLOEXEC));
+  if (!fd) throw base::SystemError("cannot make a file without a name", errno);
+  for (std::size_t done = 0; done < content.size();) {
+    const ssize_t size = ::pwrite(fd.get(), content.data() + done, content.size() - done, static_cast<off_t>(done));
+    if (size <= 0) throw base::SystemError("cannot write to a file without a name", errno);
+    done += static_cast<std::size_t>(size);
+  }
+  return fd;
+}
+
+/// What one of its streams brings.
+class Ear {
+ public:
+  explicit Ear(std::string& text) : text_(text) {}
+
+  /// The end that the tool writes to.
+  base::Fd open() {
+    base::Pipe pipe = base::make_pipe();
+    base::set_nonblocking(pipe.read.get());
+    read_ = std::move(pipe.read);
+    return std::move(pipe.write);
+  }
+  void close() { read_.reset(); }
+  int descriptor() const { return read_ ? read_.get() : -1; }
+
+  void hear() {
+    char bytes[1 << 12];
+    while (read_) {
+      const ssize_t size = ::read(read_.get(), bytes, sizeof bytes);
+      if (size < 0 && errno == EINTR) continue;
+      if (size == 0) read_.reset();
+      if (size <= 0) return;
+      text_.append(bytes, std::min(static_cast<std::size_t>(size), kMostText - text_.size()));
+    }
+  }
+
+ private:
+  std::string& text_;
+  base::Fd read_;
+};
+
 /// One that runs.
 class Tool {
  public:
-  Tool(const ToolCall& call, ToolSaid& said) : said_(said), deadline_(Deadline::in(call.limit)) {
+  Tool(const ToolCall& call, ToolSaid& said) : said_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
     said_.path = call.path;
     if (call.path.empty()) return;
-    base::Pipe pipe = base::make_pipe();
-    base::set_nonblocking(pipe.read.get());
     try {
-      pid_ = spawn_tool(call.path, call.words, call.environment, call.directory, pipe.write.get());
+      const base::Fd in = scratch_file(call.input), out = out_.open(), err = err_.open();
+      pid_ = spawn_tool(call.path, call.words, call.environment, call.directory, {in.get(), out.get(), err.get()});
     } catch (const base::SystemError& error) {
-      said_.text = error.what();
-      return;
+      said_.err = error.what();
     }
-    out_ = std::move(pipe.read);
   }
 
   bool runs() const { return pid_ > 0; }
-  int descriptor() const { return out_ ? out_.get() : -1; }
+  std::array<int, 2> descriptors() const { return {out_.descriptor(), err_.descriptor()}; }
   Deadline deadline() const { return deadline_; }
 
   void look(bool quit) {
@@ -61,25 +103,20 @@ class Tool {
     }
     hear();
     pid_ = -1;
-    out_.reset();
+    out_.close();
+    err_.close();
   }
 
  private:
   void hear() {
-    char bytes[1 << 12];
-    while (out_) {
-      const ssize_t size = ::read(out_.get(), bytes, sizeof bytes);
-      if (size < 0 && errno == EINTR) continue;
-      if (size == 0) out_.reset();
-      if (size <= 0) return;
-      said_.text.append(bytes, std::min(static_cast<std::size_t>(size), kMostText - said_.text.size()));
-    }
+    out_.hear();
+    err_.hear();
   }
 
   ToolSaid& said_;
   Deadline deadline_;
   pid_t pid_ = -1;
-  base::Fd out_;
+  Ear out_, err_;
 };
 
 }  // namespace
@@ -92,7 +129,7 @@ std::vector<ToolSaid> run_tools(const std::vector<ToolCall>& calls, int quit) {
     std::vector<pollfd> entries = {{quit, POLLRDHUP, 0}};
     Deadline first = Deadline::in(kLookAgain);
     for (const Tool& tool : tools) {
-      entries.push_back({tool.descriptor(), POLLIN, 0});
+      for (const int descriptor : tool.descriptors()) entries.push_back({descriptor, POLLIN, 0});
       if (tool.runs()) first = earlier(first, tool.deadline());
     }
     ::poll(entries.data(), entries.size(), first.poll_ms());
@@ -100,6 +137,8 @@ std::vector<ToolSaid> run_tools(const std::vector<ToolCall>& calls, int quit) {
   }
   return said;
 }
+
+ToolSaid run_tool(const ToolCall& call, int quit) { return std::move(run_tools({call}, quit).front()); }
 
 std::string tool_path(const std::string& name, const Environment& environment) {
   std::string search_path = "/usr/local/bin:/usr/bin:/bin";

@@ -1,7 +1,7 @@
 // What the transport between hosts promises beyond what all transports do. The ranks pretend to be on several hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <map>
 

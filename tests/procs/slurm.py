@@ -106,10 +106,14 @@ def launch_starts_ranks_on_each_host_of_a_step(bed):
 
 
 def a_signal_for_all_processes_is_the_ranks_to_heed(bed):
-    script = "trap 'sleep 2; echo heeded; exit 0' USR1; touch ready.$RANK; while :; do sleep 0.1; done"
+    script = "trap 'touch told.$RANK; while [ ! -e go ]; do sleep 0.1; done; echo heeded; exit 0' USR1; touch ready.$RANK; while :; do sleep 0.1; done"
     job = subprocess.Popen([*run_in("-N2", "-n2"), "--cwd", bed.folder, "sh", "-c", script], env=bed.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until("the ranks are there", lambda: all((bed.folder / f"ready.{rank}").exists() for rank in (0, 1)))
+    agents = processes("lockstep agent")
     subprocess.run(["scancel", "-s", "USR1", bed.ask("squeue", "-h", "-o", "%i")], env=bed.environment, check=True)
+    until("the ranks are told", lambda: all((bed.folder / f"told.{rank}").exists() for rank in (0, 1)))
+    check(len(agents) >= 3 and processes("lockstep agent") == agents, f"agents, and who guards them, go on: {agents}")
+    (bed.folder / "go").touch()
     out, err = job.communicate(timeout=LIMIT_S)
     check(job.returncode == 0 and sorted(out.splitlines()) == ["[n1:0] heeded", "[n2:1] heeded"], f"code {job.returncode} {out} {err}")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`lockstep run -H` on hosts with sshd, as network namespaces.
 
-ssh.py --lockstep PATH [--python PATH] [--mnist PATH] [--runs N] CASE...; without cases all. Exit code 77: skipped.
+ssh.py --lockstep PATH [--python PATH] [--mnist PATH] [--runs N] CASE...; without cases all but the one of 64 hosts, which is for itself. Exit code 77: skipped.
 """
 import argparse
 import json
@@ -22,6 +22,7 @@ import ssh_bed  # noqa: E402
 from ssh_bed import until  # noqa: E402
 
 NUM_HOSTS = 4
+MANY = 64
 LIMIT_S = 60
 
 
@@ -251,6 +252,25 @@ def one_of_many_that_fail_is_seen(bed):
     until(lambda: not any(bed.processes(host) for host in (1, 2, 3, 4)), "something runs", 5)
 
 
+def a_failure_among_sixty_four_hosts_is_seen(bed):
+    everywhere = ["-H", ",".join(f"h{host}:1" for host in range(1, MANY + 1))]
+    job = Run(*everywhere, "sh", "-c", "echo $RANK/$WORLD_SIZE $(hostname)")
+    code, out, err = job.end()
+    expected = [f"[h{1 + rank}:{rank}] {rank}/{MANY} h{1 + rank}" for rank in range(MANY)]
+    check(code == 0 and lines(out) == sorted(expected), f"{MANY} hosts after {job.took:.1f} s {err[-300:]}")
+    check(all(bed.connections(host) == 1 for host in range(1, MANY + 1)), "one connection a host")
+    # All talk when one fails.
+    talk = "i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo line $i; [ $RANK.$i = 36.200 ] && exit 9; done; sleep 60"
+    err = fatal(*everywhere, "sh", "-c", talk, code=9, has=["cause=RANK_EXITED", "rank=36", "host=h37"])
+    check(len([line for line in err.splitlines() if "rank=" in line]) == 1, "and nobody else is blamed")
+    bed.power_off(17)
+    bed.cut(40)
+    err = fatal(*everywhere, "--connect-timeout", 4, "true", code=64, has=[f"2 of {MANY} hosts cannot be used", "h17"])
+    told = [line for line in err.splitlines() if line.startswith("lockstep: host")]
+    check(len(told) == 2 and "h17" in told[0] and "h40" in told[1], "\n".join(told))
+    until(lambda: not any(bed.processes(host) for host in range(1, MANY + 1) if host != 17), "something runs", 10)
+
+
 def hosts_that_do_not_reach_each_other(bed):
     bed.cut_one_way(1, 2)  # both reach the launcher
     fatal("-H", "h1:1,h2:1", "true", code=69, has=["host \\\"h1\\\" (10.77.0.1, eth0) does not reach \\\"h2\\\" (10.77.0.2, eth0)"])
@@ -401,7 +421,7 @@ def digits_are_learned_alike(bed):
 CASES = {case.__name__: case for case in (
     ranks_are_neighbours_on_their_hosts, the_launchers_host_may_be_one_of_them, n_is_the_total, a_host_file_says_the_same, directories_and_programs,
     arguments_and_variables_arrive_byte_for_byte, secrets_stay_at_home, the_same_interpreter_everywhere, gpus_are_the_hosts_list, what_is_missing_is_shipped, output_is_whole_lines_and_files_are_here, one_machine_is_named_once,
-    what_ssh_says_in_words, another_build_and_a_missing_library, one_of_many_that_fail_is_seen, hosts_that_do_not_reach_each_other, which_interface,
+    what_ssh_says_in_words, another_build_and_a_missing_library, one_of_many_that_fail_is_seen, a_failure_among_sixty_four_hosts_is_seen, hosts_that_do_not_reach_each_other, which_interface,
     a_rank_is_killed, an_agent_is_killed, an_agent_that_is_stopped_ends_with_its_launcher, an_ssh_is_killed, the_launcher_is_killed, a_link_is_cut, the_launchers_host_is_powered_off, a_stopped_launcher_ends_nobody,
     torch_distributed_runs_unmodified, digits_are_learned_alike)}
 
@@ -417,8 +437,9 @@ def main():
     ARGUMENTS = parser.parse_args()
     hosts_bed.enter_cell((*ssh_bed.TOOLS, "objcopy"))
     with tempfile.TemporaryDirectory() as folder:
-        bed = ssh_bed.SshBed(NUM_HOSTS, folder)
-        for name in ARGUMENTS.cases or CASES:
+        cases = ARGUMENTS.cases or [name for name in CASES if name != a_failure_among_sixty_four_hosts_is_seen.__name__]
+        bed = ssh_bed.SshBed(MANY if cases == [a_failure_among_sixty_four_hosts_is_seen.__name__] else NUM_HOSTS, folder)
+        for name in cases:
             for _ in range(ARGUMENTS.runs):
                 print(f"-- {name}", flush=True)
                 CASES[name](bed)

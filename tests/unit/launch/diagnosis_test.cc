@@ -108,23 +108,23 @@ TEST(Diagnosis, AnotherBuildOfLockstep) {
 
 TEST(Diagnosis, AnotherTorchInPython) {
   expect_fault("Python", State::kBad, "torch 2.10.0 for CUDA 12.8; h1 has 2.11.0 for CUDA 12.8", "-m pip install torch==2.11.0",
-               [](PatientFile& host) { host.found->python.text = "warning: x\n{\"python\": \"3.11.2\", \"torch\": \"2.10.0\", \"cuda\": \"12.8\", \"nccl\": \"2.27.5\"}"; });
+               [](PatientFile& host) { host.found->python.out = "warning: x\n{\"python\": \"3.11.2\", \"torch\": \"2.10.0\", \"cuda\": \"12.8\", \"nccl\": \"2.27.5\"}"; });
 }
 
 TEST(Diagnosis, APythonWithoutTorch) {
   expect_fault("Python", State::kBad, "has no torch: ModuleNotFoundError", "-m pip install torch==2.11.0",
-               [](PatientFile& host) { host.found->python.text = R"({"python": "3.11.2", "error": "ModuleNotFoundError: No module named 'torch'"})"; });
+               [](PatientFile& host) { host.found->python.out = R"({"python": "3.11.2", "error": "ModuleNotFoundError: No module named 'torch'"})"; });
 }
 
 TEST(Diagnosis, ADriverThatIsTooOld) {
   expect_fault("driver", State::kBad, "470.57.02 is too old for CUDA 12.8 of torch, which needs 525", "update NVIDIA's driver",
-               [](PatientFile& host) { host.found->smi.text = "Tesla T4, 15360, 470.57.02\nTesla T4, 15360, 470.57.02\n"; });
+               [](PatientFile& host) { host.found->smi.out = "Tesla T4, 15360, 470.57.02\nTesla T4, 15360, 470.57.02\n"; });
 }
 
 TEST(Diagnosis, ANameThatLeadsToALoopback) {
   expect_fault("name", State::kWarn, "h2 is 127.0.1.1, a loopback, which no other host reaches; its addresses are 10.0.0.2 (eth0), 172.17.0.1 (docker0)", "/etc/hosts",
-               [](PatientFile& host) { host.found->resolved.text = "127.0.1.1  STREAM h2\n"; });
-  expect_fault("name", State::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts", [](PatientFile& host) { host.found->resolved.text = "172.17.0.1  STREAM h2\n"; });
+               [](PatientFile& host) { host.found->resolved.out = "127.0.1.1  STREAM h2\n"; });
+  expect_fault("name", State::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts", [](PatientFile& host) { host.found->resolved.out = "172.17.0.1  STREAM h2\n"; });
 }
 
 TEST(Diagnosis, AnInterfaceOfContainers) {
@@ -197,7 +197,7 @@ TEST(Diagnosis, MpiIsComparedWithThatOfTheLauncher) {
   const Finding none = with_mpi([](PatientFile& host) { host.found->orted.clear(); });
   EXPECT_EQ(none.state, State::kBad);
   EXPECT_THAT(none.remedy, AllOf(HasSubstr("install Open MPI 4.1.4"), HasSubstr("mpirun --prefix DIR")));
-  const Finding other = with_mpi([](PatientFile& host) { host.found->mpirun.text = "mpirun (Open MPI) 3.1.3\n"; });
+  const Finding other = with_mpi([](PatientFile& host) { host.found->mpirun.out = "mpirun (Open MPI) 3.1.3\n"; });
   EXPECT_EQ(other.state, State::kBad);
   EXPECT_THAT(other.value, HasSubstr("is of Open MPI 3.1.3, mpirun here is 4.1.4"));
 }

@@ -16,8 +16,8 @@ using ::testing::ElementsAre;
 Examination examination() {
   Examination found;
   found.program = {"/p", "e", "h", "/ld", "/py"};
-  found.libraries = {"/ld", 0, "\ta => b\nc\x1b[2J => not found"};
-  found.smi = {"/smi", ToolSaid::kNoEnd, ""};
+  found.libraries = {"/ld", 0, "\ta => b\nc\x1b[2J => not found", "\x1b[1m"};
+  found.smi = {"/smi", ToolSaid::kNoEnd, "", ""};
   found.addresses = {{"eth0", "10.0.0.1", false}, {"lo", "::1", true}};
   found.orted = "/usr/bin/orted";
   found.cpus_online = 8;
@@ -33,7 +33,7 @@ Examination examination() {
 TEST(DoctorWire, AnExaminationArrives) {
   const Examination got = decode_examined(encode_examined(examination()));
   EXPECT_EQ(got.program.path + got.program.error + got.program.hash + got.program.loader + got.program.python, "/peh/ld/py");
-  EXPECT_EQ(got.libraries.text, " a => b\nc?[2J => not found");  // lines stay, what a terminal would obey does not pass
+  EXPECT_EQ(got.libraries.out + "|" + got.libraries.err, " a => b\nc?[2J => not found|?[1m");  // lines stay, what a terminal would obey does not pass
   EXPECT_EQ(got.smi.code, ToolSaid::kNoEnd);
   ASSERT_EQ(got.addresses.size(), 2u);
   EXPECT_EQ(got.addresses[0].interface, "eth0");
@@ -89,7 +89,7 @@ TEST(DoctorWire, AWildCountTakesNoMemory) {
 /// A frame holds what six tools can say at most.
 TEST(DoctorWire, AFullExaminationFitsInAFrame) {
   Examination found;
-  for (ToolSaid* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun}) tool->text = std::string(kMostText, 'x');
+  for (ToolSaid* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun}) tool->out = tool->err = std::string(kMostText, 'x');
   EXPECT_LT(encode_examined(found).size(), kMaxFrame / 2);
 }
 

@@ -73,7 +73,7 @@ TEST(Examination, OfThisHost) {
   EXPECT_GE(found.cpus_online, 1);
   EXPECT_GT(found.copy_bytes_per_s, 1e8);
   EXPECT_TRUE(found.libraries.good());
-  EXPECT_THAT(found.libraries.text, HasSubstr("libc.so.6 => /"));
+  EXPECT_THAT(found.libraries.out, HasSubstr("libc.so.6 => /"));
   EXPECT_EQ(found.orted + found.mpirun.path, "");  // not asked for
 }
 
@@ -81,12 +81,20 @@ ToolCall shell(const std::string& script, std::chrono::milliseconds limit = 20s)
 
 TEST(Tools, SayWhatTheySaid) {
   const auto said = run_tools({shell("echo out; echo err >&2; exit 3"), {}, shell("kill -TERM $$"), {"/nowhere", {"x"}, {}, "", 1s}, shell("pwd")}, -1);
-  EXPECT_EQ(said[0].text, "out\nerr\n");
+  EXPECT_EQ(said[0].out, "out\n");
+  EXPECT_EQ(said[0].err, "err\n");
   EXPECT_EQ(said[0].code, 3);
   EXPECT_EQ(said[1].code, ToolSaid::kNotRun);
   EXPECT_EQ(said[2].code, 128 + 15);
   EXPECT_EQ(said[3].code, 127);
   EXPECT_TRUE(said[4].good());
+}
+
+TEST(Tools, ReadWhatTheyAreGiven) {
+  ToolCall cat{"/bin/cat", {"cat"}, kPath};
+  cat.input = std::string(20000, 'a') + std::string("\0'\n", 3);
+  EXPECT_EQ(run_tool(cat).out, cat.input);
+  EXPECT_EQ(run_tool(shell("cat; echo end")).out, "end\n");
 }
 
 TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
@@ -101,8 +109,8 @@ TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
   EXPECT_EQ(said[0].code, ToolSaid::kNoEnd);
-  EXPECT_EQ(said[0].text, "begun\n");
-  EXPECT_EQ(said[1].text, "left\n");
+  EXPECT_EQ(said[0].out, "begun\n");
+  EXPECT_EQ(said[1].out, "left\n");
   EXPECT_TRUE(said[1].good());
 }
 
@@ -117,7 +125,7 @@ TEST(Tools, EndWhenNobodyListensAnyMore) {
 TEST(Tools, SayNoMoreThanIsRead) {
   const auto said = run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
   EXPECT_TRUE(said[0].good());
-  EXPECT_EQ(said[0].text.size(), kMostText);
+  EXPECT_EQ(said[0].out.size(), kMostText);
 }
 
 }  // namespace

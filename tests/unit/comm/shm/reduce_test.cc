@@ -1,7 +1,7 @@
 #include "lockstep/comm/shm/reduce_isa.h"
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstring>
 
