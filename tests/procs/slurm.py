@@ -4,6 +4,7 @@
 slurm.py --lockstep PATH --probe PROCS_PROBE [--mnist PATH] CASE...; without cases all. Exit code 77: skipped.
 """
 import argparse
+import json
 import os
 import pathlib
 import signal
@@ -95,6 +96,15 @@ def output_is_whole(bed):
     check(sum(line.count("x") for line in out) == 4 * 300000, "and what has no newline")
 
 
+def the_doctor_looks_at_an_allocations_nodes(bed):
+    code, out, err = client(bed, "salloc", "--quiet", "-N2", "-n2", ARGUMENTS.lockstep, "doctor", "--json", "/bin/true")
+    found = {(one["host"], one["check"]): one for one in json.loads(out)["findings"]}
+    bad = [one for one in found.values() if one["state"] == "bad"]
+    check(code == 0 and not bad, f"nothing is bad: {bad} {err}")
+    for where, what, has in (("n1", "reached", "by srun"), ("n2", "reached", "by srun"), ("n2", "program", "/bin/true"), ("n1 - n2", "speed", "Gb/s")):
+        check(has in found[where, what]["value"], f"{where}: {found[where, what]['value']}")
+
+
 def launch_starts_ranks_on_each_host_of_a_step(bed):
     out = good(bed, "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", ARGUMENTS.probe, "launch", 3, "a b")
     check(out == [f"[n{1 + rank // 3}:{rank}] rank {rank}: <a b>" for rank in range(6)], str(out))
@@ -171,7 +181,7 @@ def digits_are_learned_alike(bed):
 
 CASES = {case.__name__: case for case in (
     an_allocation_names_hosts_and_slots, a_batch_script_starts_them_too, the_allocation_can_be_left, what_is_wrong_is_said, output_is_whole,
-    launch_starts_ranks_on_each_host_of_a_step, a_signal_for_all_processes_is_the_ranks_to_heed, whatever_dies_nobody_is_left, digits_are_learned_alike)}
+    the_doctor_looks_at_an_allocations_nodes, launch_starts_ranks_on_each_host_of_a_step, a_signal_for_all_processes_is_the_ranks_to_heed, whatever_dies_nobody_is_left, digits_are_learned_alike)}
 
 
 def main():
