@@ -253,6 +253,7 @@ def one_of_many_that_fail_is_seen(bed):
 
 
 def a_failure_among_sixty_four_hosts_is_seen(bed):
+    bed.introduce()
     everywhere = ["-H", ",".join(f"h{host}:1" for host in range(1, MANY + 1))]
     job = Run(*everywhere, "sh", "-c", "echo $RANK/$WORLD_SIZE $(hostname)")
     code, out, err = job.end()

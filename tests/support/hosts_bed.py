@@ -81,6 +81,13 @@ class Bed:
         sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
         sh("ip", "-n", name, "link", "set", "eth0", "up")
 
+    def introduce(self):
+        """All hosts know each other's address on the wire. Many hosts need it: the kernel keeps a thousand that it has asked for, of all namespaces together."""
+        numbers = range(1, self.num_hosts + 1)
+        for host in numbers:
+            others = "".join(f"neigh replace {SUBNET}{other} lladdr 02:77:00:00:00:{other:02x} dev eth0 nud permanent\n" for other in numbers if other != host)
+            subprocess.run(["ip", "-n", f"h{host}", "-batch", "-"], input=others, text=True, check=True)
+
     def shape(self, rate, hosts=None):
         """Bounds what each host sends and what it gets."""
         for namespace, device in self.ends_of(hosts):
