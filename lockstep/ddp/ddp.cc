@@ -263,6 +263,9 @@ void DistributedDataParallel::Impl::check_join() const {
   if (options_.host_sync_every > 1)
     throw UsageError("join: DdpOptions.host_sync_every is " + std::to_string(options_.host_sync_every) +
                      "; allowed here is 1: hosts that have no more batches would miss the others' averages");
+  if (divided_)
+    throw UsageError("join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so that one without batches would keep its part from the others",
+                     "do without shard_state, or give all ranks equally many batches");
   if (among_sharers_)
     throw UsageError("join: an optimizer of lockstep::optim is allowed here when all ranks share a host; these are on several",
                      "use an optimizer of torch::optim");

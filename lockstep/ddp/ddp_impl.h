@@ -53,6 +53,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   std::vector<Parameter> parameters() const override;
   comm::Group& sharers() override { return sharers_ ? *sharers_ : peers_; }
   bool attach(comm::PieceSink& updated) override;
+  Owners owners() override;
   std::uint64_t backwards() const override { return backwards_; }
   void update_in_backward(BackwardUpdater* updater) override;
   void require_unchanged() const override;
@@ -104,6 +105,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   bool closed_ = false;          // the module may be gone
   std::optional<comm::Group> sharers_;                  // with an optimizer, when peers_ are on several hosts: those of this host
   std::unique_ptr<comm::Exchange> among_sharers_;       // of the means that exchange_ has brought
+  bool divided_ = false;         // the optimizer's state is divided between owners()
   comm::PieceSink* updated_ = nullptr;  // of the optimizer of lockstep::optim; null: there is none
   BackwardUpdater* updater_ = nullptr;  // the same optimizer, when it updates in backward()
   bool averaged_ = false;        // where it leaves gradients: they are means

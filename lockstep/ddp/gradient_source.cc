@@ -34,6 +34,24 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
   return leaves_gradients() || (among_sharers_ && among_sharers_->pieces());
 }
 
+GradientSource::Owners DistributedDataParallel::Impl::owners() {
+  require_open();
+  if (leaves_gradients() && !sharers_) return {};
+  divided_ = true;
+  if (!sharers_) return {.group = peers_, .index = peers_.rank(), .count = peers_.size()};
+  const bool leads = sharers_->rank() == 0;
+  comm::Group leaders = peers_.split(leads ? 0 : 1);
+  const at::Tensor place = at::empty({2}, at::kLong);
+  place[0] = leaders.rank();
+  place[1] = leaders.size();
+  sharers_->broadcast(place, 0, {.name = "owners of state"});
+  const auto* numbers = place.const_data_ptr<std::int64_t>();
+  return {.group = leads ? std::optional(leaders) : std::nullopt,
+          .index = static_cast<int>(numbers[0]),
+          .count = static_cast<int>(numbers[1]),
+          .of_several = sharers_->size() > 1};
+}
+
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
   require_open();
   if (no_sync_ > 0) throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");
@@ -71,6 +89,7 @@ void DistributedDataParallel::Impl::detach() noexcept {
   updated_ = nullptr;
   updater_ = nullptr;
   averaged_ = false;
+  divided_ = false;
   witness_.forget();
   among_sharers_.reset();
   sharers_.reset();

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,15 @@ class GradientSource {
 
   // The sharers call these alike, and wait for each other. They throw CommError.
   virtual comm::Group& sharers() = 0;
+  /// Among whom state may be divided: the ranks, or, where ranks of a host share parameters, these hosts.
+  struct Owners {
+    std::optional<comm::Group> group;  ///< of one rank of each owner, in their order; empty on other ranks
+    int index = 0;                     ///< this rank's owner
+    int count = 1;
+    bool of_several = false;           ///< this rank's owner is several ranks, the sharers()
+  };
+  /// After attach(): from now on ranks need each other's updates, and join() is a UsageError. All ranks call it, and wait for each other.
+  virtual Owners owners() = 0;
   /// Memory that all of them see.
   virtual comm::CommonMemory make_common(std::size_t bytes) = 0;
   /// Makes every gradient the mean over the ranks, where backward() has not.

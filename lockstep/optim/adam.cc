@@ -78,11 +78,11 @@ using DecoupledRule = MomentsRule<torch::optim::AdamWOptions, torch::optim::Adam
 
 }  // namespace
 
-Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options, const std::vector<Group>& groups)
+Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
     : torch::optim::Adam(make_groups(*gradients, wanted<torch::optim::AdamOptions>(groups, "Adam")),
                          of_torch<torch::optim::AdamOptions>(options, "Adam")) {
   auto rule = std::make_unique<PlainRule>(*this, *gradients, state_names(options, groups));
-  start(std::move(gradients), std::move(rule));
+  start(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor Adam::step(LossClosure closure) { return step_fused(closure); }
@@ -92,11 +92,11 @@ void Adam::load(torch::serialize::InputArchive& archive) {
   adopt_loaded();
 }
 
-AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options, const std::vector<Group>& groups)
+AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
     : torch::optim::AdamW(make_groups(*gradients, wanted<torch::optim::AdamWOptions>(groups, "AdamW")),
                           of_torch<torch::optim::AdamWOptions>(options, "AdamW")) {
   auto rule = std::make_unique<DecoupledRule>(*this, *gradients, state_names(options, groups));
-  start(std::move(gradients), std::move(rule));
+  start(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor AdamW::step(LossClosure closure) { return step_fused(closure); }

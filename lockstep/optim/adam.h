@@ -39,7 +39,7 @@ class Adam final : public torch::optim::Adam, public FusedOptimizer {
     AdamOptions options;
   };
   /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {}, const std::vector<Group>& groups = {});
+  explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;
@@ -54,7 +54,7 @@ class AdamW final : public torch::optim::AdamW, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     AdamWOptions options;
   };
-  explicit AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options = {}, const std::vector<Group>& groups = {});
+  explicit AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   torch::Tensor step(LossClosure closure = nullptr) override;
   void load(torch::serialize::InputArchive& archive) override;

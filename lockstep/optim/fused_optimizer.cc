@@ -9,9 +9,9 @@ namespace lockstep::optim {
 FusedOptimizer::FusedOptimizer() = default;
 FusedOptimizer::~FusedOptimizer() = default;
 
-void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule) {
+void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule, const FusedOptions& options) {
   rule_ = std::move(rule);
-  update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_);
+  update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_, options);
 }
 
 at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure) {

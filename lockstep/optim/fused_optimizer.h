@@ -18,6 +18,14 @@ namespace lockstep::optim {
 class FusedUpdate;
 class Rule;
 
+/// What concerns an optimizer as a whole.
+struct FusedOptions {
+  /// ZeRO's first stage: each rank keeps the state of its part of the elements, updates these, and gets the others' new values from their owners at the end of step(). Where ranks of
+  /// a host share one copy of everything these hosts are the owners; on a single such host there is nothing left to divide. Between hosts and over gloo or mpi it costs one more pass of
+  /// all parameters over the wire. Not together with join().
+  bool shard_state = false;
+};
+
 /// An optimizer made from a DistributedDataParallel that updates parameters in the pass that reads all ranks' gradients. All ranks make it
 /// alike, and call step() and what is here alike; each waits for the others.
 ///
@@ -61,7 +69,8 @@ class FusedOptimizer {
   /// True when the ranks of this host have one copy of the parameters.
   bool shares_parameters() const;
 
-  /// "fc.weight.exp_avg", "fc.weight.step" …: copies, of parameters that have been updated. Waits for nobody.
+  /// "fc.weight.exp_avg", "fc.weight.step" …: copies, whole, of parameters that have been updated. Waits for nobody; with FusedOptions.shard_state all ranks call it alike, and wait for
+  /// each other. It can be loaded with any number of ranks.
   std::vector<std::pair<std::string, at::Tensor>> state_dict() const;
   /// The reverse, on all ranks with the same values. Throws UsageError for names that are missing or belong to no parameter: nothing has changed then.
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
@@ -69,7 +78,7 @@ class FusedOptimizer {
  protected:
   FusedOptimizer();
   ~FusedOptimizer();
-  void start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule);
+  void start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule, const FusedOptions& options);
   at::Tensor step_fused(const std::function<at::Tensor()>& closure);
   void adopt_loaded();
 

@@ -19,10 +19,21 @@ using base::UsageError;
 
 constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 
+/// Null when there is nothing to divide: each owner is the only one.
+std::unique_ptr<Shards> make_shards(ddp::GradientSource& source, const FusedOptions& options) {
+  if (!options.shard_state) return nullptr;
+  auto shards = std::make_unique<Shards>(source);
+  return shards->divided() ? std::move(shards) : nullptr;
+}
+
 }  // namespace
 
-FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule)
-    : source_(std::move(source)), rule_(rule), attached_(*source_, *this), home_(source_, rule.state_names().size(), attached_.gives_pieces) {}
+FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule, const FusedOptions& options)
+    : source_(std::move(source)),
+      rule_(rule),
+      attached_(*source_, *this),
+      shards_(make_shards(*source_, options)),
+      home_(source_, rule.state_names().size(), attached_.gives_pieces, shards_.get()) {}
 
 FusedUpdate::~FusedUpdate() = default;
 
@@ -33,7 +44,7 @@ void FusedUpdate::step() {
     return source_->sharers().step();
   }
   if (source_->backwards() != clipped_) scale_ = 1;
-  pass(comm::Use::kUpdate, prepare());
+  update_all(prepare());
   scale_ = 1;
   home_.note_changes();  // parameters may have been averaged between hosts besides
   source_->sharers().step();
@@ -61,7 +72,7 @@ std::uint64_t FusedUpdate::begin_update() {
 }
 
 void FusedUpdate::end_update(bool given) {
-  if (!given) pass(comm::Use::kUpdate, options_);
+  if (!given) update_all(options_);
   home_.note_changes();
   updated_ = true;
 }
@@ -103,6 +114,11 @@ void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
     pass_alone();
 }
 
+void FusedUpdate::update_all(std::uint64_t options) {
+  pass(comm::Use::kUpdate, options);
+  if (shards_) shards_->share_parameters(options);
+}
+
 /// Over this rank's own gradients.
 void FusedUpdate::pass_alone() {
   const auto& parameters = home_.parameters();
@@ -132,15 +148,28 @@ Run FusedUpdate::run_of(const comm::Piece& piece) const {
           .count = piece.count};
 }
 
-void FusedUpdate::take(const comm::Piece& piece) {
+/// Of a piece, the elements whose state is here.
+void FusedUpdate::update(const comm::Piece& piece) {
+  const Range own = home_.own(piece.part);
+  const std::size_t first = std::max(piece.first, own.first), end = std::min(piece.first + piece.count, own.first + own.count);
+  if (first >= end) return;
   Run run = run_of(piece);
-  if (use_ == comm::Use::kUpdate) {
-    c10::SmallVector<void*, 4> states;
-    for (const at::Tensor& state : home_.states(piece.part))
-      states.push_back(static_cast<char*>(state.mutable_data_ptr()) + piece.first * state.element_size());
-    run.states = states.data();
-    return rule_.update(piece.part, run);
-  }
+  const std::size_t skipped = (first - piece.first) * c10::elementSize(run.dtype);
+  c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
+  for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + skipped;
+  c10::SmallVector<void*, 4> states;
+  for (const at::Tensor& state : home_.states(piece.part))
+    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own.first) * state.element_size());
+  run.gradients = gradients.data();
+  run.parameter = static_cast<char*>(run.parameter) + skipped;
+  run.states = states.data();
+  run.count = end - first;
+  rule_.update(piece.part, run);
+}
+
+void FusedUpdate::take(const comm::Piece& piece) {
+  if (use_ == comm::Use::kUpdate) return update(piece);
+  Run run = run_of(piece);
   c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
   const std::size_t element = c10::elementSize(run.dtype);
   run.gradients = gradients.data();
@@ -175,22 +204,23 @@ void FusedUpdate::adopt_loaded() {
     const auto& home = home_.states(part);
     for (std::size_t i = 0; i < home.size(); ++i) {
       if (!loaded[i].defined() || loaded[i].is_same(home[i])) continue;
-      if (loaded[i].sizes() != home[i].sizes())
-        throw UsageError("lockstep::optim: the loaded " + rule_.state_names()[i] + " of " + home_.parameters()[part].name + " has another shape");
-      home[i].copy_(loaded[i]);
+      if (loaded[i].sizes() != home_.parameters()[part].tensor.sizes())
+        throw UsageError("lockstep::optim: the loaded " + rule_.state_names()[i] + " of " + home_.parameters()[part].name + " has another shape",
+                         shards_ ? "an archive that torch saves has this rank's part of the state alone: use state_dict()" : "");
+      home_.keep(part, i, loaded[i]);
     }
     if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), home);
   }
 }
 
-std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() const {
+std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() {
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
     if (rule_.steps(part) == 0) continue;
     const std::string& name = home_.parameters()[part].name;
     all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(part), at::kLong));
     for (std::size_t i = 0; i < home_.states(part).size(); ++i)
-      all.emplace_back(name + "." + rule_.state_names()[i], home_.states(part)[i].clone());
+      all.emplace_back(name + "." + rule_.state_names()[i], shards_ ? shards_->gather(part, home_.states(part)[i]) : home_.states(part)[i].clone());
   }
   return all;
 }
@@ -220,7 +250,7 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
   const at::NoGradGuard no_grad;
   source_->sharers().barrier({.name = "load_state_dict"});
   for (std::size_t part = 0; part < loaded.size(); ++part) {
-    for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i) home_.states(part)[i].copy_(loaded[part].states[i]);
+    for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i) home_.keep(part, i, loaded[part].states[i]);
     rule_.set_states(part, loaded[part].steps, home_.states(part));
   }
   source_->sharers().barrier({.name = "load_state_dict"});

@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "lockstep/ddp/gradient_source.h"
+#include "lockstep/optim/fused_optimizer.h"
 #include "lockstep/optim/parameter_home.h"
 #include "lockstep/optim/rule.h"
+#include "lockstep/optim/shards.h"
 
 namespace lockstep::optim {
 
@@ -18,7 +20,7 @@ namespace lockstep::optim {
 class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater {
  public:
   /// `rule` outlives this.
-  FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule);
+  FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule, const FusedOptions& options);
   ~FusedUpdate() override;
 
   bool shares_parameters() const { return home_.shared(); }
@@ -30,7 +32,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
 
   /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
   void adopt_loaded();
-  std::vector<std::pair<std::string, at::Tensor>> state_dict() const;
+  std::vector<std::pair<std::string, at::Tensor>> state_dict();
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
 
  private:
@@ -47,12 +49,15 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   void end_update(bool given) override;
   std::uint64_t prepare();
   void pass(comm::Use use, std::uint64_t options);
+  void update_all(std::uint64_t options);
+  void update(const comm::Piece& piece);
   void pass_alone();
   Run run_of(const comm::Piece& piece) const;
 
   const std::shared_ptr<ddp::GradientSource> source_;
   Rule& rule_;
   const Attached attached_;
+  const std::unique_ptr<Shards> shards_;  // null: state is not divided
   ParameterHome home_;
   comm::Use use_ = comm::Use::kUpdate;  // of the pass that goes on
   std::vector<bool> summed_;            // parts whose squares the last pass has summed

@@ -35,14 +35,10 @@ at::TensorOptions state_options(const at::Tensor& parameter) {
   return at::TensorOptions().dtype(state_dtype(parameter.scalar_type()));
 }
 
-std::size_t state_bytes(const at::Tensor& parameter) {
-  return aligned(static_cast<std::size_t>(parameter.numel()) * c10::elementSize(state_dtype(parameter.scalar_type())));
-}
-
 }  // namespace
 
-ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared)
-    : source_(std::move(source)), parameters_(source_->parameters()) {
+ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared, const Shards* shards)
+    : source_(std::move(source)), parameters_(source_->parameters()), shards_(shards) {
   for (const Parameter& parameter : parameters_) check(parameter);
   first_sum_.push_back(0);
   for (const Parameter& parameter : parameters_)
@@ -50,7 +46,7 @@ ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::s
   if (shared) {
     check_storages();
     std::size_t bytes = place_storages() + aligned(first_sum_.back() * sizeof(double));
-    for (const Parameter& parameter : parameters_) bytes += num_states * state_bytes(parameter.tensor);
+    for (std::size_t part = 0; part < parameters_.size(); ++part) bytes += num_states * state_bytes(part);
     move_in(bytes);
   }
   find_siblings();
@@ -127,21 +123,40 @@ void ParameterHome::move_in(std::size_t bytes) {
   for (Storage& one : storages_) one.storage.set_data_ptr_noswap(pointer_into(memory_.data, one.offset));
 }
 
+std::size_t ParameterHome::state_bytes(std::size_t part) const {
+  return aligned(own(part).count * c10::elementSize(state_dtype(parameters_[part].tensor.scalar_type())));
+}
+
 void ParameterHome::make_states(std::size_t num_states) {
-  for (const Parameter& parameter : parameters_) {
-    const at::Tensor& tensor = parameter.tensor;
+  for (std::size_t part = 0; part < parameters_.size(); ++part) {
+    const at::Tensor& tensor = parameters_[part].tensor;
+    const auto options = state_options(tensor);
+    const std::vector<std::int64_t> sizes = shards_ ? std::vector{static_cast<std::int64_t>(own(part).count)} : tensor.sizes().vec();
+    const std::vector<std::int64_t> strides = shards_ ? std::vector{std::int64_t{1}} : tensor.strides().vec();
     std::vector<at::Tensor> states;
     for (std::size_t i = 0; i < num_states; ++i) {
       if (!shared()) {
-        states.push_back(at::empty_strided(tensor.sizes(), tensor.strides(), state_options(tensor)).zero_());
+        states.push_back(at::empty_strided(sizes, strides, options).zero_());
         continue;
       }
       void* data = static_cast<char*>(memory_.data.get()) + used_;
-      used_ += state_bytes(tensor);
-      states.push_back(at::from_blob(data, tensor.sizes(), tensor.strides(), [memory = memory_.data](void*) {}, state_options(tensor)));
+      used_ += state_bytes(part);
+      states.push_back(at::from_blob(data, sizes, strides, [memory = memory_.data](void*) {}, options));
     }
     states_.push_back(std::move(states));
   }
+}
+
+void ParameterHome::keep(std::size_t part, std::size_t i, const at::Tensor& whole) {
+  at::Tensor& state = states_[part][i];
+  if (!shards_) {
+    state.copy_(whole);
+    return;
+  }
+  const at::Tensor& like = parameters_[part].tensor;
+  const at::Tensor as_it_lies = at::empty_strided(like.sizes(), like.strides(), whole.options()).copy_(whole);
+  const Range range = own(part);
+  state.copy_(as_it_lies.as_strided({static_cast<std::int64_t>(range.count)}, {1}, static_cast<std::int64_t>(range.first)));
 }
 
 void ParameterHome::make_sums() {

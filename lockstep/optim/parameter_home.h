@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/ddp/gradient_source.h"
+#include "lockstep/optim/shards.h"
 
 namespace lockstep::optim {
 
@@ -19,8 +20,9 @@ class ParameterHome {
 
   /// `shared`: all ranks call it and wait for each other; parameters, which are equal on all of them, move into common memory with everything
   /// that refers to the same storage. Each gets `num_states` tensors of state, zeroed. Throws UsageError that names a parameter which is not on the CPU, has a dtype
-  /// that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none of the parameters.
-  ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared);
+  /// that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none of the parameters. With `shards` (null: none), which outlives
+  /// this, there is state for their own elements alone.
+  ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared, const Shards* shards);
   /// Parameters move back into memory of this process alone.
   ~ParameterHome();
   ParameterHome(const ParameterHome&) = delete;
@@ -31,8 +33,12 @@ class ParameterHome {
   /// One of the ranks that share a copy; each rank when nothing is shared.
   bool first() const { return memory_.first; }
 
-  /// Of the parameter's shape and strides; float for bfloat16 and half. Kept until the end.
+  /// Of the parameter's shape and strides, or, with shards, of the elements of own() one after the other; float for bfloat16 and half. Kept until the end.
   const std::vector<at::Tensor>& states(std::size_t part) const { return states_[part]; }
+  /// Of `whole`, which has the parameter's shape, what belongs here becomes state number `i`.
+  void keep(std::size_t part, std::size_t i, const at::Tensor& whole);
+  /// The elements, in the order in which they lie, of which there is state here.
+  Range own(std::size_t part) const { return shards_ ? shards_->own(part) : Range{0, static_cast<std::size_t>(parameters_[part].tensor.numel())}; }
   /// For each kSumElements of a part; whoever shares the memory sees what others wrote.
   double* sums(std::size_t part) const { return sums_ + first_sum_[part]; }
   std::size_t num_sums(std::size_t part) const { return first_sum_[part + 1] - first_sum_[part]; }
@@ -58,10 +64,12 @@ class ParameterHome {
   void move_in(std::size_t bytes);
   void find_siblings();
   void make_states(std::size_t num_states);
+  std::size_t state_bytes(std::size_t part) const;
   void make_sums();
 
   const std::shared_ptr<ddp::GradientSource> source_;
   const std::vector<ddp::GradientSource::Parameter> parameters_;
+  const Shards* const shards_;
   std::vector<Storage> storages_;
   comm::CommonMemory memory_;
   std::size_t used_ = 0;                // bytes of memory_

@@ -60,10 +60,10 @@ std::vector<std::string> state_names(const SGDOptions& options, const std::vecto
 
 }  // namespace
 
-SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups)
+SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
     : torch::optim::SGD(make_groups(*gradients, wanted(groups)), of_torch(options)) {
   auto rule = std::make_unique<MomentumRule>(*this, *gradients, state_names(options, groups));
-  start(std::move(gradients), std::move(rule));
+  start(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor SGD::step(LossClosure closure) { return step_fused(closure); }

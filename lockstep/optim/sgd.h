@@ -29,7 +29,7 @@ class SGD final : public torch::optim::SGD, public FusedOptimizer {
     SGDOptions options;
   };
   /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {}, const std::vector<Group>& groups = {});
+  explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;
