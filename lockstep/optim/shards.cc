@@ -14,7 +14,7 @@
 namespace lockstep::optim {
 namespace {
 
-constexpr std::size_t kMostChunk = std::size_t{4} << 20;
+constexpr std::size_t kMostChunk = std::size_t{1} << 20;
 constexpr std::size_t kHeader = sizeof(std::uint64_t);
 const char* const kName = "parameters of an optimizer";
 

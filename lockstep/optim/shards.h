@@ -23,7 +23,7 @@ class Shards {
   const Range& own(std::size_t part) const { return ranges_[static_cast<std::size_t>(owners_.index)][part]; }
 
   /// After an update: every owner's elements reach all. `options` is a fingerprint of the update; ranks that differ in it get a DesyncError. All ranks call it alike; waits for
-  /// them. Takes (owners + 1) times 4 MiB of memory at most.
+  /// them. Takes (owners + 1) times 1 MiB of memory at most.
   void share_parameters(std::uint64_t options);
   /// A tensor of state of all elements, in the parameter's shape and strides, from each owner's own. All ranks call it alike, and wait for each other.
   at::Tensor gather(std::size_t part, const at::Tensor& own);
