@@ -4,6 +4,7 @@
 //
 // Prints, on rank 0, a line of JSON: kind, parameters, bytes (of state tensors, the mean over the ranks), pss (what memory has grown by, the mean over the ranks; pages that ranks share
 // count in parts), losses.
+#include <malloc.h>
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -21,6 +22,8 @@ constexpr int kSteps = 6;
 
 /// Bytes of this process's memory; what several processes share counts for each in parts.
 double own_memory() {
+  lockstep::trim_arena();
+  ::malloc_trim(0);  // what is free already would be taken for what is used later
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string word; rollup >> word;)
     if (word == "Pss:") {
@@ -69,8 +72,10 @@ int run(const std::string& kind, std::int64_t width, int layers) {
     loss.backward();
     return mean(world, loss.item<double>());
   };
-  step(0);  // gradients and buffers of the exchange are there
-  net->zero_grad(false);
+  for (int number = 0; number < 3; ++number) {  // gradients and buffers of the exchange are there, as they stay
+    net->zero_grad(false);
+    step(number);
+  }
   world.barrier();
   const double before = own_memory();
   const auto optimizer = make(kind, *net, ddp);
