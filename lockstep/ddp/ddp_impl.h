@@ -54,6 +54,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   comm::Group& sharers() override { return sharers_ ? *sharers_ : peers_; }
   bool attach(comm::PieceSink& updated) override;
   Owners owners() override;
+  bool own_gradients() const override;
   std::uint64_t backwards() const override { return backwards_; }
   void update_in_backward(BackwardUpdater* updater) override;
   void require_unchanged() const override;

@@ -52,6 +52,11 @@ GradientSource::Owners DistributedDataParallel::Impl::owners() {
           .of_several = sharers_->size() > 1};
 }
 
+bool DistributedDataParallel::Impl::own_gradients() const {
+  require_open();
+  return leaves_gradients() && !averaged_;
+}
+
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
   require_open();
   if (no_sync_ > 0) throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");

@@ -41,6 +41,8 @@ class GradientSource {
   /// detach() is of no use. `updated.taken()` is called for the updates of others in which this rank only keeps company. All ranks call it, and wait for each other.
   /// Throws UsageError when there is an optimizer already, CommError.
   virtual bool attach(comm::PieceSink& updated) = 0;
+  /// True: gradients are this rank's own, as backward() has left them. False: they are means.
+  virtual bool own_gradients() const = 0;
   /// How many calls of backward() have reached a parameter.
   virtual std::uint64_t backwards() const = 0;
   /// From the next backward() on: each tells `updater` when it begins and ends, and where it would leave each rank its own gradients it

@@ -29,6 +29,8 @@ double FusedOptimizer::clip_grad_norm(double max_norm) { return update_->clip_gr
 void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
 void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
 bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
+amp::Unscaled FusedOptimizer::unscale(double inverse_scale) { return update_->unscale(inverse_scale); }
+void FusedOptimizer::skip_step() { update_->skip_step(); }
 void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
 
 std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict() const { return update_->state_dict(); }

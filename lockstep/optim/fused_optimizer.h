@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/amp/unscaling.h"
+
 namespace lockstep::ddp {
 class GradientSource;
 }
@@ -45,7 +47,7 @@ struct FusedOptions {
 /// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks whose options differ get a
 /// DesyncError in step(). An update is told to autograd: backward() through a graph that was made before it fails, as in Python. step() ends the step of the
 /// group (Group::step()).
-class FusedOptimizer {
+class FusedOptimizer : public amp::UnscalingOptimizer {
  public:
   FusedOptimizer(const FusedOptimizer&) = delete;
   FusedOptimizer& operator=(const FusedOptimizer&) = delete;
@@ -54,6 +56,7 @@ class FusedOptimizer {
   void average_gradients();
   /// The 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it; the next step() scales them by
   /// min(1, max_norm / (norm + 1e-6)), unless another backward() comes first. What .grad() shows does not change.
+  /// After amp::GradScaler's unscale_() the norm is that of the unscaled gradients.
   double clip_grad_norm(double max_norm);
   /// Calls `change` once for each copy of the parameters, which it may write; on some ranks it is not called at all. It must not
   /// call anything that waits for other ranks.
@@ -83,6 +86,9 @@ class FusedOptimizer {
   void adopt_loaded();
 
  private:
+  amp::Unscaled unscale(double inverse_scale) override;
+  void skip_step() override;
+
   std::unique_ptr<Rule> rule_;
   std::unique_ptr<FusedUpdate> update_;
 };

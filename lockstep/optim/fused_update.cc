@@ -43,17 +43,35 @@ void FusedUpdate::step() {
     updated_ = false;
     return source_->sharers().step();
   }
-  if (source_->backwards() != clipped_) scale_ = 1;
+  require_one_scale();
+  if (source_->backwards() != clipped_) clip_ = 1;
   update_all(prepare());
-  scale_ = 1;
   home_.note_changes();  // parameters may have been averaged between hosts besides
+  end_step();
+}
+
+void FusedUpdate::skip_step() { end_step(); }
+
+void FusedUpdate::end_step() {
+  clip_ = 1;
+  unscaling_.reset();
   source_->sharers().step();
+}
+
+double FusedUpdate::factor() const { return unscaling_ ? unscaling_->inverse * clip_ : clip_; }
+
+/// What came after unscale() is scaled.
+void FusedUpdate::require_one_scale() {
+  if (!unscaling_ || unscaling_->backward == source_->backwards()) return;
+  unscaling_.reset();
+  throw UsageError("backward() came after GradScaler::unscale_(), so that scaled gradients were added to unscaled ones",
+                   "call zero_grad(), and in each step unscale_() after the last backward()");
 }
 
 /// Of an update; a fingerprint of it.
 std::uint64_t FusedUpdate::prepare() {
   home_.require_untouched();
-  return fingerprint({scale_, std::bit_cast<double>(rule_.prepare())});
+  return fingerprint({factor(), std::bit_cast<double>(rule_.prepare())});
 }
 
 void FusedUpdate::update_in_backward(bool on) {
@@ -61,7 +79,8 @@ void FusedUpdate::update_in_backward(bool on) {
   source_->update_in_backward(on ? this : nullptr);
   in_backward_ = on;
   updated_ = false;
-  scale_ = 1;
+  clip_ = 1;
+  unscaling_.reset();
 }
 
 std::uint64_t FusedUpdate::begin_update() {
@@ -79,7 +98,28 @@ void FusedUpdate::end_update(bool given) {
 
 void FusedUpdate::average_gradients() {
   if (in_backward_) throw UsageError("average_gradients(): backward() has updated parameters already (update_in_backward())");
+  require_one_scale();
   source_->average();
+  if (!unscaling_) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : home_.parameters())
+    if (parameter.tensor.grad().defined()) parameter.tensor.mutable_grad().mul_(unscaling_->inverse);
+  unscaling_.reset();
+}
+
+amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
+  if (in_backward_)
+    throw UsageError("GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
+                     "do without update_in_backward()");
+  if (clip_ != 1 && clipped_ == source_->backwards())
+    throw UsageError("GradScaler::unscale_(): clip_grad_norm() has been called before, by the norm of scaled gradients", "call unscale_() before clip_grad_norm()");
+  unscaling_.reset();
+  if (!source_->own_gradients()) return amp::Unscaled::kInPlace;
+  home_.require_untouched();
+  const double sum = squares();
+  unscaling_ = {inverse_scale, source_->backwards(), sum};
+  if (std::find(summed_.begin(), summed_.end(), true) == summed_.end()) return amp::Unscaled::kNothing;
+  return std::isfinite(sum) ? amp::Unscaled::kFinite : amp::Unscaled::kNotFinite;
 }
 
 double FusedUpdate::clip_grad_norm(double max_norm) {
@@ -88,17 +128,23 @@ double FusedUpdate::clip_grad_norm(double max_norm) {
     throw UsageError("clip_grad_norm(): backward() updates parameters before the norm of all gradients is known (update_in_backward())",
                      "do without update_in_backward()");
   home_.require_untouched();
-  scale_ = 1;
+  require_one_scale();
+  // Gradients that are this rank's own are not changed in between: step() would refuse them.
+  const double norm = unscaling_ ? std::sqrt(unscaling_->squares) * unscaling_->inverse : std::sqrt(squares());
+  const double coefficient = max_norm / (norm + kClipEpsilon);
+  clip_ = coefficient > 1 ? 1 : coefficient;
+  clipped_ = source_->backwards();
+  return norm;
+}
+
+/// Of all gradients, summed in one pass.
+double FusedUpdate::squares() {
   summed_.assign(home_.parameters().size(), false);
   pass(comm::Use::kNorm, 0);
   double sum = 0;
   for (std::size_t part = 0; part < summed_.size(); ++part)
     for (std::size_t i = 0; summed_[part] && i < home_.num_sums(part); ++i) sum += home_.sums(part)[i];
-  const double norm = std::sqrt(sum);
-  const double coefficient = max_norm / (norm + kClipEpsilon);
-  scale_ = coefficient > 1 ? 1 : coefficient;
-  clipped_ = source_->backwards();
-  return norm;
+  return sum;
 }
 
 void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
@@ -142,7 +188,7 @@ Run FusedUpdate::run_of(const comm::Piece& piece) const {
           .gradients = piece.gradients,
           .num_gradients = piece.num_gradients,
           .divisor = static_cast<double>(piece.divisor),
-          .scale = scale_,
+          .scale = use_ == comm::Use::kNorm ? 1 : factor(),
           .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + piece.first * tensor.element_size(),
           .states = nullptr,
           .count = piece.count};

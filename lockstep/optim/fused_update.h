@@ -3,10 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "lockstep/amp/unscaling.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused_optimizer.h"
 #include "lockstep/optim/parameter_home.h"
@@ -29,6 +31,8 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   double clip_grad_norm(double max_norm);
   void change_parameters(const std::function<void()>& change);
   void update_in_backward(bool on);
+  amp::Unscaled unscale(double inverse_scale);
+  void skip_step();
 
   /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
   void adopt_loaded();
@@ -48,6 +52,10 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   std::uint64_t begin_update() override;
   void end_update(bool given) override;
   std::uint64_t prepare();
+  double squares();
+  double factor() const;
+  void require_one_scale();
+  void end_step();
   void pass(comm::Use use, std::uint64_t options);
   void update_all(std::uint64_t options);
   void update(const comm::Piece& piece);
@@ -61,8 +69,14 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   ParameterHome home_;
   comm::Use use_ = comm::Use::kUpdate;  // of the pass that goes on
   std::vector<bool> summed_;            // parts whose squares the last pass has summed
-  double scale_ = 1;                    // for gradients of backward() number clipped_
+  double clip_ = 1;                     // scales gradients of backward() number clipped_
   std::uint64_t clipped_ = 0;
+  struct Unscaling {
+    double inverse;
+    std::uint64_t backward;             // its number
+    double squares;                     // summed, of the scaled gradients
+  };
+  std::optional<Unscaling> unscaling_;  // of gradients that are this rank's own, in the next step()
   bool in_backward_ = false;
   bool updated_ = false;                // in a backward(), since the last step()
   std::uint64_t options_ = 0;           // of that update

@@ -21,7 +21,7 @@ MAY_INCLUDE = {
     "": ("train",) + L3 + BELOW_L3,  # lockstep/lockstep.h
 }
 # Where rooms of L3 meet.
-LEAF_HEADERS = ("lockstep/ddp/gradient_source.h", "lockstep/checkpoint/stateful.h")
+LEAF_HEADERS = ("lockstep/ddp/gradient_source.h", "lockstep/amp/unscaling.h", "lockstep/checkpoint/stateful.h")
 # Where a transport is chosen.
 CHOOSER = "lockstep/comm/world.cc"
 # The program `lockstep` starts in 10 ms because it is these.

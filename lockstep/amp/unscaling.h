@@ -1,0 +1,25 @@
+// How GradScaler unscales gradients whose mean is never stored.
+#pragma once
+
+namespace lockstep::amp {
+
+enum class Unscaled {
+  kInPlace,    ///< nothing was done: gradients are the means over the ranks, and are to be unscaled where they lie
+  kNothing,    ///< no rank has a gradient
+  kFinite,     ///< all means are; the next step() unscales them
+  kNotFinite,  ///< some are not
+};
+
+/// An optimizer that averages gradients in step(). All ranks call what is here alike, wait for each other, and get the same answer.
+class UnscalingOptimizer {
+ public:
+  /// Looks at the means of all gradients, and multiplies them by `inverse_scale` in the next step(). Throws UsageError, CommError.
+  virtual Unscaled unscale(double inverse_scale) = 0;
+  /// Instead of step(): the step ends without an update. Waits for nobody.
+  virtual void skip_step() = 0;
+
+ protected:
+  ~UnscalingOptimizer() = default;
+};
+
+}  // namespace lockstep::amp

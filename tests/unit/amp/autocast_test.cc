@@ -1,0 +1,185 @@
+#include "lockstep/amp/autocast.h"
+
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+#include <thread>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::amp {
+namespace {
+
+using testing::HasSubstr;
+
+/// Everything that a guard changes.
+struct Settings {
+  bool enabled = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType dtype = at::autocast::get_autocast_dtype(at::kCPU);
+  bool cache = at::autocast::is_autocast_cache_enabled();
+  int nesting = at::autocast::increment_nesting();
+  Settings() { at::autocast::decrement_nesting(); }
+  bool operator==(const Settings&) const = default;
+};
+
+at::ScalarType computed_in() { return torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(); }
+
+TEST(Autocast, MatrixProductsAreInLowerPrecisionAndLossesAreNot) {
+  const Settings before;
+  {
+    const Autocast guard;
+    EXPECT_EQ(computed_in(), at::kBFloat16);
+    const at::Tensor low = torch::mm(torch::ones({2, 2}), torch::ones({2, 2}));
+    EXPECT_EQ(torch::mse_loss(low, torch::zeros({2, 2})).scalar_type(), at::kFloat);
+    EXPECT_EQ(Settings().nesting, before.nesting + 1);
+  }
+  EXPECT_EQ(computed_in(), at::kFloat);
+  EXPECT_EQ(Settings(), before);
+}
+
+TEST(Autocast, NestsAndAnInnerOneMayDisable) {
+  const Settings before;
+  {
+    const Autocast outer({.dtype = at::kBFloat16, .cache = false});
+    const Settings inside;
+    EXPECT_FALSE(inside.cache);
+    {
+      const Autocast off({.enabled = false});
+      EXPECT_EQ(computed_in(), at::kFloat);
+      {
+        const Autocast again;
+        EXPECT_EQ(computed_in(), at::kBFloat16);
+      }
+      EXPECT_EQ(computed_in(), at::kFloat);
+    }
+    EXPECT_EQ(computed_in(), at::kBFloat16);
+    {
+      const KeepFp32 keep;
+      EXPECT_EQ(computed_in(), at::kFloat);
+    }
+    EXPECT_EQ(Settings(), inside);
+  }
+  EXPECT_EQ(Settings(), before);
+}
+
+TEST(Autocast, AnExceptionLeavesEverythingAsItWas) {
+  const Settings before;
+  try {
+    const Autocast outer;
+    const Autocast inner({.dtype = at::kHalf, .cache = false});
+    throw std::runtime_error("from the model");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(Settings(), before);
+  EXPECT_EQ(computed_in(), at::kFloat);
+}
+
+TEST(Autocast, ThreadsEnterByThemselves) {
+  const Autocast guard;
+  at::ScalarType outside = at::kByte, inside = at::kByte;
+  std::thread([&] {
+    outside = computed_in();
+    const Autocast own;
+    inside = computed_in();
+  }).join();
+  EXPECT_EQ(outside, at::kFloat);
+  EXPECT_EQ(inside, at::kBFloat16);
+  EXPECT_EQ(computed_in(), at::kBFloat16);
+}
+
+TEST(Autocast, CastsOfWeightsAreDroppedAtTheEnd) {
+  const at::Tensor weight = torch::ones({2, 2}, at::requires_grad());
+  const auto product = [&] { return torch::mm(torch::ones({2, 2}), weight).sum().item<float>(); };
+  const auto change = [&](double value) {
+    const at::NoGradGuard no_grad;
+    weight.fill_(value);
+  };
+  {
+    const Autocast outer;
+    EXPECT_EQ(product(), 8);
+    change(2);
+    const Autocast inner;
+    EXPECT_EQ(product(), 8);  // the cast is kept
+  }
+  const Autocast guard;
+  EXPECT_EQ(product(), 16);
+  change(3);
+  const Autocast without({.cache = false});
+  EXPECT_EQ(product(), 24);
+}
+
+TEST(Autocast, AnotherDtypeInsideGetsCastsOfItsOwn) {
+  const at::Tensor weight = torch::ones({2, 2}, at::requires_grad());
+  const auto dtype = [&] { return torch::mm(torch::ones({2, 2}), weight).scalar_type(); };
+  const Autocast outer;
+  EXPECT_EQ(dtype(), at::kBFloat16);
+  {
+    const Autocast inner({.dtype = at::kHalf});
+    EXPECT_EQ(dtype(), at::kHalf);
+  }
+  EXPECT_EQ(dtype(), at::kBFloat16);
+}
+
+TEST(Autocast, GradientsOfWeightsAreFloat) {
+  torch::nn::Linear layer(3, 2);
+  at::Tensor loss;
+  {
+    const Autocast guard;
+    loss = torch::mse_loss(layer(torch::ones({4, 3})), torch::zeros({4, 2}));
+  }
+  loss.backward();
+  EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
+}
+
+TEST(Autocast, WhatItCannotDoIsRefusedByName) {
+  const Settings before;
+  const auto refusal = [](const AutocastOptions& options) {
+    try {
+      const Autocast guard(options);
+    } catch (const base::UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  EXPECT_EQ(refusal({.dtype = at::kDouble}), "Autocast: dtype is Double; allowed on cpu are BFloat16 and Half");
+  EXPECT_EQ(refusal({.device = at::kCUDA, .dtype = at::kInt}), "Autocast: dtype is Int; allowed on cuda are BFloat16 and Half");
+  EXPECT_EQ(refusal({.dtype = at::kFloat, .enabled = false}), "Autocast: dtype is Float; allowed on cpu are BFloat16 and Half");
+  EXPECT_EQ(refusal({.device = at::kMPS}), "Autocast: device is mps; allowed are cpu and cuda");
+  EXPECT_EQ(Settings(), before);
+}
+
+TEST(Autocast, OfCudaLeavesTheCpuAlone) {
+  const Autocast guard({.device = at::kCUDA});
+  EXPECT_EQ(computed_in(), at::kFloat);
+  EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCUDA));
+  EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
+}
+
+// In a process of its own, where nothing has been told yet.
+TEST(AutocastDeathTest, SlowFloat16IsToldOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto use_it = [] {
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 3; ++i) {
+      const Autocast guard({.dtype = at::kHalf});
+    }
+    const std::string text = testing::internal::GetCapturedStderr();
+    const auto first = text.find("50 times slower");
+    const bool once = first != std::string::npos && text.find("50 times slower", first + 1) == std::string::npos;
+    std::exit(once ? 0 : 1);
+  };
+  EXPECT_EXIT(use_it(), testing::ExitedWithCode(0), "");
+}
+
+TEST(MultipliesBfloat16, IsReadFromTheFlags) {
+  EXPECT_TRUE(multiplies_bfloat16("processor : 0\nflags\t\t: fpu avx512_bf16 wbnoinvd\n"));
+  EXPECT_TRUE(multiplies_bfloat16("flags\t\t: fpu amx_tile amx_bf16\n"));
+  EXPECT_FALSE(multiplies_bfloat16("flags\t\t: fpu avx512f avx512_bf16_not amx_int8\n"));
+  EXPECT_FALSE(multiplies_bfloat16(""));
+}
+
+}  // namespace
+}  // namespace lockstep::amp

@@ -1,0 +1,160 @@
+// torch.amp.GradScaler of Python and ours, over the same gradients.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <bit>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::amp {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr const char* kScript = R"(
+import json, struct, sys, torch
+folder = sys.argv[1]
+steps = json.load(open(folder + '/steps'))
+values = {'inf': float('inf'), '-inf': float('-inf'), 'nan': float('nan')}
+weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+optimizers = [torch.optim.SGD([w], lr=0.125) for w in weights]
+scaler = torch.amp.GradScaler('cpu', init_scale=64.0, growth_factor=3.0, backoff_factor=0.7, growth_interval=5)
+seen = []
+for step in steps:
+    if 'interval' in step: scaler.set_growth_interval(step['interval'])
+    made = []
+    for weight, optimizer, gradient in zip(weights, optimizers, step['gradients']):
+        optimizer.zero_grad()
+        scaler.scale((weight * torch.tensor([values.get(g, g) for g in gradient])).sum()).backward()
+        before = weight.detach().clone()
+        if step['unscale']: scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        made.append(not torch.equal(before, weight))
+    if 'scale' in step: scaler.update(step['scale'])
+    else: scaler.update()
+    seen.append({'scale': scaler.get_scale(), 'made': made, 'weights': [struct.unpack('<3I', struct.pack('<3f', *w.tolist())) for w in weights],
+                 'state': scaler.state_dict()})
+json.dump(seen, open(folder + '/seen', 'w'))
+other = torch.amp.GradScaler('cpu')
+other.load_state_dict(json.load(open(folder + '/state')))
+other.scale(torch.ones(()))
+assert other.state_dict() == {'scale': 48.0, 'growth_factor': 3.0, 'backoff_factor': 0.25, 'growth_interval': 7, '_growth_tracker': 2}, other.state_dict()
+)";
+
+/// 500 steps of two optimizers; one gradient in fifteen is not finite.
+json make_steps() {
+  std::mt19937 random(7);
+  const auto below = [&](unsigned limit) { return static_cast<int>(random() % limit); };
+  const char* bad[] = {"inf", "-inf", "nan"};
+  json steps = json::array();
+  for (int i = 0; i < 500; ++i) {
+    json step{{"unscale", below(3) == 0}};
+    for (int k = 0; k < 2; ++k) {
+      json gradient = json::array();
+      for (int e = 0; e < 3; ++e) gradient.push_back((below(2) ? 1 : -1) * (1 + below(1000)) / 1024.0);
+      if (below(15) == 0) gradient[static_cast<std::size_t>(below(3))] = bad[below(3)];
+      if (below(40) == 0) gradient[0] = 3e38;  // infinite when it is scaled
+      step["gradients"].push_back(gradient);
+    }
+    if (i % 50 == 49) step["interval"] = 1 + below(9);
+    if (i % 120 == 119) step["scale"] = 1.5 * (1 + below(100));
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+at::Tensor tensor_of(const json& gradient) {
+  std::vector<float> values;
+  for (const json& value : gradient) {
+    const double inf = std::numeric_limits<double>::infinity();
+    values.push_back(static_cast<float>(value.is_number() ? value.get<double>() : value == "inf" ? inf : value == "-inf" ? -inf : std::nan("")));
+  }
+  return torch::tensor(values);
+}
+
+json bits_of(const at::Tensor& weight) {
+  json bits = json::array();
+  for (int e = 0; e < 3; ++e) bits.push_back(std::bit_cast<std::uint32_t>(weight[e].item<float>()));
+  return bits;
+}
+
+TEST(ScalerPython, TheSameScaleAndTheSameStepsOver500Gradients) {
+  const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
+  const auto python = (root / ".deps/python/bin/python3").string();
+  if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) GTEST_SKIP() << "SKIPPED: PyTorch is not in .deps/python";
+  const tests::TempDir folder;
+  const json steps = make_steps();
+  folder.write("steps", steps.dump());
+  folder.write("state", to_json(ScalerState{.scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2}));
+  const std::string script = folder.write("script.py", kScript);
+  ASSERT_EQ(std::system(("\"" + python + "\" \"" + script + "\" \"" + folder.path() + "\"").c_str()), 0);
+  const json seen = json::parse(std::ifstream(folder / "seen"));
+
+  const std::vector<at::Tensor> weights{torch::ones({3}, at::requires_grad()), torch::ones({3}, at::requires_grad())};
+  std::vector<torch::optim::SGD> optimizers;
+  for (const at::Tensor& weight : weights) optimizers.emplace_back(std::vector{weight}, 0.125);
+  GradScaler scaler({.init_scale = 64, .growth_factor = 3, .backoff_factor = 0.7, .growth_interval = 5, .floor = 0});
+  int skipped = 0;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const json& step = steps[i];
+    if (step.contains("interval")) scaler.set_growth_interval(step["interval"]);
+    for (std::size_t k = 0; k < 2; ++k) {
+      optimizers[k].zero_grad();
+      scaler.scale((weights[k] * tensor_of(step["gradients"][k])).sum()).backward();
+      if (step["unscale"]) scaler.unscale_(optimizers[k]);
+      const bool made = scaler.step(optimizers[k]);
+      skipped += !made;
+      ASSERT_EQ(json(made), seen[i]["made"][k]) << "step " << i;
+      ASSERT_EQ(bits_of(weights[k]), seen[i]["weights"][k]) << "step " << i;
+    }
+    step.contains("scale") ? scaler.update(step["scale"].get<double>()) : scaler.update();
+    ASSERT_EQ(scaler.get_scale(), seen[i]["scale"].get<double>()) << "step " << i;
+    ASSERT_EQ(scaler.state_dict(), scaler_state_from_json(seen[i]["state"].dump())) << "step " << i;
+  }
+  EXPECT_GT(skipped, 60);
+  EXPECT_LT(skipped, 200);
+}
+
+TEST(ScalerState, GoesThroughJson) {
+  const ScalerState state{.scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2};
+  EXPECT_EQ(to_json(state), R"({"scale":48.0,"growth_factor":3.0,"backoff_factor":0.25,"growth_interval":7,"_growth_tracker":2})");
+  EXPECT_EQ(scaler_state_from_json(to_json(state)), state);
+  EXPECT_EQ(to_json(std::nullopt), "{}");
+  EXPECT_EQ(scaler_state_from_json("{}"), std::nullopt);
+}
+
+TEST(ScalerState, WhatIsNoStateIsRefusedByName) {
+  const auto refusal = [](const std::string& text) {
+    try {
+      scaler_state_from_json(text);
+    } catch (const base::UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const std::string good = to_json(ScalerState());
+  const auto with = [&](const std::string& entry, const std::string& other) {
+    std::string text = good;
+    return text.replace(text.find(entry), entry.size(), other);
+  };
+  EXPECT_THAT(refusal("{"), HasSubstr("no object of JSON"));
+  EXPECT_THAT(refusal("[]"), HasSubstr("no object of JSON"));
+  EXPECT_THAT(refusal(with("\"scale\"", "\"scales\"")), HasSubstr("\"scale\" is missing"));
+  EXPECT_THAT(refusal(with("{", "{\"more\":1,")), HasSubstr("6 entries"));
+  EXPECT_THAT(refusal(with("2000", "2000.5")), HasSubstr("\"growth_interval\" is 2000.5; allowed is a whole number"));
+  EXPECT_THAT(refusal(with("65536.0", "\"65536\"")), HasSubstr("\"scale\" is \"65536\"; allowed is a number"));
+  EXPECT_THAT(refusal(with("0.5", "1.5")), HasSubstr("backoff_factor is 1.5; allowed is more than 0 and less than 1"));
+}
+
+}  // namespace
+}  // namespace lockstep::amp
