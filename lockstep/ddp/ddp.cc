@@ -235,7 +235,7 @@ void DistributedDataParallel::Impl::finish_exchange() {
       hand_over(i, parameter.dirty);
   }
   const bool gives = updater_ && leaves_gradients();
-  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this), updater_ || !leaves_gradients());
+  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this), gives || !updated_);
   for (Watched& parameter : parameters_) parameter.dirty = false;
 }
 
@@ -250,8 +250,14 @@ void DistributedDataParallel::Impl::close_exchange(const comm::Attendance& atten
   accumulating_ = false;
   ++exchanges_;
   stop_wanted_ |= attendance.stop_requested;
-  // With host_sync_every an exchange is among the ranks of a host: the others hear of it when hosts meet.
-  const bool all_know = host_sync_ == nullptr || (ends_step && host_sync_->exchanged(stop_wanted_));
+  if (ends_step) return end_step();
+  if (!host_sync_ && stop_wanted_) group_.agree_to_stop();
+}
+
+/// Parameters are updated, or are about to be by an optimizer of torch: hosts may exchange them.
+void DistributedDataParallel::Impl::end_step() {
+  // With host_sync_every an exchange is among the ranks of a host: the others hear of a stop when hosts meet.
+  const bool all_know = host_sync_ == nullptr || host_sync_->exchanged(stop_wanted_);
   if (all_know && stop_wanted_) group_.agree_to_stop();
 }
 

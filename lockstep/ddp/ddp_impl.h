@@ -59,6 +59,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void update_in_backward(BackwardUpdater* updater) override;
   void require_unchanged() const override;
   void detach() noexcept override;
+  void updated() override;
   comm::CommonMemory make_common(std::size_t bytes) override;
   void average() override;
   void give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) override;
@@ -81,6 +82,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void begin_exchange(comm::StepIdentity step);
   void finish_exchange();
   void close_exchange(const comm::Attendance& attendance, bool ends_step);
+  void end_step();
   void give_own(comm::StepIdentity step, comm::PieceSink& sink);
   void give_means(comm::StepIdentity step, comm::PieceSink& sink);
   void require_open() const;

@@ -24,7 +24,7 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
   if (updated_)
     throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
                      "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
-  if (peers_.transport() == "hierarchy") {
+  if (peers_.transport() == "hierarchy" && !exchange_->pieces()) {
     sharers_ = peers_.split_by_host();
     std::vector<comm::Part> parts;
     for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
@@ -50,6 +50,11 @@ GradientSource::Owners DistributedDataParallel::Impl::owners() {
           .index = static_cast<int>(numbers[0]),
           .count = static_cast<int>(numbers[1]),
           .of_several = sharers_->size() > 1};
+}
+
+void DistributedDataParallel::Impl::updated() {
+  require_open();
+  end_step();
 }
 
 bool DistributedDataParallel::Impl::own_gradients() const {

@@ -54,6 +54,9 @@ class GradientSource {
   /// backward() averages again.
   virtual void detach() noexcept = 0;
 
+  /// Without pieces: parameters have been updated from the means. Waits for other hosts with DdpOptions.host_sync_every. Throws CommError.
+  virtual void updated() = 0;
+
   // The sharers call these alike, and wait for each other. They throw CommError.
   virtual comm::Group& sharers() = 0;
   /// Among whom state may be divided: the ranks, or, where ranks of a host share parameters, these hosts.

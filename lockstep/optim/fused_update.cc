@@ -163,6 +163,7 @@ void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
 void FusedUpdate::update_all(std::uint64_t options) {
   pass(comm::Use::kUpdate, options);
   if (shards_) shards_->share_parameters(options);
+  if (!attached_.gives_pieces) source_->updated();
 }
 
 /// Over this rank's own gradients.

@@ -1,6 +1,7 @@
 // Fused optimizers: what a program may do around step(), and what is refused.
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "lockstep/base/error.h"
@@ -130,6 +131,55 @@ TEST(OptimUse, RanksOfAHostHaveOneCopy) {
   backward(*net, world().rank(), 0);
   fused.step();
   EXPECT_TRUE(same_bits(net->first->weight.detach()));
+}
+
+/// Which host each rank is on.
+std::vector<int> hosts_of_ranks() {
+  const at::Tensor all = at::empty({world().size()}, at::kInt);
+  world().all_gather(all, at::full({1}, world().node_rank(), at::kInt));
+  return {all.const_data_ptr<int>(), all.const_data_ptr<int>() + world().size()};
+}
+
+TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
+  const std::vector<int> hosts = hosts_of_ranks();
+  for (const bool early : {false, true}) {
+    torch::manual_seed(1);
+    Mlp net;
+    DistributedDataParallel ddp(net, world(), {.host_sync_every = 2});
+    std::vector<Mlp> references(static_cast<std::size_t>(world().num_nodes()));
+    for (Mlp& reference : references) copy_values(*net, *reference);
+    optim::SGD fused(ddp, {.lr = 0.02});
+    if (early) fused.update_in_backward();
+    for (int step = 1; step <= 4; ++step) {
+      fused.zero_grad();
+      backward(*net, world().rank(), step);
+      fused.step();
+      const at::NoGradGuard no_grad;
+      std::vector<at::Tensor> sums(4);
+      for (int host = 0; host < world().num_nodes(); ++host) {
+        Mlp& reference = references[static_cast<std::size_t>(host)];
+        reference->zero_grad();
+        const auto ranks = std::count(hosts.begin(), hosts.end(), host);
+        for (int rank = 0; rank < world().size(); ++rank) {
+          const at::AutoGradMode with_gradients(true);
+          if (hosts[static_cast<std::size_t>(rank)] == host) backward(*reference, rank, step);
+        }
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          at::Tensor parameter = reference->parameters()[i];
+          parameter.sub_(parameter.grad(), 0.02 / static_cast<double>(ranks));
+          const at::Tensor weighed = parameter * ranks;
+          sums[i] = sums[i].defined() ? sums[i] + weighed : weighed;
+        }
+      }
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        if (step % 2 == 0)
+          for (Mlp& reference : references) reference->parameters()[i].copy_(sums[i] / world().size());
+        const at::Tensor& expected = references[static_cast<std::size_t>(world().node_rank())]->parameters()[i];
+        EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6)) << "early " << early << ", step " << step << ", parameter " << i;
+      }
+      world().barrier();  // all have looked
+    }
+  }
 }
 
 TEST(OptimUse, AGraphFromBeforeAnUpdateFails) {
