@@ -1,6 +1,10 @@
 // Everything a training program needs, under one name.
 #pragma once
 
+#include "lockstep/amp/autocast.h"
+#include "lockstep/amp/grad_scaler.h"
+#include "lockstep/amp/master_weights.h"
+#include "lockstep/amp/precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/comm/arena/arena_stats.h"
@@ -25,6 +29,9 @@ using base::FormatError;
 using base::PeerLost;
 using base::TimeoutError;
 using base::UsageError;
+
+using amp::Autocast;
+using amp::GradScaler;
 
 using comm::arena_stats;
 using comm::ArenaStats;

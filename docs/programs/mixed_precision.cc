@@ -1,0 +1,139 @@
+// The program of docs/11-mixed-precision.md: what lockstep::amp does, and what it refuses.
+//   lockstep run -n 2 docs_mixed_precision
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <iostream>
+#include <limits>
+
+namespace {
+
+torch::nn::Sequential make_net() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
+}
+
+torch::Tensor batch(const lockstep::Group& world, int step) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + world.rank()));
+  return torch::randn({16, 8});
+}
+
+void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("not so: " + what);
+}
+
+void train_in_bfloat16(lockstep::Group& world) {
+  auto net = make_net();
+  lockstep::DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  // docs: begin autocast
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    torch::Tensor loss;
+    {
+      const lockstep::Autocast autocast;  // bfloat16 on a CPU
+      const auto out = net->forward(batch(world, step));
+      loss = torch::mse_loss(out, torch::zeros_like(out));
+    }
+    loss.backward();
+    optimizer.step();
+  }
+  // docs: end autocast
+  expect(net->parameters()[0].grad().scalar_type() == torch::kFloat, "gradients are float32");
+
+  // docs: begin keep
+  const lockstep::Autocast autocast;
+  auto out = net->forward(batch(world, 20));
+  {
+    const lockstep::amp::KeepFp32 keep;
+    out = out.to(torch::kFloat).matmul(out.to(torch::kFloat).t());
+  }
+  // docs: end keep
+  expect(out.scalar_type() == torch::kFloat, "kept in float32");
+}
+
+void train_with_a_scaler(lockstep::Group& world) {
+  auto net = make_net();
+  // docs: begin scaler
+  lockstep::DistributedDataParallel ddp(net, world);
+  lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2});  // or one of torch
+  lockstep::GradScaler scaler;
+
+  for (int step = 0; step < 20; ++step) {
+    optimizer.zero_grad();
+    const auto loss = net->forward(batch(world, step)).pow(2).mean();
+    scaler.scale(loss).backward();
+    scaler.unscale_(optimizer);     // only for what looks at gradients
+    optimizer.clip_grad_norm(1.0);  // by the norm of the unscaled gradients
+    scaler.step(optimizer);
+    scaler.update();
+  }
+  // docs: end scaler
+
+  // One rank's gradient is infinite: no rank updates, and all have half the scale.
+  const auto before = net->parameters()[0].detach().clone();
+  const double scale = scaler.get_scale();
+  optimizer.zero_grad();
+  const double factor = world.rank() == world.size() - 1 ? std::numeric_limits<double>::infinity() : 1;
+  scaler.scale(net->forward(batch(world, 20)).pow(2).mean() * factor).backward();
+  expect(!scaler.step(optimizer), "the step is skipped");
+  scaler.update();
+  expect(torch::equal(before, net->parameters()[0]), "nothing is updated");
+  expect(scaler.get_scale() == scale / 2, "the scale is halved");
+
+  // docs: begin state
+  const std::string text = lockstep::amp::to_json(scaler.state_dict());  // what json.dumps(scaler.state_dict()) writes in Python
+  scaler.load_state_dict(lockstep::amp::scaler_state_from_json(text));
+  // docs: end state
+}
+
+void agree_without_ddp(lockstep::Group& world) {
+  auto net = make_net();
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  // docs: begin group
+  lockstep::GradScaler scaler({.group = world});
+  // docs: end group
+  const double factor = world.rank() == 0 ? std::numeric_limits<double>::infinity() : 1;
+  scaler.scale(net->forward(batch(world, 0)).pow(2).mean() * factor).backward();
+  expect(!scaler.step(optimizer), "all ranks skip");
+  scaler.update();
+}
+
+void train_by_a_preset(lockstep::Group& world) {
+  // docs: begin preset
+  const auto precision = lockstep::amp::parse_precision("bf16", {.master_weights = true});
+  auto net = make_net();
+  lockstep::amp::cast(*net, precision);  // weights become bfloat16
+  lockstep::DistributedDataParallel ddp(net, world);
+  lockstep::amp::MasterWeights master(net->parameters());
+  torch::optim::SGD optimizer(master.parameters(), 0.01);
+
+  for (int step = 0; step < 20; ++step) {
+    net->zero_grad();
+    net->forward(batch(world, step).to(precision.weights)).pow(2).mean().backward();
+    master.take_gradients();
+    optimizer.step();
+    master.give_values();
+  }
+  // docs: end preset
+  expect(net->parameters()[0].scalar_type() == torch::kBFloat16 && master.parameters()[0].scalar_type() == torch::kFloat, "two dtypes");
+  try {
+    lockstep::amp::parse_precision("fp16-mixed", {.loss_scaling = false});
+    expect(false, "float16 without loss scaling is refused");
+  } catch (const lockstep::UsageError& error) {
+    if (world.rank() == 0) std::cout << error.what() << '\n';
+  }
+}
+
+int train(int, char**) {
+  lockstep::Group world = lockstep::init();
+  train_in_bfloat16(world);
+  train_with_a_scaler(world);
+  agree_without_ddp(world);
+  train_by_a_preset(world);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return lockstep::main(argc, argv, train); }
