@@ -1,0 +1,213 @@
+#include "lockstep/nn/data_parallel.h"
+
+#include <ATen/Functions.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <set>
+#include <typeinfo>
+
+#include "lockstep/nn/replica_threads.h"
+#include "lockstep/nn/sync_batch_norm.h"
+#include "lockstep/nn/traffic.h"
+
+namespace lockstep::nn {
+namespace {
+
+/// What is registered in a module, in the same order in all its replicas. The tensors are the module's own: values are put into them.
+struct Registered {
+  explicit Registered(const std::shared_ptr<torch::nn::Module>& of) : module(of), modules(of->modules()) {
+    for (const auto& item : of->named_parameters()) add(item, parameters);
+    for (const auto& item : of->named_buffers())
+      if (item.value().defined()) add(item, buffers);
+  }
+  std::shared_ptr<torch::nn::Module> module;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> buffers;
+  std::vector<std::string> names;
+
+ private:
+  template <typename Item>
+  void add(const Item& item, std::vector<at::Tensor>& to) {
+    to.push_back(item.value());
+    names.push_back(item.key());
+  }
+};
+
+void check_module(const Registered& original, at::Device device) {
+  if (original.names.empty()) throw base::UsageError("DataParallel: the module has neither parameters nor buffers");
+  if (has_synced_batch_norm(*original.module))
+    throw base::UsageError("DataParallel: the module has a batch norm over ranks, of which the ranks must make equally many calls",
+                           "DistributedDataParallel is for several ranks");
+  for (std::size_t i = 0; i < original.names.size(); ++i) {
+    const std::size_t parameters = original.parameters.size();
+    const at::Tensor& tensor = i < parameters ? original.parameters[i] : original.buffers[i - parameters];
+    if (tensor.device() != device)
+      throw base::UsageError("DataParallel: " + original.names[i] + " is on " + tensor.device().str() + "; allowed is the first of the devices, " + device.str());
+  }
+}
+
+Registered make_replica(const Registered& original, at::Device device, const DataParallelOptions& options) {
+  const auto made = options.make_replica ? options.make_replica() : original.module->clone(device);
+  if (!made || made == original.module || typeid(*made) != typeid(*original.module))
+    throw base::UsageError("DataParallel: make_replica made " + (made ? made->name() : std::string("nothing")) + "; allowed is a new " + original.module->name());
+  made->to(device);
+  Registered replica(made);
+  if (replica.names != original.names || replica.modules.size() != original.modules.size())
+    throw base::UsageError("DataParallel: a replica has other parameters, buffers or modules than the module it is to be like");
+  for (const at::Tensor& parameter : replica.parameters) parameter.requires_grad_(false);  // it gets its place in the graph in each forward()
+  return replica;
+}
+
+std::optional<std::int64_t> peak_bytes(at::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return std::nullopt;
+  const auto all_pools = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return allocator->getDeviceStats(device.index()).allocated_bytes[all_pools].peak;
+}
+
+/// A device as its tensors say it: "cuda" is the current one.
+at::Device named(at::Device device) { return at::empty({0}, at::TensorOptions(device)).device(); }
+
+}  // namespace
+
+class DataParallel::Impl {
+ public:
+  Impl(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options);
+  at::Tensor forward(const at::Tensor& input);
+  std::vector<DeviceUse> use() const;
+
+ private:
+  void give_values(std::size_t count);
+  std::vector<at::Tensor> split(const at::Tensor& input);
+  at::Tensor joined(const std::vector<at::Tensor>& outputs) const;
+  [[noreturn]] void rethrow(std::size_t replica, const std::exception_ptr& thrown) const;
+
+  const Registered original_;
+  const Call call_;
+  const DataParallelOptions options_;
+  std::vector<at::Device> devices_;
+  at::Device output_device_ = at::kCPU;
+  std::vector<Registered> replicas_;
+  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // also of graphs that outlive this
+  std::vector<std::int64_t> samples_;
+  std::unique_ptr<ReplicaThreads> threads_;
+};
+
+DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options)
+    : original_(module), call_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
+  if (options_.devices.empty()) throw base::UsageError("DataParallel: no devices; allowed are one or more");
+  if (options_.dim < 0) throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; allowed is 0 or more");
+  for (const at::Device device : options_.devices) devices_.push_back(named(device));
+  output_device_ = options_.output_device ? named(*options_.output_device) : devices_.front();
+  check_module(original_, devices_.front());
+  for (const at::Device device : devices_) replicas_.push_back(make_replica(original_, device, options_));
+  threads_ = std::make_unique<ReplicaThreads>(devices_.size() - 1);
+}
+
+void DataParallel::Impl::give_values(std::size_t count) {
+  const std::vector<at::Device> devices(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(count));
+  for (std::size_t i = 0; i < original_.parameters.size(); ++i) {
+    const std::vector<at::Tensor> values = replicated(original_.parameters[i], devices, traffic_);
+    for (std::size_t r = 0; r < count; ++r) {
+      const at::Tensor& parameter = replicas_[r].parameters[i];
+      parameter.set_data(values[r]);
+      torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad() ? torch::autograd::impl::gradient_edge(values[r]) : torch::autograd::Edge());
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
+    const at::Tensor buffer = original_.buffers[i].detach();
+    for (std::size_t r = 0; r < count; ++r)
+      replicas_[r].buffers[i].set_data(r == 0 ? buffer : devices_[r] == buffer.device() ? buffer.clone() : moved(buffer, devices_[r], traffic_));
+  }
+  for (std::size_t r = 0; r < count; ++r)
+    for (std::size_t i = 0; i < original_.modules.size(); ++i)
+      if (const bool on = original_.modules[i]->is_training(); replicas_[r].modules[i]->is_training() != on) replicas_[r].modules[i]->train(on);
+}
+
+std::vector<at::Tensor> DataParallel::Impl::split(const at::Tensor& input) {
+  if (options_.dim >= input.dim())
+    throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) + " dimensions; allowed are more than dim, " + std::to_string(options_.dim));
+  const std::int64_t samples = input.size(options_.dim);
+  const std::int64_t count = std::clamp<std::int64_t>(samples, 1, static_cast<std::int64_t>(devices_.size()));
+  std::vector<at::Tensor> parts;
+  for (std::int64_t r = 0, begin = 0; r < count; ++r) {
+    const std::int64_t length = samples / count + (r < samples % count ? 1 : 0);
+    const auto place = static_cast<std::size_t>(r);
+    parts.push_back(moved(input.narrow(options_.dim, begin, length), devices_[place], traffic_));
+    samples_[place] += length;
+    begin += length;
+  }
+  return parts;
+}
+
+at::Tensor DataParallel::Impl::joined(const std::vector<at::Tensor>& outputs) const {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& output : outputs) parts.push_back(moved(output.dim() == 0 ? output.view({1}) : output, output_device_, traffic_));
+  if (parts.size() == 1) return parts[0];
+  return at::cat(parts, outputs[0].dim() == 0 ? 0 : options_.dim);
+}
+
+void DataParallel::Impl::rethrow(std::size_t replica, const std::exception_ptr& thrown) const {
+  const std::string where = "DataParallel: replica " + std::to_string(replica) + " on " + devices_[replica].str() + ": ";
+  const auto error = [&](const std::string& what) { return ReplicaError(static_cast<int>(replica), devices_[replica], where + what); };
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const c10::Error& e) {
+    std::throw_with_nested(error(e.what_without_backtrace()));
+  } catch (const std::exception& e) {
+    std::throw_with_nested(error(e.what()));
+  } catch (...) {
+    std::throw_with_nested(error("threw what is no std::exception"));
+  }
+}
+
+at::Tensor DataParallel::Impl::forward(const at::Tensor& input) {
+  const std::vector<at::Tensor> parts = split(input);
+  give_values(parts.size());
+  std::vector<at::Tensor> outputs(parts.size());
+  const auto thrown = threads_->run(parts.size(), [&](std::size_t r) {
+    const c10::DeviceGuard guard(devices_[r]);
+    outputs[r] = call_(*replicas_[r].module, parts[r]);
+  });
+  for (std::size_t r = 0; r < thrown.size(); ++r)
+    if (thrown[r]) rethrow(r, thrown[r]);
+  return joined(outputs);
+}
+
+std::vector<DeviceUse> DataParallel::Impl::use() const {
+  std::vector<DeviceUse> all;
+  std::set<const void*> seen;
+  const auto entry = [&](at::Device device) -> DeviceUse& {
+    for (DeviceUse& one : all)
+      if (one.device == device) return one;
+    const Traffic::Bytes moved_bytes = traffic_->of(device);
+    return all.emplace_back(DeviceUse{.device = device, .received_bytes = moved_bytes.received, .sent_bytes = moved_bytes.sent, .peak_bytes = peak_bytes(device)});
+  };
+  for (std::size_t r = 0; r < devices_.size(); ++r) {
+    DeviceUse& one = entry(devices_[r]);
+    ++one.replicas;
+    one.samples += samples_[r];
+    for (const auto* tensors : {&replicas_[r].parameters, &replicas_[r].buffers})
+      for (const at::Tensor& tensor : *tensors)
+        if (tensor.device().type() == at::kMeta || seen.insert(tensor.const_data_ptr()).second) one.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  }
+  entry(output_device_);
+  return all;
+}
+
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options, Erased)
+    : impl_(std::make_unique<Impl>(std::move(module), std::move(call), std::move(options))) {}
+DataParallel::~DataParallel() = default;
+DataParallel::DataParallel(DataParallel&&) noexcept = default;
+
+at::Tensor DataParallel::forward(const at::Tensor& input) { return impl_->forward(input); }
+std::vector<DeviceUse> DataParallel::use() const { return impl_->use(); }
+
+}  // namespace lockstep::nn

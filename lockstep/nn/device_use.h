@@ -1,0 +1,28 @@
+// What each device of a DataParallel holds and moves.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::nn {
+
+struct DeviceUse {
+  at::Device device;
+  int replicas = 0;
+  std::int64_t samples = 0;                ///< of all forward() calls
+  std::int64_t held_bytes = 0;             ///< parameters and buffers of its replicas, each memory once
+  std::int64_t received_bytes = 0;         ///< from other devices: parameters, inputs, outputs, gradients
+  std::int64_t sent_bytes = 0;
+  std::optional<std::int64_t> peak_bytes;  ///< the most that the process's tensors took there; of the CPU nothing tells
+};
+
+/// A row for each device, under a row of names:
+///   device  replicas  samples         held     received         sent         peak
+///   cuda:0         1       16      4.0 MiB      1.0 MiB      8.0 MiB     92.4 MiB
+std::string use_table(const std::vector<DeviceUse>& use);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,93 @@
+#include "lockstep/nn/replica_threads.h"
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/autocast_mode.h>
+
+#include <array>
+
+namespace lockstep::nn {
+namespace {
+
+constexpr std::array kAutocastDevices = {at::kCPU, at::kCUDA};
+
+/// torch's own ThreadLocalState has whether autocast is on, but not what it casts to.
+class CallersState {
+ public:
+  CallersState() : cache_(at::autocast::is_autocast_cache_enabled()) {
+    for (std::size_t i = 0; i < dtypes_.size(); ++i) dtypes_[i] = at::autocast::get_autocast_dtype(kAutocastDevices[i]);
+  }
+  void take_on() const {
+    for (std::size_t i = 0; i < dtypes_.size(); ++i) at::autocast::set_autocast_dtype(kAutocastDevices[i], dtypes_[i]);
+    at::autocast::set_autocast_cache_enabled(cache_);
+  }
+  const at::ThreadLocalState& torch() const { return torch_; }
+
+ private:
+  at::ThreadLocalState torch_;
+  bool cache_;
+  std::array<at::ScalarType, kAutocastDevices.size()> dtypes_;
+};
+
+}  // namespace
+
+ReplicaThreads::ReplicaThreads(std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
+    worker.thread = std::thread([&worker] { work(worker); });
+  }
+}
+
+ReplicaThreads::~ReplicaThreads() {
+  for (const auto& worker : workers_) {
+    const std::lock_guard lock(worker->mutex);
+    worker->leaving = true;
+    worker->changed.notify_all();
+  }
+  for (const auto& worker : workers_) worker->thread.join();  // bounded: it has no task, and was told to leave
+}
+
+void ReplicaThreads::work(Worker& worker) {
+  std::unique_lock lock(worker.mutex);
+  while (true) {
+    // bounded: the destructor ends it
+    worker.changed.wait(lock, [&] { return worker.task || worker.leaving; });
+    if (!worker.task) return;
+    lock.unlock();
+    (*worker.task)();
+    lock.lock();
+    worker.task.reset();
+    worker.changed.notify_all();
+  }
+}
+
+std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std::function<void(std::size_t)>& job) {
+  std::vector<std::exception_ptr> thrown(count);
+  const auto guarded = [&](std::size_t i) noexcept {
+    try {
+      job(i);
+    } catch (...) {
+      thrown[i] = std::current_exception();
+    }
+  };
+  const CallersState state;
+  for (std::size_t i = 1; i < count; ++i) {
+    Worker& worker = *workers_[i - 1];
+    const std::lock_guard lock(worker.mutex);
+    worker.task = [&state, &guarded, i] {
+      const at::ThreadLocalStateGuard as_the_caller(state.torch());
+      state.take_on();
+      guarded(i);
+    };
+    worker.changed.notify_all();
+  }
+  guarded(0);
+  for (std::size_t i = 1; i < count; ++i) {
+    Worker& worker = *workers_[i - 1];
+    std::unique_lock lock(worker.mutex);
+    // bounded: by the replica's own forward()
+    worker.changed.wait(lock, [&] { return !worker.task; });
+  }
+  return thrown;
+}
+
+}  // namespace lockstep::nn

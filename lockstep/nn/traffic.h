@@ -1,0 +1,37 @@
+// Tensors on their way between devices, counted, forward and back. Private to nn/.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::nn {
+
+/// Bytes that have gone between devices. Any thread.
+class Traffic {
+ public:
+  struct Bytes {
+    std::int64_t received = 0;
+    std::int64_t sent = 0;
+  };
+  void count(at::Device from, at::Device to, std::int64_t bytes);
+  Bytes of(at::Device device) const;
+
+ private:
+  mutable std::mutex mutex_;  // guards bytes_
+  std::map<std::string, Bytes> bytes_;
+};
+
+/// `tensor` on `device`; itself where it is there already. Its gradient comes back the same way.
+at::Tensor moved(const at::Tensor& tensor, at::Device device, const std::shared_ptr<Traffic>& traffic);
+
+/// `parameter` on each of `devices`; where it is there already, the same memory. Its gradient is the sum of theirs in their order, whenever they were
+/// computed; undefined ones are left out.
+std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices, const std::shared_ptr<Traffic>& traffic);
+
+}  // namespace lockstep::nn
