@@ -16,6 +16,8 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/launch.h"
+#include "lockstep/nn/data_parallel.h"
+#include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"
 
@@ -53,6 +55,11 @@ using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 using ddp::join;
 using ddp::JoinOptions;
+
+using nn::convert_sync_batch_norm;
+using nn::DataParallel;
+using nn::DataParallelOptions;
+using nn::SyncBatchNorm;
 
 using data::seed_everything;
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <optional>
 #include <tuple>
 
 #include "lockstep/nn/moments.h"
@@ -13,6 +14,8 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr double kNoMomentum = 0;
 
@@ -39,15 +42,20 @@ void update(const at::Tensor& running, const at::Tensor& value, double momentum)
 }
 
 /// (x - mean) / sqrt(variance + eps) * weight + bias, in one pass.
-at::Tensor normalize(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& variance,
+at::Tensor normalize(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, const at::Tensor& mean, const at::Tensor& variance,
                      double eps) {
   return std::get<0>(at::native_batch_norm(x, weight, bias, mean, variance, /*training=*/false, kNoMomentum, eps));
 }
 
-at::Tensor as(const at::Tensor& tensor, const at::TensorOptions& options) { return tensor.defined() ? tensor.to(options) : tensor; }
+OptionalTensor as(const OptionalTensor& tensor, const at::TensorOptions& options) {
+  return tensor ? OptionalTensor(tensor->to(options)) : std::nullopt;
+}
+
+OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
 struct Normalize : torch::autograd::Function<Normalize> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+  // An argument that is an undefined tensor is refused by Function; an optional one is not.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
                             const SyncedNorm& norm) {
     const Moments all = of_all_ranks(input, norm);
     if (all.count < 2)
@@ -58,7 +66,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
     const at::Tensor variance = (all.squares / count).to(options);
     update(norm.running_mean, all.mean, norm.momentum);
     update(norm.running_var, all.squares / (count - 1), norm.momentum);
-    context->save_for_backward({input, weight, mean, variance});
+    context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
     context->saved_data["norm"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(norm, all.count));
     if (input.numel() == 0) return at::empty_like(input);
     return normalize(input.to(options), as(weight, options), as(bias, options), mean, variance, norm.eps).to(input.scalar_type());
@@ -69,7 +77,8 @@ struct Normalize : torch::autograd::Function<Normalize> {
     if (at::GradMode::is_enabled())
       throw base::UsageError(saved->name + ": backward() with create_graph; a batch norm over all ranks has first derivatives only");
     const auto variables = context->get_saved_variables();
-    const at::Tensor &input = variables[0], &weight = variables[1], &mean = variables[2], &variance = variables[3];
+    const at::Tensor &input = variables[0], &mean = variables[2], &variance = variables[3];
+    const OptionalTensor weight = if_defined(variables[1]);
     const at::TensorOptions options = mean.options();
     const at::Tensor x = input.to(options), dy = gradients[0].to(options);
 
@@ -80,11 +89,11 @@ struct Normalize : torch::autograd::Function<Normalize> {
           at::native_batch_norm_backward(dy, x, {}, mean, variance, {}, {}, /*train=*/false, saved->eps, {false, true, true});
     at::Tensor dx;
     if (context->needs_input_grad(0)) dx = input_gradient(*saved, x, dy, as(weight, options), mean, variance, dot, sum).to(input.scalar_type());
-    if (!weight.defined()) return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
-    return {dx, dot.to(weight.scalar_type()), sum.to(weight.scalar_type()), at::Tensor()};
+    if (!weight) return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx, dot.to(weight->scalar_type()), sum.to(weight->scalar_type()), at::Tensor()};
   }
 
-  static at::Tensor input_gradient(Saved& saved, const at::Tensor& x, const at::Tensor& dy, const at::Tensor& weight, const at::Tensor& mean,
+  static at::Tensor input_gradient(Saved& saved, const at::Tensor& x, const at::Tensor& dy, const OptionalTensor& weight, const at::Tensor& mean,
                                    const at::Tensor& variance, const at::Tensor& dot, const at::Tensor& sum) {
     at::Tensor sums = at::cat({dot, sum}).to(at::kDouble);
     if (saved.group.size() > 1) {
@@ -94,7 +103,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
     if (x.numel() == 0) return at::empty_like(x);
     const at::Tensor means = (sums / static_cast<double>(saved.count)).to(mean.options());
     at::Tensor scale = (variance + saved.eps).rsqrt();
-    if (weight.defined()) scale = scale * weight;
+    if (weight) scale = scale * *weight;
     const auto channels = mean.numel();
     const at::Tensor common = normalize(x, -scale * means.narrow(0, 0, channels), -scale * means.narrow(0, channels, channels), mean, variance, saved.eps);
     std::vector<std::int64_t> along(static_cast<std::size_t>(x.dim()), 1);
@@ -106,7 +115,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
 }  // namespace
 
 at::Tensor synced_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const SyncedNorm& norm) {
-  return Normalize::apply(input, weight, bias, norm);
+  return Normalize::apply(input, if_defined(weight), if_defined(bias), norm);
 }
 
 }  // namespace lockstep::nn

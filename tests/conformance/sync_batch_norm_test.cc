@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "lockstep/checkpoint/module_io.h"
+#include "lockstep/nn/data_parallel.h"
 #include "tests/conformance/ddp_models.h"
 
 namespace lockstep::tests {
@@ -182,8 +183,9 @@ TEST(SyncBatchNorm, TooFewValuesAreRefusedOnAllRanks) {
 
 TEST(SyncBatchNorm, SecondDerivativesAreRefused) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
-  const at::Tensor y = sync->forward(torch::randn({3, 4}).requires_grad_());
-  EXPECT_THROW(y.sum().backward({}, std::nullopt, /*create_graph=*/true), base::UsageError);
+  const at::Tensor x = torch::randn({3, 4}).requires_grad_();
+  const at::Tensor y = sync->forward(x).pow(2).sum();
+  EXPECT_THROW(torch::autograd::grad({y}, {x}, {}, std::nullopt, /*create_graph=*/true), base::UsageError);
 }
 
 /// As users write it: typed members, of which one is inside a Sequential, and no clone().
@@ -237,12 +239,11 @@ TEST(ConvertSyncBatchNorm, AModelWithTypedMembersTrainsAsOnTheWholeBatch) {
 }
 
 TEST(ConvertSyncBatchNorm, UnconvertedItDoesNot) {
-  if (world().size() == 1) GTEST_SKIP() << "one rank has the whole batch";
   torch::manual_seed(4);
   ConvNet net;
   const at::Tensor x = random({3, 2, 5, 5}, world().rank()).to(at::kFloat);
   net->forward(x);
-  EXPECT_FALSE(same_bits(net->norm->running_mean));
+  EXPECT_EQ(same_bits(net->norm->running_mean), world().size() == 1);
   convert_sync_batch_norm(net, world());
   net->norm->reset_running_stats();
   net->forward(x);
@@ -309,6 +310,72 @@ TEST(ConvertSyncBatchNorm, FilesAreThoseOfABatchNorm) {
   EXPECT_NO_THROW(torch::load(plain, file));
   EXPECT_NO_THROW(torch::load(converted, file));
   std::filesystem::remove(file);
+}
+
+/// Converted, it is held by what libtorch clones.
+struct CloneableNetImpl : torch::nn::Cloneable<CloneableNetImpl> {
+  CloneableNetImpl() { CloneableNetImpl::reset(); }
+  void reset() override { norm = register_module("norm", torch::nn::BatchNorm1d(3)); }
+  at::Tensor forward(const at::Tensor& x) { return norm(x); }
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(CloneableNet);
+
+TEST(ConvertSyncBatchNorm, AConvertedModuleIsNotClonedInSilence) {
+  CloneableNet net;
+  EXPECT_NO_THROW(net->clone());
+  EXPECT_FALSE(nn::has_synced_batch_norm(*net));
+  convert_sync_batch_norm(net, world());
+  EXPECT_TRUE(nn::has_synced_batch_norm(*net));
+  EXPECT_THROW(net->clone(), c10::Error);
+  EXPECT_THROW(nn::DataParallel(net, {.devices = {at::kCPU, at::kCPU}}), base::UsageError);
+}
+
+TEST(ConvertSyncBatchNorm, AgainAndTheModuleItself) {
+  torch::nn::BatchNorm1d norm(3);
+  comm::Group other = world().split(world().rank() % 2);
+  EXPECT_EQ(convert_sync_batch_norm(norm, world()), 1);
+  EXPECT_EQ(convert_sync_batch_norm(norm, other), 1);
+  norm->forward(batch_of(world().rank() % 2, 0, {4, 3}));
+  torch::nn::BatchNorm1d alone(3);
+  alone->forward(batch_of(world().rank() % 2, 0, {4, 3}));
+  EXPECT_TRUE(torch::allclose(norm->running_mean, alone->running_mean)) << "over the group of equal ranks";
+  norm = torch::nn::BatchNorm1d(3);  // the converted one goes
+  torch::nn::BatchNorm1d next(3);
+  if (world().rank() == 0) next->forward(torch::randn({4, 3}));  // alone
+}
+
+TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
+  torch::nn::Sequential none(torch::nn::Linear(2, 2));
+  EXPECT_THROW(convert_sync_batch_norm(none, world()), base::UsageError);
+  torch::nn::Sequential unknown(torch::nn::BatchNorm1d(2), torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
+  try {
+    convert_sync_batch_norm(unknown, world());
+    FAIL() << "converted";
+  } catch (const base::UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find(": 1 has neither"), std::string::npos) << error.what();
+  }
+  EXPECT_FALSE(nn::has_synced_batch_norm(*unknown));
+  torch::nn::Sequential known(torch::nn::BatchNorm1d(BatchNormOptions(2).track_running_stats(false)), torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false)));
+  EXPECT_EQ(convert_sync_batch_norm(known, world()), 2);
+  const at::Tensor whole = random(whole_shape({2}), 1).to(at::kFloat);
+  torch::nn::BatchNorm1d one(BatchNormOptions(2).affine(false));
+  expect_near(known->forward(mine(whole)), mine(one->forward(one->forward(whole))), at::kFloat, "known by weight, and by running mean");
+}
+
+// The group is closed after it: a job of its own.
+TEST(SyncBatchNormFailures, ARankThatLeavesTheNormOutIsNamed) {
+  ConvNet net;
+  convert_sync_batch_norm(net, world());
+  try {
+    if (world().rank() == 1)
+      world().barrier();
+    else
+      net->forward(torch::randn({3, 2, 5, 5}));
+    FAIL() << "nobody was told";
+  } catch (const base::DesyncError& error) {
+    EXPECT_NE(std::string(error.what()).find("all_gather(norm.forward: float64[9])"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace
