@@ -87,17 +87,21 @@ void alone(lockstep::Group& world, const std::filesystem::path& done, const std:
 }
 
 template <typename Net>
-void measure(const std::string& name, lockstep::Group& world, const std::filesystem::path& done) {
-  Net together, single, parallel;
-  lockstep::DistributedDataParallel ddp(together, world);
+void measure(const std::string& name, bool has_batch_norm, lockstep::Group& world, const std::filesystem::path& done) {
+  Net together, synced, single, parallel;
+  if (has_batch_norm) lockstep::convert_sync_batch_norm(synced, world);
+  lockstep::DistributedDataParallel ddp(together, world), synced_ddp(synced, world);
   lockstep::nn::DataParallel replicas(parallel, {.devices = {at::kCPU, at::kCPU}});
-  torch::optim::SGD of_together(together->parameters(), 1e-3), of_single(single->parameters(), 1e-3), of_parallel(parallel->parameters(), 1e-3);
+  torch::optim::SGD of_together(together->parameters(), 1e-3), of_synced(synced->parameters(), 1e-3), of_single(single->parameters(), 1e-3),
+      of_parallel(parallel->parameters(), 1e-3);
   std::map<std::string, Times> times;
   std::vector<double> clone_ms;
   for (int turn = 0; turn < kTurns; ++turn) {
     world.barrier();
-    take_turn([&](const at::Tensor& x) { return together->forward(x); }, of_together, kBatch / world.size(), times["DistributedDataParallel"]);
+    take_turn([&](const at::Tensor& x) { return together->forward(x); }, of_together, kBatch / world.size(), times["DDP"]);
+    if (has_batch_norm) take_turn([&](const at::Tensor& x) { return synced->forward(x); }, of_synced, kBatch / world.size(), times["DDP, batch norm synced"]);
     alone(world, done, [&] {
+      const auto quiet = ddp.no_sync(), quiet_too = synced_ddp.no_sync();  // these backward() are this rank's own
       take_turn([&](const at::Tensor& x) { return single->forward(x); }, of_single, kBatch, times["one process"]);
       take_turn([&](const at::Tensor& x) { return replicas(x); }, of_parallel, kBatch, times["DataParallel"]);
       const auto begin = Clock::now();
@@ -116,8 +120,8 @@ int run(int, char**) {
   lockstep::Group world = lockstep::init();
   at::set_num_threads(1);
   const auto done = std::filesystem::temp_directory_path() / world.broadcast_bytes("bench_data_parallel." + std::to_string(::getpid()), 0);
-  measure<Mlp>("MLP of 4.2 M parameters", world, done);
-  measure<Cnn>("CNN of 60 thousand parameters", world, done);
+  measure<Mlp>("MLP of 4.2 M parameters", false, world, done);
+  measure<Cnn>("CNN of 60 thousand parameters", true, world, done);
   return 0;
 }
 

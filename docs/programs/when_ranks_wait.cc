@@ -203,11 +203,15 @@ struct Training {
   std::optional<lockstep::DistributedDataParallel> parallel;
   std::optional<lockstep::optim::SGD> fused;
   at::Tensor loss;
+  lockstep::SyncBatchNorm norm{nullptr};
+  torch::nn::BatchNorm1d plain{2};
+  at::Tensor normed;
 };
 
 std::vector<Row> rows_of_training(Group& world, Training& t) {
   const auto forward = [&t] { t.loss = t.net->forward(torch::ones({3, 2})).sum(); };
   const auto backward = [&t] { t.loss.backward(); };
+  t.norm = lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(2));
   const auto both = [](std::string call, const std::function<void()>& run) { return Row{std::move(call), Waits::kNothing, run, run}; };
   return {
       {"DistributedDataParallel()", Waits::kRanks, [&] { t.parallel.emplace(t.net, world); }},
@@ -221,6 +225,10 @@ std::vector<Row> rows_of_training(Group& world, Training& t) {
              const auto quiet = t.parallel->no_sync();
              backward();
            }),
+      {"SyncBatchNorm, its forward()", Waits::kRanks, [&t] { t.normed = t.norm->forward(torch::ones({3, 2}).requires_grad_()).sum(); }},
+      {"its backward()", Waits::kRanks, [&t] { t.normed.backward(); }},
+      both("its forward() in eval()", [&t] { t.norm->eval(), t.norm->forward(torch::ones({3, 2})); }),
+      both("convert_sync_batch_norm()", [&] { lockstep::convert_sync_batch_norm(t.plain, world); }),
       both("DistributedDataParallel::stats(), group()", [&t] { t.parallel->stats(), t.parallel->group(); }),
       {"optim::SGD(ddp), Adam, AdamW", Waits::kRanks, [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
       both("backward() with it", [forward, backward] { forward(), backward(); }),

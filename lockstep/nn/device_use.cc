@@ -6,9 +6,10 @@
 namespace lockstep::nn {
 namespace {
 
-std::string in_mib(std::int64_t bytes) {
+std::string readable(std::int64_t bytes) {
+  const bool few = bytes < (1 << 20);
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 20) << " MiB";
+  text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (few ? 1 << 10 : 1 << 20) << (few ? " KiB" : " MiB");
   return text.str();
 }
 
@@ -24,8 +25,8 @@ std::string use_table(const std::vector<DeviceUse>& use) {
   };
   row("device", "replicas", "samples", "held", "received", "sent", "peak");
   for (const DeviceUse& one : use)
-    row(one.device.str(), std::to_string(one.replicas), std::to_string(one.samples), in_mib(one.held_bytes), in_mib(one.received_bytes),
-        in_mib(one.sent_bytes), one.peak_bytes ? in_mib(*one.peak_bytes) : "-");
+    row(one.device.str(), std::to_string(one.replicas), std::to_string(one.samples), readable(one.held_bytes), readable(one.received_bytes),
+        readable(one.sent_bytes), one.peak_bytes ? readable(*one.peak_bytes) : "-");
   return text.str();
 }
 

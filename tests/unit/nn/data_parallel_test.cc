@@ -287,7 +287,12 @@ TEST(DataParallel, TellsWhatEachDeviceHoldsAndMoves) {
   EXPECT_EQ(use[1].held_bytes, 4 * 4 * 8);
   EXPECT_EQ(use[0].sent_bytes, 4 * 4 * 8 + 4 * 3 * 4 + 4 * 3 * 8) << "parameters, half of the input, half of the output";
   EXPECT_EQ(use[1].received_bytes, use[0].sent_bytes);
-  EXPECT_THAT(use_table(use), testing::HasSubstr("cpu            1        3      0.0 MiB"));
+  EXPECT_EQ(use_table(use),
+            "device  replicas  samples         held     received         sent         peak\n"
+            "cpu            1        3      0.1 KiB      0.0 KiB      0.3 KiB            -\n"
+            "meta           1        3      0.1 KiB      0.3 KiB      0.0 KiB            -\n");
+  EXPECT_EQ(use_table({{.device = at::Device(at::kCUDA, 1), .replicas = 1, .samples = 16, .held_bytes = 4 << 20, .peak_bytes = 1 << 30}}).substr(78),
+            "cuda:1         1       16      4.0 MiB      0.0 KiB      0.0 KiB   1024.0 MiB\n");
 }
 
 TEST(Traffic, GradientsComeBackTheSameWay) {

@@ -1,0 +1,89 @@
+// The program of docs/12-batch-norm-and-data-parallel.md.
+//   lockstep run -n 2 docs_batch_norm
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <iostream>
+
+namespace {
+
+struct NetImpl : torch::nn::Cloneable<NetImpl> {
+  NetImpl() { NetImpl::reset(); }
+  void reset() override {
+    conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3).bias(false)));
+    norm = register_module("norm", torch::nn::BatchNorm2d(8));
+    last = register_module("last", torch::nn::Linear(8, 2));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(torch::relu(norm(conv(x))).mean({2, 3})); }
+  torch::nn::Conv2d conv{nullptr};
+  torch::nn::BatchNorm2d norm{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(Net);
+
+void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("not so: " + what);
+}
+
+/// `count` images, others on each rank.
+torch::Tensor images(const lockstep::Group& world, std::int64_t count) {
+  torch::manual_seed(static_cast<std::uint64_t>(world.rank()));
+  return torch::randn({count, 3, 6, 6});
+}
+
+void converted(lockstep::Group& world) {
+  // docs: begin convert
+  Net net;
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  lockstep::convert_sync_batch_norm(net, world);  // before or after the optimizer and ddp
+  lockstep::DistributedDataParallel ddp(net, world);
+
+  const torch::Tensor x = images(world, world.rank() == 0 ? 5 : 1);  // ranks may have unequal batches
+  net->forward(x).pow(2).sum().backward();
+  optimizer.step();
+  // docs: end convert
+  const torch::Tensor mine = net->norm->running_mean.clone(), first = mine.clone();
+  world.broadcast(first, 0);
+  expect(torch::equal(mine, first), "running statistics are the same bits on all ranks");
+  if (world.rank() == 0) std::cout << net->norm << std::endl;
+}
+
+void as_a_module(lockstep::Group& world) {
+  // docs: begin module
+  torch::nn::Sequential net(torch::nn::Linear(4, 8), lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(8), "norm"), torch::nn::ReLU());
+  net->forward(torch::randn({world.rank() + 1, 4}));  // also one sample a rank
+  // docs: end module
+  expect(net->named_buffers().contains("1.running_var"), "names are BatchNorm's");
+}
+
+void several_devices() {
+  // docs: begin data_parallel
+  Net net;
+  lockstep::DataParallel parallel(net, {.devices = {torch::kCPU, torch::kCPU}});  // or {{torch::kCUDA, 0}, {torch::kCUDA, 1}}
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    parallel(torch::randn({7, 3, 6, 6})).pow(2).sum().backward();
+    optimizer.step();
+  }
+  std::cout << lockstep::nn::use_table(parallel.use());
+  // docs: end data_parallel
+
+  // docs: begin call
+  const auto loss = [](NetImpl& replica, const torch::Tensor& x) { return replica.forward(x).pow(2).sum(); };
+  lockstep::DataParallel of_losses(net, loss, {.devices = {torch::kCPU, torch::kCPU}});
+  of_losses(torch::randn({8, 3, 6, 6})).sum().backward();  // a loss of each replica
+  // docs: end call
+}
+
+int run(int, char**) {
+  lockstep::Group world = lockstep::init();
+  converted(world);
+  as_a_module(world);
+  if (world.rank() == 0) several_devices();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return lockstep::main(argc, argv, run); }
