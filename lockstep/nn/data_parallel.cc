@@ -71,6 +71,13 @@ std::optional<std::int64_t> peak_bytes(at::Device device) {
   return allocator->getDeviceStats(device.index()).allocated_bytes[all_pools].peak;
 }
 
+/// `value` becomes what `tensor` holds; where that is the memory of `original`, with its count of writes, by which backward() notices them.
+void put(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
+  tensor.set_data(value);
+  if (tensor.is_alias_of(original) && !tensor.is_inference())
+    torch::autograd::impl::set_version_counter(tensor, torch::autograd::impl::version_counter(original));
+}
+
 /// A device as its tensors say it: "cuda" is the current one.
 at::Device named(at::Device device) { return at::empty({0}, at::TensorOptions(device)).device(); }
 
@@ -116,15 +123,15 @@ void DataParallel::Impl::give_values(std::size_t count) {
     const std::vector<at::Tensor> values = replicated(original_.parameters[i], devices, traffic_);
     for (std::size_t r = 0; r < count; ++r) {
       const at::Tensor& parameter = replicas_[r].parameters[i];
-      parameter.set_data(values[r]);
+      put(parameter, values[r], original_.parameters[i]);
       torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad() ? torch::autograd::impl::gradient_edge(values[r]) : torch::autograd::Edge());
     }
   }
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
-    const at::Tensor buffer = original_.buffers[i].detach();
+    const at::Tensor& buffer = original_.buffers[i];
     for (std::size_t r = 0; r < count; ++r)
-      replicas_[r].buffers[i].set_data(r == 0 ? buffer : devices_[r] == buffer.device() ? buffer.clone() : moved(buffer, devices_[r], traffic_));
+      put(replicas_[r].buffers[i], r == 0 ? buffer : devices_[r] == buffer.device() ? buffer.clone() : moved(buffer, devices_[r], traffic_), buffer);
   }
   for (std::size_t r = 0; r < count; ++r)
     for (std::size_t i = 0; i < original_.modules.size(); ++i)

@@ -361,6 +361,8 @@ TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
   const at::Tensor whole = random(whole_shape({2}), 1).to(at::kFloat);
   torch::nn::BatchNorm1d one(BatchNormOptions(2).affine(false));
   expect_near(known->forward(mine(whole)), mine(one->forward(one->forward(whole))), at::kFloat, "known by weight, and by running mean");
+  known->eval();
+  if (world().rank() == 0) known->forward(torch::randn({3, 2}));  // alone: of its own batch, as without
 }
 
 // The group is closed after it: a job of its own.

@@ -131,6 +131,31 @@ TEST(DataParallel, TwoGraphsMayWaitForTheirBackward) {
   expect_same(gradients, taken_gradients(*net));
 }
 
+TEST(DataParallel, AWriteBetweenForwardAndBackwardIsNoticed) {
+  Net net;
+  DataParallel parallel(net, {.devices = kTwo});
+  const at::Tensor loss = parallel(torch::randn({4, 4})).sum();
+  {
+    const at::NoGradGuard no_grad;
+    net->second->weight.add_(1);
+  }
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST(DataParallel, TrainsAfterInferenceMode) {
+  Net net;
+  DataParallel parallel(net, {.devices = kTwo});
+  net->eval();
+  const at::Tensor x = torch::randn({4, 4});
+  {
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(torch::allclose(parallel(x), net->forward(x), 1e-5, 1e-6));
+  }
+  net->train();
+  parallel(x).sum().backward();
+  EXPECT_TRUE(net->first->weight.grad().defined());
+}
+
 TEST(DataParallel, BuffersFollowTheFirstPart) {
   Net net, alone;
   {
