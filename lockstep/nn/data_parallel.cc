@@ -72,7 +72,7 @@ std::optional<std::int64_t> peak_bytes(at::Device device) {
 }
 
 /// `value` becomes what `tensor` holds; where that is the memory of `original`, with its count of writes, by which backward() notices them.
-void put(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
+void hand_over(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
   tensor.set_data(value);
   if (tensor.is_alias_of(original) && !tensor.is_inference())
     torch::autograd::impl::set_version_counter(tensor, torch::autograd::impl::version_counter(original));
@@ -123,7 +123,7 @@ void DataParallel::Impl::give_values(std::size_t count) {
     const std::vector<at::Tensor> values = replicated(original_.parameters[i], devices, traffic_);
     for (std::size_t r = 0; r < count; ++r) {
       const at::Tensor& parameter = replicas_[r].parameters[i];
-      put(parameter, values[r], original_.parameters[i]);
+      hand_over(parameter, values[r], original_.parameters[i]);
       torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad() ? torch::autograd::impl::gradient_edge(values[r]) : torch::autograd::Edge());
     }
   }
@@ -131,7 +131,7 @@ void DataParallel::Impl::give_values(std::size_t count) {
   for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
     const at::Tensor& buffer = original_.buffers[i];
     for (std::size_t r = 0; r < count; ++r)
-      put(replicas_[r].buffers[i], r == 0 ? buffer : devices_[r] == buffer.device() ? buffer.clone() : moved(buffer, devices_[r], traffic_), buffer);
+      hand_over(replicas_[r].buffers[i], r == 0 ? buffer : devices_[r] == buffer.device() ? buffer.clone() : moved(buffer, devices_[r], traffic_), buffer);
   }
   for (std::size_t r = 0; r < count; ++r)
     for (std::size_t i = 0; i < original_.modules.size(); ++i)
