@@ -26,8 +26,4 @@ std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSo
   return groups;
 }
 
-void require(bool good, const std::string& optimizer, const std::string& option, double value, const std::string& allowed) {
-  if (!good) throw UsageError(optimizer + ": " + option + " is " + std::to_string(value) + "; allowed is " + allowed);
-}
-
 }  // namespace lockstep::optim

@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fingerprint.h"
+#include "lockstep/optim/require.h"
 #include "lockstep/optim/rule.h"
 
 namespace lockstep::optim {
@@ -22,9 +23,6 @@ using Wanted = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::
 /// torch's groups of all parameters of `source`: first those that no group names, which get the defaults. Throws UsageError for one that is not
 /// of the source, or is in two groups.
 std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source, std::vector<Wanted> wanted);
-
-/// Throws UsageError: "`optimizer`: `option` is `value`; allowed is `allowed`", unless `good`.
-void require(bool good, const std::string& optimizer, const std::string& option, double value, const std::string& allowed);
 
 /// `Scalars` is what the loops want to know of a part; read() makes it of torch's `Options` when the part has had `steps` updates before.
 template <typename Options, typename State, typename Scalars>

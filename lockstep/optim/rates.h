@@ -1,0 +1,17 @@
+// The rates of an optimizer's groups.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::optim {
+
+std::vector<double> rates_of(const torch::optim::Optimizer& optimizer);
+/// Throws UsageError, which begins with `owner`, when there are not as many as groups: nothing has changed then.
+void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner);
+
+}  // namespace lockstep::optim
