@@ -33,7 +33,9 @@ FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule
       rule_(rule),
       attached_(*source_, *this),
       shards_(make_shards(*source_, options)),
-      home_(source_, rule.state_names().size(), attached_.gives_pieces, shards_.get()) {}
+      home_(source_, rule.state_names().size(), rule.measures() ? 2 : 1, attached_.gives_pieces, shards_.get()) {
+  for (std::size_t part = 0; part < home_.parameters().size() && rule_.initial_state() != 0; ++part) start_state(part);
+}
 
 FusedUpdate::~FusedUpdate() = default;
 
@@ -74,7 +76,31 @@ std::uint64_t FusedUpdate::prepare() {
   return fingerprint({factor(), std::bit_cast<double>(rule_.prepare())});
 }
 
+/// Before the first update of a part; one of those who share the memory writes it, before it takes part in an update.
+void FusedUpdate::start_state(std::size_t part) {
+  for (const at::Tensor& state : home_.states(part))
+    if (home_.first()) state.fill_(rule_.initial_state());
+}
+
+void FusedUpdate::measure(std::uint64_t options) {
+  summed_.assign(home_.parameters().size(), false);
+  measuring_ = true;
+  pass(comm::Use::kNorm, options);
+  if (shards_) shards_->add(home_.all_sums());
+  for (std::size_t part = 0; part < summed_.size(); ++part) {
+    Squares all{};
+    for (std::size_t i = 0; summed_[part] && i < home_.num_sums(part); ++i) {
+      all.parameter += home_.sums(part, 0)[i];
+      all.step += home_.sums(part, 1)[i];
+    }
+    if (summed_[part]) rule_.measured(part, all);
+  }
+}
+
 void FusedUpdate::update_in_backward(bool on) {
+  if (on && rule_.measures())
+    throw UsageError("update_in_backward(): this optimizer needs the norms of whole parameters and their gradients before it updates",
+                     "do without update_in_backward()");
   if (on) home_.require_own_storages();
   source_->update_in_backward(on ? this : nullptr);
   in_backward_ = on;
@@ -140,6 +166,7 @@ double FusedUpdate::clip_grad_norm(double max_norm) {
 /// Of all gradients, summed in one pass.
 double FusedUpdate::squares() {
   summed_.assign(home_.parameters().size(), false);
+  measuring_ = false;
   pass(comm::Use::kNorm, 0);
   double sum = 0;
   for (std::size_t part = 0; part < summed_.size(); ++part)
@@ -161,6 +188,7 @@ void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
 }
 
 void FusedUpdate::update_all(std::uint64_t options) {
+  if (rule_.measures()) measure(options);
   pass(comm::Use::kUpdate, options);
   if (shards_) shards_->share_parameters(options);
   if (!attached_.gives_pieces) source_->updated();
@@ -195,35 +223,44 @@ Run FusedUpdate::run_of(const comm::Piece& piece) const {
           .count = piece.count};
 }
 
-/// Of a piece, the elements whose state is here.
-void FusedUpdate::update(const comm::Piece& piece) {
-  const Range own = home_.own(piece.part);
-  const std::size_t first = std::max(piece.first, own.first), end = std::min(piece.first + piece.count, own.first + own.count);
-  if (first >= end) return;
+/// Calls act(run) for the elements [first, end) of a piece; there is state for them if there is for the first.
+template <typename Act>
+void FusedUpdate::with_run(const comm::Piece& piece, std::size_t first, std::size_t end, const Act& act) const {
   Run run = run_of(piece);
   const std::size_t skipped = (first - piece.first) * c10::elementSize(run.dtype);
   c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
   for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + skipped;
   c10::SmallVector<void*, 4> states;
-  for (const at::Tensor& state : home_.states(piece.part))
-    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own.first) * state.element_size());
+  const std::size_t own = home_.own(piece.part).first;
+  for (std::size_t i = 0; first >= own && i < home_.states(piece.part).size(); ++i) {
+    const at::Tensor& state = home_.states(piece.part)[i];
+    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own) * state.element_size());
+  }
   run.gradients = gradients.data();
   run.parameter = static_cast<char*>(run.parameter) + skipped;
   run.states = states.data();
   run.count = end - first;
-  rule_.update(piece.part, run);
+  act(run);
 }
 
 void FusedUpdate::take(const comm::Piece& piece) {
-  if (use_ == comm::Use::kUpdate) return update(piece);
-  Run run = run_of(piece);
-  c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
-  const std::size_t element = c10::elementSize(run.dtype);
-  run.gradients = gradients.data();
-  for (std::size_t done = 0; done < piece.count; done += run.count) {
-    run.count = std::min(ParameterHome::kSumElements, piece.count - done);
-    home_.sums(piece.part)[(piece.first + done) / ParameterHome::kSumElements] = sum_of_squares(run);
-    for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + run.count * element;
+  const Range own = home_.own(piece.part);
+  const auto with_state = [&](std::size_t first, std::size_t end, const auto& act) {
+    first = std::max(first, own.first);
+    end = std::min(end, own.first + own.count);
+    if (first < end) with_run(piece, first, end, act);
+  };
+  const std::size_t stop = piece.first + piece.count;
+  if (use_ == comm::Use::kUpdate) return with_state(piece.first, stop, [&](const Run& run) { rule_.update(piece.part, run); });
+  for (std::size_t first = piece.first; first < stop; first += ParameterHome::kSumElements) {
+    const std::size_t end = std::min(first + ParameterHome::kSumElements, stop), place = first / ParameterHome::kSumElements;
+    Squares squares{};
+    if (measuring_)
+      with_state(first, end, [&](const Run& run) { squares = rule_.measure(piece.part, run); });
+    else
+      with_run(piece, first, end, [&](const Run& run) { squares.parameter = sum_of_squares(run); });
+    home_.sums(piece.part, 0)[place] = squares.parameter;
+    if (measuring_) home_.sums(piece.part, 1)[place] = squares.step;
   }
 }
 
@@ -298,6 +335,7 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
   source_->sharers().barrier({.name = "load_state_dict"});
   for (std::size_t part = 0; part < loaded.size(); ++part) {
     for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i) home_.keep(part, i, loaded[part].states[i]);
+    if (loaded[part].steps == 0) start_state(part);
     rule_.set_states(part, loaded[part].steps, home_.states(part));
   }
   source_->sharers().barrier({.name = "load_state_dict"});

@@ -56,9 +56,12 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   double factor() const;
   void require_one_scale();
   void end_step();
+  void measure(std::uint64_t options);
+  void start_state(std::size_t part);
   void pass(comm::Use use, std::uint64_t options);
   void update_all(std::uint64_t options);
-  void update(const comm::Piece& piece);
+  template <typename Act>
+  void with_run(const comm::Piece& piece, std::size_t first, std::size_t end, const Act& act) const;
   void pass_alone();
   Run run_of(const comm::Piece& piece) const;
 
@@ -69,6 +72,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   ParameterHome home_;
   comm::Use use_ = comm::Use::kUpdate;  // of the pass that goes on
   std::vector<bool> summed_;            // parts whose squares the last pass has summed
+  bool measuring_ = false;              // what is summed is what the rule measures
   double clip_ = 1;                     // scales gradients of backward() number clipped_
   std::uint64_t clipped_ = 0;
   struct Unscaling {

@@ -35,11 +35,52 @@ struct AdamRule {
   bool amsgrad;
 };
 
+/// torch::optim::Adagrad's, after Duchi, Hazan and Singer, JMLR 12 (2011). The state is the sum of squares.
+struct AdagradRule {
+  double rate;  // of this step
+  double eps, weight_decay;
+};
+/// After You et al., arXiv:1904.00962, algorithm 2. States are the two moments.
+struct LambRule {
+  double lr, beta1, beta2, eps, weight_decay;
+  double bias1, bias2;  // 1 - beta^step, or 1
+  bool adapt;
+  double ratio;  // of the norms of parameter and step
+};
+/// After You, Gitman and Ginsburg, arXiv:1708.03888. The state is the momentum.
+struct LarsRule {
+  double lr, momentum, weight_decay, trust, eps;
+  bool nesterov, adapt;
+  bool first;    // the momentum becomes the step
+  double ratio;  // of this parameter's rate to lr
+};
+/// Sums of squares of a run, added in an order that depends on `count` alone.
+struct Squares {
+  double parameter, step;
+};
+
 // They use the widest vectors that this machine has; the bits are the same with all.
 void update(const Run& run, const SgdRule& rule);
 void update(const Run& run, const AdamRule& rule);
+void update(const Run& run, const AdagradRule& rule);
+/// From the moments, which measure() has updated; gradients are not read.
+void update(const Run& run, const LambRule& rule);
+void update(const Run& run, const LarsRule& rule);
+/// Updates the moments. `step` is of what the rate is multiplied with.
+Squares measure(const Run& run, const LambRule& rule);
+/// Changes nothing. `step` is of the gradient.
+Squares measure(const Run& run, const LarsRule& rule);
 /// Of the gradient, added in an order that depends on `count` alone.
 double sum_of_squares(const Run& run);
+
+// Over `count` elements of one tensor, of the dtypes of a Run.
+/// Added in an order that depends on `count` alone.
+double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count);
+void scale(at::ScalarType dtype, void* data, std::size_t count, double factor);
+/// Into [-max, max]; a NaN stays.
+void clamp(at::ScalarType dtype, void* data, std::size_t count, double max);
+/// average = keep * average + (1 - keep) * data; `average` is of state_dtype(dtype).
+void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
 
 /// The dtype of the state of a parameter of `dtype`.
 at::ScalarType state_dtype(at::ScalarType dtype);

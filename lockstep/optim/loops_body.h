@@ -29,23 +29,23 @@ void read_gradients(const Run& run, std::size_t begin, std::size_t n, typename E
   for (std::size_t k = 0; k < n; ++k) tile[k] = tile[k] / divisor * scale;
 }
 
-/// Calls body(k, gradient) for each element. One or two gradients are read in the same loop; more by way of a tile.
+/// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not divided (a half is exact); others come by
+/// way of a tile.
 template <typename Element, typename Body>
 void for_each(const Run& run, Body body) {
   using Stored = typename Element::Stored;
   using Value = typename Element::Value;
-  const auto divisor = static_cast<Value>(run.divisor);
-  const auto scale = static_cast<Value>(run.scale);
-  if (run.num_gradients <= 2) {
+  if (run.num_gradients <= 2 && run.divisor == static_cast<double>(run.num_gradients)) {
+    const auto scale = static_cast<Value>(run.scale) / static_cast<Value>(run.divisor);
     const auto* first = static_cast<const Stored*>(run.gradients[0]);
     const auto* second = static_cast<const Stored*>(run.gradients[run.num_gradients - 1]);
     if (run.num_gradients == 1) {
 #pragma GCC ivdep
-      for (std::size_t k = 0; k < run.count; ++k) body(k, static_cast<Value>(Element::load(first[k]) / divisor * scale));
+      for (std::size_t k = 0; k < run.count; ++k) body(k, static_cast<Value>(Element::load(first[k]) * scale));
     } else {
 #pragma GCC ivdep
       for (std::size_t k = 0; k < run.count; ++k)
-        body(k, static_cast<Value>((Element::load(first[k]) + Element::load(second[k])) / divisor * scale));
+        body(k, static_cast<Value>((Element::load(first[k]) + Element::load(second[k])) * scale));
     }
     return;
   }
@@ -96,7 +96,7 @@ void adam(const Run& run, const AdamRule& rule) {
   const auto keep = static_cast<Value>(decoupled ? 1 - rule.lr * rule.weight_decay : 1);
   const auto decay = static_cast<Value>(decoupled ? 0 : rule.weight_decay);
   const auto step_size = static_cast<Value>(rule.lr / rule.bias1);
-  const auto root_bias2 = static_cast<Value>(__builtin_sqrt(rule.bias2));
+  const auto unbias = static_cast<Value>(1 / __builtin_sqrt(rule.bias2));
   for_each<Element>(run, [=](std::size_t k, Value gradient) {
     Value p = Element::load(parameter[k]);
     if constexpr (decoupled)
@@ -109,25 +109,53 @@ void adam(const Run& run, const AdamRule& rule) {
     second[k] = v;
     Value top = v;
     if constexpr (amsgrad) greatest[k] = top = greatest[k] < v ? v : greatest[k];
-    parameter[k] = Element::store(p - step_size * (m / (root(top) / root_bias2 + eps)));
+    parameter[k] = Element::store(p - step_size * (m / (root(top) * unbias + eps)));
   });
 }
 
-/// Eight sums side by side, so that their order is the same with vectors of any width.
+template <typename Element>
+void adagrad(const Run& run, const AdagradRule& rule) {
+  using Value = typename Element::Value;
+  auto* parameter = static_cast<typename Element::Stored*>(run.parameter);
+  auto* squares = static_cast<Value*>(run.states[0]);
+  const auto rate = static_cast<Value>(rule.rate), eps = static_cast<Value>(rule.eps), decay = static_cast<Value>(rule.weight_decay);
+  for_each<Element>(run, [=](std::size_t k, Value gradient) {
+    const Value p = Element::load(parameter[k]);
+    const Value g = gradient + decay * p;
+    const Value sum = squares[k] + g * g;
+    squares[k] = sum;
+    parameter[k] = Element::store(p - rate * (g / (root(sum) + eps)));
+  });
+}
+
+/// A sum of squares as 32 sums side by side, so that its order is the same with vectors of any width, and no addition waits for the one before.
+struct SquareSum {
+  static constexpr std::size_t kLanes = 32;
+  double lanes[kLanes] = {};
+  /// `tile` has room up to the next multiple of kLanes.
+  template <typename Value>
+  void add(Value* tile, std::size_t n) {
+    for (std::size_t k = n; k % kLanes != 0; ++k) tile[k] = 0;
+    for (std::size_t k = 0; k < n; k += kLanes)
+      for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += static_cast<double>(tile[k + lane]) * static_cast<double>(tile[k + lane]);
+  }
+  double total() const {
+    double sum = 0;
+    for (const double one : lanes) sum += one;
+    return sum;
+  }
+};
+
 template <typename Element>
 double squares(const Run& run) {
   alignas(64) typename Element::Value tile[kTile];
-  double sums[8] = {};
+  SquareSum sum;
   for (std::size_t begin = 0; begin < run.count; begin += kTile) {
     const std::size_t n = run.count - begin < kTile ? run.count - begin : kTile;
     read_gradients<Element>(run, begin, n, tile);
-    for (std::size_t k = n; k % 8 != 0; ++k) tile[k] = 0;
-    for (std::size_t k = 0; k < n; k += 8)
-      for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] += static_cast<double>(tile[k + lane]) * static_cast<double>(tile[k + lane]);
+    sum.add(tile, n);
   }
-  double sum = 0;
-  for (const double one : sums) sum += one;
-  return sum;
+  return sum.total();
 }
 
 template <typename Element>
@@ -160,6 +188,16 @@ void update(const Run& run, const AdamRule& rule) {
     case at::kDouble: return adam_of<Plain<double>>(run, rule);
     case at::kBFloat16: return adam_of<Bfloat16>(run, rule);
     case at::kHalf: return adam_of<Half>(run, rule);
+    default: return;
+  }
+}
+
+void update(const Run& run, const AdagradRule& rule) {
+  switch (run.dtype) {
+    case at::kFloat: return adagrad<Plain<float>>(run, rule);
+    case at::kDouble: return adagrad<Plain<double>>(run, rule);
+    case at::kBFloat16: return adagrad<Bfloat16>(run, rule);
+    case at::kHalf: return adagrad<Half>(run, rule);
     default: return;
   }
 }

@@ -37,7 +37,7 @@ at::TensorOptions state_options(const at::Tensor& parameter) {
 
 }  // namespace
 
-ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared, const Shards* shards)
+ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_sums, bool shared, const Shards* shards)
     : source_(std::move(source)), parameters_(source_->parameters()), shards_(shards) {
   for (const Parameter& parameter : parameters_) check(parameter);
   first_sum_.push_back(0);
@@ -45,13 +45,13 @@ ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::s
     first_sum_.push_back(first_sum_.back() + (static_cast<std::size_t>(parameter.tensor.numel()) + kSumElements - 1) / kSumElements);
   if (shared) {
     check_storages();
-    std::size_t bytes = place_storages() + aligned(first_sum_.back() * sizeof(double));
+    std::size_t bytes = place_storages() + aligned(num_sums * first_sum_.back() * sizeof(double));
     for (std::size_t part = 0; part < parameters_.size(); ++part) bytes += num_states * state_bytes(part);
     move_in(bytes);
   }
   find_siblings();
   make_states(num_states);
-  make_sums();
+  make_sums(num_sums);
   for (const Parameter& parameter : parameters_) {
     const at::Tensor& tensor = parameter.tensor;
     seen_.push_back({tensor.const_data_ptr(), tensor.scalar_type(), tensor.strides().vec(), tensor._version()});
@@ -159,11 +159,12 @@ void ParameterHome::keep(std::size_t part, std::size_t i, const at::Tensor& whol
   state.copy_(as_it_lies.as_strided({static_cast<std::int64_t>(range.count)}, {1}, static_cast<std::int64_t>(range.first)));
 }
 
-void ParameterHome::make_sums() {
+void ParameterHome::make_sums(std::size_t num_sums) {
+  num_kinds_ = num_sums;
   if (shared()) {
     sums_ = reinterpret_cast<double*>(static_cast<char*>(memory_.data.get()) + used_);
   } else {
-    own_sums_.resize(first_sum_.back());
+    own_sums_.resize(num_sums * first_sum_.back());
     sums_ = own_sums_.data();
   }
 }

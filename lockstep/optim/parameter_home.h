@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lockstep/ddp/gradient_source.h"
@@ -19,10 +20,10 @@ class ParameterHome {
   static constexpr std::size_t kSumElements = comm::Piece::kAlignment;
 
   /// `shared`: all ranks call it and wait for each other; parameters, which are equal on all of them, move into common memory with everything
-  /// that refers to the same storage. Each gets `num_states` tensors of state, zeroed. Throws UsageError that names a parameter which is not on the CPU, has a dtype
-  /// that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none of the parameters. With `shards` (null: none), which outlives
-  /// this, there is state for their own elements alone.
-  ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, bool shared, const Shards* shards);
+  /// that refers to the same storage. Each gets `num_states` tensors of state, zeroed, and room for `num_sums` sums over each kSumElements. Throws UsageError that names a parameter which
+  /// is not on the CPU, has a dtype that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none of the parameters. With `shards`
+  /// (null: none), which outlives this, there is state for their own elements alone.
+  ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_sums, bool shared, const Shards* shards);
   /// Parameters move back into memory of this process alone.
   ~ParameterHome();
   ParameterHome(const ParameterHome&) = delete;
@@ -40,7 +41,9 @@ class ParameterHome {
   /// The elements, in the order in which they lie, of which there is state here.
   Range own(std::size_t part) const { return shards_ ? shards_->own(part) : Range{0, static_cast<std::size_t>(parameters_[part].tensor.numel())}; }
   /// For each kSumElements of a part; whoever shares the memory sees what others wrote.
-  double* sums(std::size_t part) const { return sums_ + first_sum_[part]; }
+  double* sums(std::size_t part, std::size_t which = 0) const { return sums_ + which * first_sum_.back() + first_sum_[part]; }
+  /// All of them.
+  std::span<double> all_sums() const { return {sums_, num_kinds_ * first_sum_.back()}; }
   std::size_t num_sums(std::size_t part) const { return first_sum_[part + 1] - first_sum_[part]; }
 
   /// Throws UsageError when a parameter is not what it was: another dtype or shape, and, if shared, another place, or values that somebody
@@ -65,7 +68,7 @@ class ParameterHome {
   void find_siblings();
   void make_states(std::size_t num_states);
   std::size_t state_bytes(std::size_t part) const;
-  void make_sums();
+  void make_sums(std::size_t num_sums);
 
   const std::shared_ptr<ddp::GradientSource> source_;
   const std::vector<ddp::GradientSource::Parameter> parameters_;
@@ -77,6 +80,7 @@ class ParameterHome {
   std::vector<std::size_t> first_sum_;
   std::vector<double> own_sums_;
   double* sums_ = nullptr;
+  std::size_t num_kinds_ = 0;  // of sums
   struct Seen {
     const void* data;
     at::ScalarType dtype;

@@ -26,6 +26,16 @@ class Rule {
   /// All of this part has been updated; its state is in `states`.
   virtual void updated(std::size_t part, const std::vector<at::Tensor>& states) = 0;
 
+  /// All elements of the tensors of state of a part that has not been updated.
+  virtual double initial_state() const { return 0; }
+
+  // Where an update depends on norms of whole parameters (measures()), a pass over all parts comes before it, after prepare():
+  virtual bool measures() const { return false; }
+  /// Of at most ParameterHome::kSumElements elements.
+  virtual Squares measure(std::size_t, const Run&) const { return {}; }
+  /// The sums over all of this part, on every rank.
+  virtual void measured(std::size_t, const Squares&) {}
+
   // What torch::optim::Optimizer keeps:
   /// How many updates a part has had; 1 for any number where that is not counted.
   virtual std::int64_t steps(std::size_t part) const = 0;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
@@ -98,6 +99,14 @@ void Shards::share_parameters(std::uint64_t options) {
   if (!divided()) return;
   if (owners_.group) exchange(options);
   if (owners_.of_several) source_.sharers().barrier({.name = kName});
+}
+
+void Shards::add(std::span<double> sums) {
+  if (owners_.group) {
+    const at::Tensor all = at::from_blob(sums.data(), {static_cast<std::int64_t>(sums.size())}, at::kDouble);
+    comm::Group(*owners_.group).all_reduce(all, comm::ReduceOp::kSum, {.name = "norms of an optimizer"});
+  }
+  if (owners_.of_several) source_.sharers().barrier({.name = "norms of an optimizer"});
 }
 
 at::Tensor Shards::gather(std::size_t part, const at::Tensor& own) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lockstep/ddp/gradient_source.h"
@@ -25,6 +26,9 @@ class Shards {
   /// After an update: every owner's elements reach all. `options` is a fingerprint of the update; ranks that differ in it get a DesyncError. All ranks call it alike; waits for
   /// them. Takes (owners + 1) times 1 MiB of memory at most.
   void share_parameters(std::uint64_t options);
+  /// Sums over each owner's own elements become sums over all, the same bits on all ranks. Where an owner is several ranks they have these in one place. All ranks call it alike, and wait for
+  /// each other.
+  void add(std::span<double> sums);
   /// A tensor of state of all elements, in the parameter's shape and strides, from each owner's own. All ranks call it alike, and wait for each other.
   at::Tensor gather(std::size_t part, const at::Tensor& own);
 

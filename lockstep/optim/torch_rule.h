@@ -41,13 +41,11 @@ class TorchRule : public Rule {
 
   std::uint64_t prepare() override {
     numbers_.clear();
+    std::size_t place = 0;
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
       for (const at::Tensor& tensor : group.params()) {
-        const auto found = places_.find(tensor.unsafeGetTensorImpl());
-        if (found == places_.end())
-          throw base::UsageError("lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
-        const std::size_t part = found->second;
+        const std::size_t part = part_of(tensor, place++);
         scalars_[part] = read(options, steps(part), numbers_);
       }
     }
@@ -55,7 +53,12 @@ class TorchRule : public Rule {
   }
 
   void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
-  void updated(std::size_t part, const std::vector<at::Tensor>& states) override { set_states(part, steps(part) + 1, states); }
+  void updated(std::size_t part, const std::vector<at::Tensor>& states) override {
+    if (State* state = find(part))
+      store(*state, count(*state) + 1, states);
+    else
+      set_states(part, 1, states);
+  }
 
   std::int64_t steps(std::size_t part) const override {
     const State* state = find(part);
@@ -82,17 +85,32 @@ class TorchRule : public Rule {
   virtual std::vector<at::Tensor> list(const State& state) const = 0;
   virtual void store(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const = 0;
 
+ protected:
+  Scalars& scalars(std::size_t part) { return scalars_[part]; }
+  const Scalars& scalars(std::size_t part) const { return scalars_[part]; }
+
  private:
-  const State* find(std::size_t part) const {
+  State* find(std::size_t part) const {
     const auto& all = optimizer_.state();
     const auto found = all.find(keys_[part]);
-    return found == all.end() ? nullptr : static_cast<const State*>(found->second.get());
+    return found == all.end() ? nullptr : static_cast<State*>(found->second.get());
+  }
+  /// Of the parameter at `place` of all groups' together; the last answer is asked first.
+  std::size_t part_of(const at::Tensor& tensor, std::size_t place) {
+    if (place >= last_parts_.size()) last_parts_.resize(place + 1);
+    std::size_t& part = last_parts_[place];
+    if (keys_[part] == tensor.unsafeGetTensorImpl()) return part;
+    const auto found = places_.find(tensor.unsafeGetTensorImpl());
+    if (found == places_.end())
+      throw base::UsageError("lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
+    return part = found->second;
   }
 
   torch::optim::Optimizer& optimizer_;
   const std::vector<std::string> state_names_;
   std::vector<void*> keys_;  // of torch's state, by part
   std::unordered_map<const void*, std::size_t> places_;
+  std::vector<std::size_t> last_parts_;  // of part_of()
   std::vector<Scalars> scalars_;
   std::vector<double> numbers_;  // of prepare()
 };

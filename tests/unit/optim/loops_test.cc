@@ -12,14 +12,26 @@ struct Loops {
   void (*sgd)(const Run&, const SgdRule&);
   void (*adam)(const Run&, const AdamRule&);
   double (*sum_of_squares)(const Run&);
+  void (*adagrad)(const Run&, const AdagradRule&);
+  void (*lamb)(const Run&, const LambRule&);
+  void (*lars)(const Run&, const LarsRule&);
+  Squares (*measure_lamb)(const Run&, const LambRule&);
+  Squares (*measure_lars)(const Run&, const LarsRule&);
+  double (*plain_squares)(at::ScalarType, const void*, std::size_t);
+  void (*scale)(at::ScalarType, void*, std::size_t, double);
+  void (*clamp)(at::ScalarType, void*, std::size_t, double);
+  void (*blend)(at::ScalarType, void*, const void*, std::size_t, double);
 };
+#define LOCKSTEP_LOOPS(name, isa)                                                                                                                    \
+  {name,         isa::update,  isa::update,         isa::sum_of_squares, isa::update, isa::update, isa::update, \
+   isa::measure, isa::measure, isa::sum_of_squares, isa::scale,          isa::clamp,  isa::blend}
 
 /// Every set that this machine can run.
 std::vector<Loops> all_loops() {
-  std::vector<Loops> all{{"baseline", baseline::update, baseline::update, baseline::sum_of_squares}, {"chosen", update, update, sum_of_squares}};
+  std::vector<Loops> all{LOCKSTEP_LOOPS("baseline", baseline), LOCKSTEP_LOOPS("chosen", optim)};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) all.push_back({"avx2", avx2::update, avx2::update, avx2::sum_of_squares});
-  if (__builtin_cpu_supports("avx512bw")) all.push_back({"avx512", avx512::update, avx512::update, avx512::sum_of_squares});
+  if (__builtin_cpu_supports("avx2")) all.push_back(LOCKSTEP_LOOPS("avx2", avx2));
+  if (__builtin_cpu_supports("avx512bw")) all.push_back(LOCKSTEP_LOOPS("avx512", avx512));
 #endif
   return all;
 }
@@ -70,6 +82,41 @@ TEST(Loops, AreTheSameBitsWhateverTheVectors) {
           EXPECT_TRUE(torch::equal(first.parameter, again.parameter)) << loops.name << " " << dtype << " " << ranks << " " << count;
           for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << loops.name << " " << dtype;
           EXPECT_EQ(squares, loops.sum_of_squares(again.run())) << loops.name << " " << dtype << " " << count;
+        }
+      }
+}
+
+constexpr AdagradRule kAdagrad{.rate = 0.01, .eps = 1e-8, .weight_decay = 0.1};
+constexpr LambRule kLamb{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .bias1 = 0.2, .bias2 = 0.1, .adapt = true, .ratio = 0.3};
+constexpr LarsRule kLars{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .trust = 1, .eps = 0, .nesterov = true, .adapt = true, .first = false, .ratio = 0.3};
+
+/// Everything that the other loops compute, of one case.
+std::vector<double> run_all(const Loops& loops, Case& one) {
+  const Run run = one.run();
+  loops.adagrad(run, kAdagrad);
+  const Squares lamb = loops.measure_lamb(run, kLamb), lars = loops.measure_lars(run, kLars);
+  loops.lamb(run, kLamb);
+  loops.lars(run, kLars);
+  const at::ScalarType dtype = run.dtype;
+  const double squares = loops.plain_squares(dtype, run.parameter, run.count);
+  loops.blend(dtype, run.states[2], run.parameter, run.count, 0.9);
+  loops.scale(dtype, run.parameter, run.count, 0.7);
+  loops.clamp(dtype, run.parameter, run.count, 0.5);
+  return {lamb.parameter, lamb.step, lars.parameter, lars.step, squares};
+}
+
+TEST(Loops, AllOthersAreTheSameBitsWhateverTheVectors) {
+  for (const at::ScalarType dtype : kDtypes)
+    for (const int ranks : {1, 2, 3})
+      for (const std::int64_t count : {1, 17, 1024, 3000}) {
+        Case first(dtype, count, ranks);
+        const auto numbers = run_all(all_loops()[0], first);
+        EXPECT_LE(first.parameter.abs().max().item<double>(), 0.5);
+        for (const Loops& loops : all_loops()) {
+          Case again(dtype, count, ranks);
+          EXPECT_EQ(run_all(loops, again), numbers) << loops.name << " " << dtype << " " << count;
+          EXPECT_TRUE(torch::equal(first.parameter, again.parameter)) << loops.name << " " << dtype << " " << ranks << " " << count;
+          for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << loops.name << " " << dtype;
         }
       }
 }

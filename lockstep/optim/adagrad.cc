@@ -1,0 +1,69 @@
+#include "lockstep/optim/adagrad.h"
+
+#include "lockstep/optim/torch_rule.h"
+
+namespace lockstep::optim {
+namespace {
+
+torch::optim::AdagradOptions of_torch(const AdagradOptions& options) {
+  require(options.lr >= 0, "Adagrad", "lr", options.lr, "0 or more");
+  require(options.lr_decay >= 0, "Adagrad", "lr_decay", options.lr_decay, "0 or more");
+  require(options.weight_decay >= 0, "Adagrad", "weight_decay", options.weight_decay, "0 or more");
+  require(options.initial_accumulator_value >= 0, "Adagrad", "initial_accumulator_value", options.initial_accumulator_value, "0 or more");
+  require(options.eps >= 0, "Adagrad", "eps", options.eps, "0 or more");
+  return torch::optim::AdagradOptions(options.lr)
+      .lr_decay(options.lr_decay)
+      .weight_decay(options.weight_decay)
+      .initial_accumulator_value(options.initial_accumulator_value)
+      .eps(options.eps);
+}
+
+std::vector<Wanted> wanted(const AdagradOptions& options, const std::vector<Adagrad::Group>& groups) {
+  std::vector<Wanted> all;
+  for (const Adagrad::Group& group : groups) {
+    require(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad", "initial_accumulator_value of a group",
+            group.options.initial_accumulator_value, "the optimizer's, " + std::to_string(options.initial_accumulator_value));
+    all.emplace_back(group.parameters, std::make_unique<torch::optim::AdagradOptions>(of_torch(group.options)));
+  }
+  return all;
+}
+
+class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::optim::AdagradParamState, AdagradRule> {
+ public:
+  SumRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, double initial)
+      : TorchRule(optimizer, source, {"sum"}), initial_(initial) {}
+
+  double initial_state() const override { return initial_; }
+
+ private:
+  AdagradRule read(const torch::optim::AdagradOptions& options, std::int64_t steps, std::vector<double>& numbers) const override {
+    numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(), static_cast<double>(steps)});
+    return {.rate = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()), .eps = options.eps(), .weight_decay = options.weight_decay()};
+  }
+  std::int64_t count(const torch::optim::AdagradParamState& state) const override { return state.step(); }
+  std::vector<at::Tensor> list(const torch::optim::AdagradParamState& state) const override { return {state.sum()}; }
+  void store(torch::optim::AdagradParamState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {
+    state.step(steps);
+    state.sum(states[0]);
+  }
+
+  const double initial_;
+};
+
+}  // namespace
+
+Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+    : torch::optim::Adagrad(make_groups(*gradients, wanted(options, groups)), of_torch(options)) {
+  state().clear();  // torch's constructor has made it; it is where the parameters are
+  auto rule = std::make_unique<SumRule>(*this, *gradients, options.initial_accumulator_value);
+  start(std::move(gradients), std::move(rule), fused);
+}
+
+torch::Tensor Adagrad::step(LossClosure closure) { return step_fused(closure); }
+
+void Adagrad::load(torch::serialize::InputArchive& archive) {
+  torch::optim::Adagrad::load(archive);
+  adopt_loaded();
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,38 @@
+// Options of an optimizer that torch lacks, as its groups of parameters hold them.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <torch/optim/serialize.h>
+#include <torch/serialize/archive.h>
+
+#include <string>
+
+namespace lockstep::optim {
+
+/// `Values` is the optimizer's plain struct. It has an `lr`, and `each(values, visit)` beside it calls visit(name, value) with each double and bool.
+template <typename Values>
+class GroupOptions final : public torch::optim::OptimizerCloneableOptions<GroupOptions<Values>> {
+ public:
+  explicit GroupOptions(const Values& start) : values(start) {}
+  explicit GroupOptions(double lr) { values.lr = lr; }  // as torch makes those that it reads from an archive
+
+  double get_lr() const override { return values.lr; }
+  void set_lr(const double lr) override { values.lr = lr; }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    each(values, [&](const char* name, const auto& value) { archive.write(name, c10::IValue(value)); });
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    each(values, [&](const char* name, auto& value) {
+      c10::IValue read;
+      archive.read(name, read);
+      if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>)
+        value = read.toBool();
+      else
+        value = read.toDouble();
+    });
+  }
+
+  Values values;
+};
+
+}  // namespace lockstep::optim
