@@ -1,5 +1,6 @@
 // The state of an optimizer is divided between the ranks (FusedOptions.shard_state).
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/lamb.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim_reference.h"
 
@@ -72,6 +73,22 @@ void train_alike(at::ScalarType dtype, const Options& options, bool early) {
     sharded.step();
   }
   expect_same(*divided, *whole);
+}
+
+/// Norms of whole parameters are added up over their owners: by another order of additions.
+TEST(OptimShards, NormsAreOfWholeParameters) {
+  WideImpl whole, divided;
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::LAMB plain(ddp, {.lr = 0.01});
+  optim::LAMB sharded(other, {.lr = 0.01}, {}, {.shard_state = true});
+  for (int step = 0; step < 4; ++step) {
+    for (auto& [net, optimizer] : {std::pair<WideImpl*, optim::LAMB*>{&whole, &plain}, {&divided, &sharded}}) {
+      optimizer->zero_grad();
+      net->loss(world().rank(), step).backward();
+      optimizer->step();
+    }
+  }
+  expect_equal(divided, whole, 1e-5);
 }
 
 TEST(OptimShards, OfEveryDtype) {

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/tools.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::launcher {
@@ -70,6 +71,21 @@ TEST(Shipment, WhoeverSaysSomethingElseIsRefused) {
     std::string said = text;
     EXPECT_THROW(one.take(said), base::Error) << text;
   }
+}
+
+/// What takes the program there, with an agent that is a script.
+ToolSaid ship(const std::string& cache, const Cargo& one, const std::string& bytes) {
+  return run_tool({.path = "/bin/sh", .words = {"sh", "-c", shipping_script({one}, {"agent"})}, .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache}, .directory = {}, .input = bytes});
+}
+
+TEST(Shipment, WhatArrivedInPartIsNotInPlace) {
+  const tests::TempDir folder;
+  const std::string cache = folder / "cache", program = "#!/bin/sh\necho $0 $*\n";
+  const Cargo one = {.name = "program", .hash = "0123", .content = program};
+  EXPECT_EQ(ship(cache, one, program.substr(0, 20)).code, 125);
+  const ToolSaid whole = ship(cache, one, program);
+  EXPECT_EQ(whole.out, "n\n" + cache + "/lockstep/0123/program agent\n") << whole.err;
+  EXPECT_EQ(ship(cache, one, "").out, "y\n" + cache + "/lockstep/0123/program agent\n");
 }
 
 TEST(Shipment, TheScriptHasNoQuoteThatEndsIt) {
