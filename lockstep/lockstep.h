@@ -18,7 +18,15 @@
 #include "lockstep/launch/launch.h"
 #include "lockstep/nn/data_parallel.h"
 #include "lockstep/nn/sync_batch_norm.h"
+#include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/clip.h"
+#include "lockstep/optim/ema.h"
+#include "lockstep/optim/lamb.h"
+#include "lockstep/optim/lars.h"
+#include "lockstep/optim/plateau.h"
+#include "lockstep/optim/schedule.h"
+#include "lockstep/optim/scheduler.h"
 #include "lockstep/optim/sgd.h"
 
 namespace lockstep {

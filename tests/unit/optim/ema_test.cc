@@ -1,0 +1,162 @@
+#include "lockstep/optim/ema.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+namespace {
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    torch::manual_seed(1);
+    linear = register_module("linear", torch::nn::Linear(40, 30));
+    norm = register_module("norm", torch::nn::BatchNorm1d(30));
+    large = register_parameter("large", torch::randn({300, 1001}).t());
+    again = register_parameter("again", linear->weight);
+  }
+  at::Tensor forward(const at::Tensor& x) { return norm->forward(linear->forward(x)); }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  at::Tensor large, again;
+};
+
+void change(torch::nn::Module& net, int step) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(static_cast<std::uint64_t>(step));
+  for (at::Tensor& one : net.parameters()) one.add_(torch::randn_like(one));
+  for (at::Tensor& one : net.buffers()) one.add_(1);
+}
+
+TEST(Ema, IsALoopOverTheWeights) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    for (const bool warm : {false, true}) {
+      NetImpl net;
+      net.to(dtype);
+      EmaOptions options{.decay = 0.9, .buffers = true};
+      if (warm) options.decay_at = ema_warm_up(0.99);
+      Ema ema(net, options);
+      std::map<std::string, at::Tensor> wanted;
+      const auto all = [&] {
+        auto named = net.named_parameters();
+        for (const auto& item : net.named_buffers()) named.insert(item.key(), item.value());
+        return named;
+      };
+      const auto state_type = dtype == at::kDouble ? at::kDouble : at::kFloat;
+      for (const auto& item : all())
+        if (item.value().is_floating_point()) wanted[item.key()] = item.value().detach().to(state_type).clone();
+      for (int step = 0; step < 30; ++step) {
+        change(net, step);
+        ema.update();
+        const double decay = warm ? std::min(0.99, (1.0 + step) / (10.0 + step)) : 0.9;
+        for (auto& [name, value] : wanted) value = decay * value + (1 - decay) * all()[name].detach().to(state_type);
+      }
+      wanted.erase("linear.weight");  // is `again`, which comes first
+      const Ema::State state = ema.state();
+      EXPECT_EQ(state.updates, 30);
+      ASSERT_EQ(state.averages.size(), wanted.size());
+      for (const auto& [name, value] : state.averages) {
+        EXPECT_EQ(value.scalar_type(), state_type);
+        EXPECT_TRUE(torch::allclose(value, wanted.at(name), 1e-5, 1e-6)) << name;
+      }
+    }
+}
+
+TEST(Ema, IsSwappedInAndOut) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    NetImpl net;
+    net.to(dtype);
+    Ema ema(net, {.decay = 0.5});
+    torch::optim::SGD optimizer(net.parameters(), 0.1);
+    change(net, 1);
+    ema.update();
+    const auto averages = ema.state().averages;
+    std::vector<at::Tensor> before;
+    std::vector<const void*> places;
+    for (const at::Tensor& one : net.parameters()) {
+      before.push_back(one.detach().clone());
+      places.push_back(one.const_data_ptr());
+    }
+    const auto versions = [&] {
+      std::vector<std::int64_t> all;
+      for (const at::Tensor& one : net.parameters()) all.push_back(one._version());
+      return all;
+    };
+    const auto seen = versions();
+    {
+      const auto swapped = ema.swap();
+      for (const auto& [name, value] : averages) {
+        EXPECT_TRUE(torch::equal(net.named_parameters()[name], value.to(dtype))) << name;
+        EXPECT_TRUE(net.named_parameters()[name].requires_grad());
+      }
+      EXPECT_TRUE(net.linear->weight.const_data_ptr() == net.again.const_data_ptr());
+      EXPECT_THROW(ema.update(), base::UsageError);
+      EXPECT_THROW((void)ema.swap(), base::UsageError);
+    }
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(torch::equal(net.parameters()[i], before[i]));
+      EXPECT_EQ(net.parameters()[i].const_data_ptr(), places[i]);
+    }
+    EXPECT_EQ(versions(), seen);
+    net.forward(torch::randn({5, 40}).to(dtype)).sum().backward();
+    optimizer.step();  // the optimizer knows the same parameters
+    EXPECT_FALSE(torch::equal(net.linear->bias, before[2]) && torch::equal(net.linear->weight, before[1]));
+    (void)ema.swap();
+    ema.update();
+  }
+}
+
+TEST(Ema, GoesOnWhereItWas) {
+  NetImpl net;
+  Ema first(net, {.decay_at = ema_warm_up(0.99)});
+  for (int step = 0; step < 5; ++step) {
+    change(net, step);
+    first.update();
+  }
+  Ema again(net, {.decay_at = ema_warm_up(0.99)});
+  Ema::State state = first.state();
+  again.resume(state);
+  change(net, 9);
+  first.update();
+  again.update();
+  EXPECT_EQ(again.updates(), 6);
+  for (std::size_t i = 0; i < state.averages.size(); ++i) EXPECT_TRUE(torch::equal(first.state().averages[i].second, again.state().averages[i].second));
+
+  const auto refuses = [&](const std::string& text, const Ema::State& broken) {
+    try {
+      again.resume(broken);
+      ADD_FAILURE() << "nothing refused: " << text;
+    } catch (const base::UsageError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(text));
+    }
+  };
+  Ema::State broken = state;
+  broken.averages.pop_back();
+  refuses("is missing", broken);
+  broken = state;
+  broken.averages.emplace_back("nobody", torch::ones({1}));
+  refuses("\"nobody\" belongs to no parameter", broken);
+  broken = state;
+  broken.averages[0].second = torch::ones({1});
+  refuses("another shape", broken);
+  broken = state;
+  broken.updates = -1;
+  refuses("updates is -1", broken);
+  EXPECT_EQ(again.updates(), 6);
+}
+
+TEST(Ema, WhatCannotBeIsRefused) {
+  NetImpl net;
+  struct NothingImpl : torch::nn::Module {
+  } nothing;
+  EXPECT_THROW(Ema(net, {.decay = 1.5}), base::UsageError);
+  EXPECT_THROW(ema_warm_up(-1), base::UsageError);
+  EXPECT_THROW(Ema(nothing, {}), base::UsageError);
+  Ema ema(net, {.decay_at = [](std::int64_t) { return 2.0; }});
+  EXPECT_THROW(ema.update(), base::UsageError);
+  EXPECT_EQ(ema.updates(), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::optim
