@@ -1,0 +1,101 @@
+// The program of docs/13-rates-clipping-averages.md: schedules, clipping and averages of weights, with any optimizer.
+//   lockstep run -n 2 docs_rates
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <cmath>
+
+namespace {
+
+torch::nn::Sequential make_net() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
+}
+
+torch::Tensor batch(const lockstep::Group& world, int step) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + world.rank()));
+  return torch::randn({16, 8});
+}
+
+void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("not so: " + what);
+}
+
+/// The mean over the ranks.
+double validate(lockstep::Group& world, torch::nn::Sequential& net) {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor loss = net->forward(batch(world, 1000)).pow(2).mean();
+  world.all_reduce(loss, lockstep::ReduceOp::kMean);
+  return loss.item<double>();
+}
+
+void large_batches(lockstep::Group& world) {
+  // docs: begin lamb
+  auto large = make_net();
+  lockstep::DistributedDataParallel large_ddp(large, world);
+  std::vector<torch::Tensor> biases;
+  for (const auto& parameter : large->parameters())
+    if (parameter.dim() == 1) biases.push_back(parameter);
+  lockstep::optim::LAMB lamb(large_ddp, {.lr = 1e-2, .weight_decay = 0.1}, {{.parameters = biases, .options = {.lr = 1e-2, .weight_decay = 0, .adapt = false}}});
+  // docs: end lamb
+  large->forward(batch(world, 0)).pow(2).mean().backward();
+  lamb.step();
+  expect(lamb.param_groups().size() == 2, "two groups");
+}
+
+}  // namespace
+
+int train(int, char**) {
+  lockstep::Group world = lockstep::init();
+  auto net = make_net();
+  // docs: begin schedule
+  namespace optim = lockstep::optim;
+  lockstep::DistributedDataParallel ddp(net, world);
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
+  optim::Scheduler scheduler(optimizer, optim::warm_up(10, optim::cosine_decay({.steps = 90})));
+  optim::Ema ema(*net, {.decay_at = optim::ema_warm_up(0.999)});
+
+  for (int step = 0; step < 100; ++step) {
+    optimizer.zero_grad();
+    net->forward(batch(world, step)).pow(2).mean().backward();
+    optim::clip_grad_norm(net->parameters(), 1.0);  // of the means, which torch's optimizers get
+    optimizer.step();
+    scheduler.step();
+    ema.update();
+  }
+  // docs: end schedule
+  expect(scheduler.rates()[0] < 1e-6, "the rate has come down");
+
+  // docs: begin compose
+  const optim::Schedule hold_then_fall = optim::then(optim::constant(), 50, optim::polynomial_decay({.steps = 50, .power = 2}));
+  const optim::Schedule mine = optim::by_factor([](std::int64_t step) { return 1 / std::sqrt(1.0 + static_cast<double>(step)); });
+  expect(hold_then_fall(75, 0.1) == 0.025 && mine(3, 0.1) == 0.05, "schedules are functions");
+  // docs: end compose
+
+  // docs: begin resume
+  const optim::Scheduler::Position position = scheduler.position();  // .step, .base_rates
+  scheduler.resume(position);
+  const optim::Ema::State averages = ema.state();                    // .updates, .averages by name
+  ema.resume(averages);
+  // docs: end resume
+  expect(position.step == 100 && averages.averages.size() == 4 && averages.updates == 100, "a checkpoint has them");
+
+  // docs: begin plateau
+  optim::Plateau plateau(optimizer, {.factor = 0.5, .patience = 3});
+  plateau.step(validate(world, net));  // the same value on all ranks
+  // docs: end plateau
+
+  const torch::Tensor weight = net->parameters()[0].detach().clone();
+  // docs: begin ema
+  {
+    const auto averaged = ema.swap();
+    validate(world, net);
+  }  // the weights are back
+  // docs: end ema
+  expect(torch::equal(net->parameters()[0], weight), "the weights are back");
+
+  large_batches(world);
+  return 0;
+}
+
+int main(int argc, char** argv) { return lockstep::main(argc, argv, train); }
