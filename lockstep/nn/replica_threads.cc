@@ -1,34 +1,8 @@
 #include "lockstep/nn/replica_threads.h"
 
 #include <ATen/ThreadLocalState.h>
-#include <ATen/autocast_mode.h>
-
-#include <array>
 
 namespace lockstep::nn {
-namespace {
-
-constexpr std::array kAutocastDevices = {at::kCPU, at::kCUDA};
-
-/// torch's own ThreadLocalState has whether autocast is on, but not what it casts to.
-class CallersState {
- public:
-  CallersState() : cache_(at::autocast::is_autocast_cache_enabled()) {
-    for (std::size_t i = 0; i < dtypes_.size(); ++i) dtypes_[i] = at::autocast::get_autocast_dtype(kAutocastDevices[i]);
-  }
-  void take_on() const {
-    for (std::size_t i = 0; i < dtypes_.size(); ++i) at::autocast::set_autocast_dtype(kAutocastDevices[i], dtypes_[i]);
-    at::autocast::set_autocast_cache_enabled(cache_);
-  }
-  const at::ThreadLocalState& torch() const { return torch_; }
-
- private:
-  at::ThreadLocalState torch_;
-  bool cache_;
-  std::array<at::ScalarType, kAutocastDevices.size()> dtypes_;
-};
-
-}  // namespace
 
 ReplicaThreads::ReplicaThreads(std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -69,13 +43,12 @@ std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std
       thrown[i] = std::current_exception();
     }
   };
-  const CallersState state;
+  const at::ThreadLocalState state;
   for (std::size_t i = 1; i < count; ++i) {
     Worker& worker = *workers_[i - 1];
     const std::lock_guard lock(worker.mutex);
     worker.task = [&state, &guarded, i] {
-      const at::ThreadLocalStateGuard as_the_caller(state.torch());
-      state.take_on();
+      const at::ThreadLocalStateGuard as_the_caller(state);
       guarded(i);
     };
     worker.changed.notify_all();
