@@ -47,6 +47,17 @@ int end_of_step(lockstep::Group& world, torch::nn::Sequential& net) {
   return 0;
 }
 
+void divide_state(lockstep::Group world) {
+  auto divided = make_net();
+  lockstep::DistributedDataParallel divided_ddp(divided, world);
+  // docs: begin shards
+  lockstep::optim::AdamW sharded(divided_ddp, {.lr = 1e-2}, {}, {.shard_state = true});
+  // docs: end shards
+  divided->forward(batch(world, 22)).pow(2).mean().backward();
+  sharded.step();
+  expect(sharded.state_dict().size() == 4 * 3, "the whole state");
+}
+
 }  // namespace
 
 int train(int, char**) {
@@ -105,15 +116,7 @@ int train(int, char**) {
   // docs: end state
   expect(state.size() == 4 * 3, "three entries a parameter");
 
-  auto divided = make_net();
-  lockstep::DistributedDataParallel divided_ddp(divided, world);
-  // docs: begin shards
-  lockstep::optim::AdamW sharded(divided_ddp, {.lr = 1e-2}, {}, {.shard_state = true});
-  // docs: end shards
-  divided->forward(batch(world, 22)).pow(2).mean().backward();
-  sharded.step();
-  expect(sharded.state_dict().size() == 4 * 3, "the whole state");
-
+  divide_state(world);
   if (optimizer.shares_parameters()) write_behind_its_back(net, optimizer, world);
   return 0;
 }
