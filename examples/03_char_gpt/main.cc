@@ -25,6 +25,7 @@ struct Options {
   std::int64_t batch_size = 16;
   std::int64_t block = 128;
   double lr = 3e-3;
+  std::string precision = "32";
   std::int64_t host_sync_every = 1;
   std::int64_t seed = 1;
   std::int64_t sample = 300;
@@ -39,11 +40,14 @@ Options read_options(int argc, char** argv) {
   arguments.integer("--batch-size", options.batch_size, 1, 65536, "pieces of text in a step, of all ranks together");
   arguments.integer("--block", options.block, 8, 4096, "characters in a piece of text");
   arguments.number("--lr", options.lr, 1e-6, 1, "highest learning rate");
+  arguments.text("--precision", options.precision, "32, bf16-mixed or fp16-mixed: what matrix products are computed in");
   arguments.integer("--host-sync-every", options.host_sync_every, 1, 1000000, "between hosts, average parameters every so many steps, not gradients");
   arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
   arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
   arguments.read(argc, argv);
+  if (const auto precision = lockstep::amp::parse_precision(options.precision); precision.weights != torch::kFloat)
+    throw lockstep::UsageError("--precision is \"" + options.precision + "\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
   if (options.corpus.empty()) throw lockstep::UsageError("--corpus is missing; allowed is a file or a folder with text");
   return options;
 }
@@ -74,6 +78,12 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
   auto loader = lockstep::data::make_loader(text, world,
                                             {.batch_size = options.batch_size / world.size(),
                                              .seed = static_cast<std::uint64_t>(options.seed)});
+  const lockstep::amp::Precision precision = lockstep::amp::parse_precision(options.precision);
+  lockstep::GradScaler scaler({.enabled = precision.loss_scaling});
+  const auto loss_of = [&](const auto& batch) {
+    const lockstep::Autocast autocast({.dtype = precision.autocast, .enabled = precision.autocast.has_value()});
+    return model->loss(batch.data, batch.target);
+  };
   lockstep::train::Progress progress(
       world, {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
   std::int64_t step = 0;
@@ -82,10 +92,12 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
       if (step == options.steps) break;
       for (auto& group : optimizer.param_groups()) group.options().set_lr(learning_rate(step, options));
       optimizer.zero_grad();
-      torch::Tensor loss = model->loss(batch.data, batch.target);
-      loss.backward();
+      const torch::Tensor loss = loss_of(batch);
+      scaler.scale(loss).backward();
+      scaler.unscale_(optimizer);
       torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
-      optimizer.step();
+      scaler.step(optimizer);
+      scaler.update();
 
       const torch::Tensor mean_loss = loss.detach();
       world.all_reduce(mean_loss, lockstep::ReduceOp::kMean);  // for the screen only: gradients are averaged already

@@ -217,7 +217,7 @@ Run FusedUpdate::run_of(const comm::Piece& piece) const {
           .gradients = piece.gradients,
           .num_gradients = piece.num_gradients,
           .divisor = static_cast<double>(piece.divisor),
-          .scale = use_ == comm::Use::kNorm ? 1 : factor(),
+          .scale = use_ == comm::Use::kNorm && !measuring_ ? 1 : factor(),
           .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + piece.first * tensor.element_size(),
           .states = nullptr,
           .count = piece.count};

@@ -89,5 +89,20 @@ TEST(CharGpt, ValidationLossOfTwoRanksIsThatOfOne) {
   EXPECT_NEAR(after[2], after[1], 0.01 * after[1]);
 }
 
+/// float16 is slow on a CPU: few steps, whose losses are close because little has been learned.
+TEST(CharGpt, MixedPrecisionLearnsAlike) {
+  const TempDir folder;
+  folder.write("text/a.txt", sentences());
+  const auto after = [&](const std::string& precision, const std::string& steps) {
+    const Exit exit = run_ranks(2, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block", "32", "--batch-size", "8", "--sample", "0", "--precision", precision});
+    return number_after(exit.out, "after: ");
+  };
+  const double full = after("32", "40"), bfloat16 = after("bf16-mixed", "40");
+  EXPECT_NE(bfloat16, full);
+  EXPECT_NEAR(bfloat16, full, 0.05 * full);
+  const double few = after("32", "3");
+  EXPECT_NEAR(after("fp16-mixed", "3"), few, 0.01 * few);
+}
+
 }  // namespace
 }  // namespace lockstep::tests

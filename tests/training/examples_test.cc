@@ -44,6 +44,8 @@ TEST(Examples, RefuseBadArgumentsInOneLine) {
   expect_refused({gpt, "--corpus", empty}, empty + " holds no text");
   expect_refused({gpt, "--corpus", folder / "nowhere"}, "there is no file or folder " + (folder / "nowhere"));
   expect_refused({gpt, "--corpus", text, "--block", "8"}, "leaves a part without a window of 8 characters");
+  expect_refused({gpt, "--precision", "int8"}, "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+  expect_refused({gpt, "--corpus", text, "--precision", "O2"}, "--precision is \"O2\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
   expect_refused({gpt, "--steps", "1e3"}, "--steps is \"1e3\"; allowed is an integer from 1 to 10000000");
 }
 
