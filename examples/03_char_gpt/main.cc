@@ -79,7 +79,7 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
                                             {.batch_size = options.batch_size / world.size(),
                                              .seed = static_cast<std::uint64_t>(options.seed)});
   const lockstep::amp::Precision precision = lockstep::amp::parse_precision(options.precision);
-  lockstep::GradScaler scaler({.enabled = precision.loss_scaling});
+  lockstep::GradScaler scaler({.enabled = precision.loss_scaling, .group = options.host_sync_every > 1 ? std::optional(world) : std::nullopt});
   const auto loss_of = [&](const auto& batch) {
     const lockstep::Autocast autocast({.dtype = precision.autocast, .enabled = precision.autocast.has_value()});
     return model->loss(batch.data, batch.target);

@@ -64,7 +64,9 @@ Precision parse_precision(const std::string& name, const PrecisionChanges& chang
 
 void cast(torch::nn::Module& module, const Precision& precision) {
   const at::NoGradGuard no_grad;
-  const bool batch_norm = module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() || module.as<torch::nn::BatchNorm3d>();
+  // Of other classes than torch's, as SyncBatchNorm, what has running statistics or is called so.
+  const bool batch_norm = module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() || module.as<torch::nn::BatchNorm3d>() ||
+                          module.named_buffers(false).contains("running_var") || module.name().find("BatchNorm") != std::string::npos;
   const at::ScalarType dtype = batch_norm && precision.batch_norm_fp32 ? at::kFloat : precision.weights;
   const auto move = [&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_floating_point()) tensor.set_data(tensor.to(dtype));

@@ -38,7 +38,7 @@ struct PrecisionChanges {
 /// O0 to O3 are Apex's. Throws UsageError for another name, and for changes that make no sense, with the reason.
 Precision parse_precision(const std::string& name, const PrecisionChanges& changes = {});
 
-/// Gives parameters and buffers of floating point the dtype of `precision.weights`, those of BatchNorm float32 if wanted. Before a DistributedDataParallel or an optimizer is made.
+/// Gives parameters and buffers of floating point the dtype of `precision.weights`, those of BatchNorm (whatever has running statistics) float32 if wanted. Before a DistributedDataParallel or an optimizer is made.
 void cast(torch::nn::Module& module, const Precision& precision);
 
 }  // namespace lockstep::amp

@@ -52,7 +52,7 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
   along_ = std::move(along);
   along_pending_.clear();
   company_ = step.joined;
-  call_ = step.use == Use::kMeans || step.use == Use::kEarlyUpdate ? "backward()" : step.use == Use::kNorm ? "clip_grad_norm()" : "step()";
+  call_ = step.use == Use::kMeans || step.use == Use::kEarlyUpdate ? "backward()" : step.use == Use::kNorm && step.options == 0 ? "clip_grad_norm()" : "step()";
   if (step.use != Use::kNorm) base::RankPage::process().exchanges.fetch_add(1, std::memory_order_relaxed);
   ExchangeHeader header = make_header(seq_, plan, step);
   header.work_us = work_us_;

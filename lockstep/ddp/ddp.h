@@ -39,7 +39,7 @@ struct DdpOptions {
   /// same bits everywhere. For the transport hierarchy; inside a host nothing is rounded. Not together with a hook, which says itself what travels.
   at::ScalarType wire = at::kFloat;
   /// N > 1: gradients are averaged inside each host, and every N exchanges the parameters (and floating-point buffers) between hosts, at the
-  /// end of backward(): so traffic between hosts falls by N, and hosts differ by up to N updates. average_hosts() makes them equal. Ranks
+  /// end of backward(), with an optimizer of lockstep::optim at the end of its step(): so traffic between hosts falls by N, and hosts differ by up to N updates. average_hosts() makes them equal. Ranks
   /// count alike: a host with more of them weighs more. A hook acts inside a host. Refused with join(). 1: gradients are averaged over all ranks.
   int host_sync_every = 1;
   /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks: Apex's gradient_predivide_factor. 0: by

@@ -37,7 +37,7 @@ bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
 GradientSource::Owners DistributedDataParallel::Impl::owners() {
   require_open();
   if (leaves_gradients() && !sharers_) return {};
-  divided_ = true;
+  divided_ = peers_.size() > 1;
   if (!sharers_) return {.group = peers_, .index = peers_.rank(), .count = peers_.size()};
   const bool leads = sharers_->rank() == 0;
   comm::Group leaders = peers_.split(leads ? 0 : 1);
@@ -46,6 +46,7 @@ GradientSource::Owners DistributedDataParallel::Impl::owners() {
   place[1] = leaders.size();
   sharers_->broadcast(place, 0, {.name = "owners of state"});
   const auto* numbers = place.const_data_ptr<std::int64_t>();
+  divided_ = numbers[1] > 1;
   return {.group = leads ? std::optional(leaders) : std::nullopt,
           .index = static_cast<int>(numbers[0]),
           .count = static_cast<int>(numbers[1]),
@@ -54,7 +55,7 @@ GradientSource::Owners DistributedDataParallel::Impl::owners() {
 
 void DistributedDataParallel::Impl::updated() {
   require_open();
-  end_step();
+  if (!leaves_gradients()) end_step();  // else the pass has ended it
 }
 
 bool DistributedDataParallel::Impl::own_gradients() const {

@@ -54,7 +54,7 @@ class GradientSource {
   /// backward() averages again.
   virtual void detach() noexcept = 0;
 
-  /// Without pieces: parameters have been updated from the means. Waits for other hosts with DdpOptions.host_sync_every. Throws CommError.
+  /// Parameters have been updated. Waits for other hosts with DdpOptions.host_sync_every. Throws CommError.
   virtual void updated() = 0;
 
   // The sharers call these alike, and wait for each other. They throw CommError.

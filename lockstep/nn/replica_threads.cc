@@ -5,13 +5,22 @@
 namespace lockstep::nn {
 
 ReplicaThreads::ReplicaThreads(std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
-    worker.thread = std::thread([&worker] { work(worker); });
+  workers_.reserve(count);
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      auto worker = std::make_unique<Worker>();
+      worker->thread = std::thread([&started = *worker] { work(started); });
+      workers_.push_back(std::move(worker));
+    }
+  } catch (...) {
+    end();
+    throw;
   }
 }
 
-ReplicaThreads::~ReplicaThreads() {
+ReplicaThreads::~ReplicaThreads() { end(); }
+
+void ReplicaThreads::end() noexcept {
   for (const auto& worker : workers_) {
     const std::lock_guard lock(worker->mutex);
     worker->leaving = true;

@@ -34,6 +34,7 @@ class ReplicaThreads {
     std::thread thread;
   };
   static void work(Worker& worker);
+  void end() noexcept;
 
   std::vector<std::unique_ptr<Worker>> workers_;
 };

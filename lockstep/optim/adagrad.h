@@ -33,7 +33,7 @@ class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;
-  /// On every rank the same, or broadcast_optimizer_state().
+  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
   void load(torch::serialize::InputArchive& archive) override;
 };
 

@@ -73,10 +73,12 @@ void Ema::update() {
 
 // set_data() and not a copy: the memory of the weights may be that of all ranks of the host.
 Ema::Swapped::Swapped(Ema& ema) : ema_(ema) {
+  std::vector<at::Tensor> averages;  // all are made before the first is swapped in
   for (const Average& one : ema_.averages_) {
     weights_.push_back(one.weight.variable_data());
-    one.weight.set_data(one.value.to(one.weight.scalar_type()));
+    averages.push_back(one.value.to(one.weight.scalar_type()));
   }
+  for (std::size_t i = 0; i < averages.size(); ++i) ema_.averages_[i].weight.set_data(averages[i]);
   ema_.swapped_ = true;
 }
 

@@ -44,8 +44,8 @@ struct FusedOptions {
 /// Elsewhere backward() averages gradients, and each rank updates its own parameters from them in one pass. Sparse gradients are a UsageError everywhere.
 ///
 /// Results are torch::optim's on the averaged gradients within rounding, and the same bits on every rank and in every run. Gradients, options
-/// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks whose options differ get a
-/// DesyncError in step(). An update is told to autograd: backward() through a graph that was made before it fails, as in Python. step() ends the step of the
+/// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks that share
+/// parameters, or divide state, and whose options differ get a DesyncError in step(). An update is told to autograd: backward() through a graph that was made before it fails, as in Python. step() ends the step of the
 /// group (Group::step()).
 class FusedOptimizer : public amp::UnscalingOptimizer {
  public:

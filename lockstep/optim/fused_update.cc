@@ -56,6 +56,7 @@ void FusedUpdate::skip_step() { end_step(); }
 
 void FusedUpdate::end_step() {
   clip_ = 1;
+  is_clipped_ = false;
   unscaling_.reset();
   source_->sharers().step();
 }
@@ -137,14 +138,14 @@ amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
   if (in_backward_)
     throw UsageError("GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
                      "do without update_in_backward()");
-  if (clip_ != 1 && clipped_ == source_->backwards())
+  if (is_clipped_ && clipped_ == source_->backwards())
     throw UsageError("GradScaler::unscale_(): clip_grad_norm() has been called before, by the norm of scaled gradients", "call unscale_() before clip_grad_norm()");
   unscaling_.reset();
   if (!source_->own_gradients()) return amp::Unscaled::kInPlace;
   home_.require_untouched();
   const double sum = squares();
-  unscaling_ = {inverse_scale, source_->backwards(), sum};
   if (std::find(summed_.begin(), summed_.end(), true) == summed_.end()) return amp::Unscaled::kNothing;
+  unscaling_ = {inverse_scale, source_->backwards(), sum};
   return std::isfinite(sum) ? amp::Unscaled::kFinite : amp::Unscaled::kNotFinite;
 }
 
@@ -160,6 +161,7 @@ double FusedUpdate::clip_grad_norm(double max_norm) {
   const double coefficient = max_norm / (norm + kClipEpsilon);
   clip_ = coefficient > 1 ? 1 : coefficient;
   clipped_ = source_->backwards();
+  is_clipped_ = true;
   return norm;
 }
 
@@ -191,7 +193,7 @@ void FusedUpdate::update_all(std::uint64_t options) {
   if (rule_.measures()) measure(options);
   pass(comm::Use::kUpdate, options);
   if (shards_) shards_->share_parameters(options);
-  if (!attached_.gives_pieces) source_->updated();
+  source_->updated();
 }
 
 /// Over this rank's own gradients.
@@ -223,7 +225,7 @@ Run FusedUpdate::run_of(const comm::Piece& piece) const {
           .count = piece.count};
 }
 
-/// Calls act(run) for the elements [first, end) of a piece; there is state for them if there is for the first.
+/// Calls act(run) for the elements [first, end) of a piece, with their state if all of it is here.
 template <typename Act>
 void FusedUpdate::with_run(const comm::Piece& piece, std::size_t first, std::size_t end, const Act& act) const {
   Run run = run_of(piece);
@@ -231,10 +233,11 @@ void FusedUpdate::with_run(const comm::Piece& piece, std::size_t first, std::siz
   c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
   for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + skipped;
   c10::SmallVector<void*, 4> states;
-  const std::size_t own = home_.own(piece.part).first;
-  for (std::size_t i = 0; first >= own && i < home_.states(piece.part).size(); ++i) {
+  const Range own = home_.own(piece.part);
+  const bool here = first >= own.first && end <= own.first + own.count;
+  for (std::size_t i = 0; here && i < home_.states(piece.part).size(); ++i) {
     const at::Tensor& state = home_.states(piece.part)[i];
-    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own) * state.element_size());
+    states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own.first) * state.element_size());
   }
   run.gradients = gradients.data();
   run.parameter = static_cast<char*>(run.parameter) + skipped;
@@ -283,18 +286,23 @@ void FusedUpdate::change_parameters(const std::function<void()>& change) {
 
 void FusedUpdate::adopt_loaded() {
   const at::NoGradGuard no_grad;
+  std::vector<std::vector<at::Tensor>> loaded;
+  std::string misshapen;  // all are looked at before any is kept
   for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
-    const std::vector<at::Tensor> loaded = rule_.states(part);
-    const auto& home = home_.states(part);
-    for (std::size_t i = 0; i < home.size(); ++i) {
-      if (!loaded[i].defined() || loaded[i].is_same(home[i])) continue;
-      if (loaded[i].sizes() != home_.parameters()[part].tensor.sizes())
-        throw UsageError("lockstep::optim: the loaded " + rule_.state_names()[i] + " of " + home_.parameters()[part].name + " has another shape",
-                         shards_ ? "an archive that torch saves has this rank's part of the state alone: use state_dict()" : "");
-      home_.keep(part, i, loaded[i]);
+    loaded.push_back(rule_.states(part));
+    for (std::size_t i = 0; i < loaded[part].size(); ++i) {
+      at::Tensor& one = loaded[part][i];
+      if (one.defined() && one.is_same(home_.states(part)[i])) one.reset();
+      if (one.defined() && one.sizes() != home_.parameters()[part].tensor.sizes()) misshapen = rule_.state_names()[i] + " of " + home_.parameters()[part].name;
     }
-    if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), home);
+    if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), home_.states(part));
   }
+  if (!misshapen.empty())
+    throw UsageError("lockstep::optim: the loaded " + misshapen + " has another shape; the counts of steps have been loaded, the rest has not",
+                     shards_ ? "an archive that torch saves has this rank's part of the state alone: use state_dict() and load_state_dict()" : "");
+  for (std::size_t part = 0; part < loaded.size(); ++part)
+    for (std::size_t i = 0; i < loaded[part].size(); ++i)
+      if (loaded[part][i].defined()) home_.keep(part, i, loaded[part][i]);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() {

@@ -75,6 +75,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   bool measuring_ = false;              // what is summed is what the rule measures
   double clip_ = 1;                     // scales gradients of backward() number clipped_
   std::uint64_t clipped_ = 0;
+  bool is_clipped_ = false;             // since the last step()
   struct Unscaling {
     double inverse;
     std::uint64_t backward;             // its number

@@ -51,7 +51,7 @@ class LARS final : public torch::optim::Optimizer, public FusedOptimizer {
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// On every rank the same, or broadcast_optimizer_state().
+  /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
   void load(torch::serialize::InputArchive& archive) override;
 };
 

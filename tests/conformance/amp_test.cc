@@ -7,6 +7,7 @@
 #include "lockstep/amp/autocast.h"
 #include "lockstep/base/error.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/lamb.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim_reference.h"
 
@@ -26,6 +27,7 @@ const Way kWays[] = {
     {"torch AdamW", [](auto&, auto& all) { return std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01)); }},
     {"fused SGD", [](auto& ddp, auto&) { return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9}); }},
     {"fused AdamW", [](auto& ddp, auto&) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); }},
+    {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
 };
 
 /// What happens between backward() and step().

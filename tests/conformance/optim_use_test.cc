@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "lockstep/comm/gradient_hook.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank_page.h"
 #include "lockstep/ddp/replicas.h"
@@ -140,12 +141,20 @@ std::vector<int> hosts_of_ranks() {
   return {all.const_data_ptr<int>(), all.const_data_ptr<int>() + world().size()};
 }
 
+/// The sum, in buckets.
+class SumHook final : public comm::GradientHook {
+ public:
+  std::string name() const override { return "sum"; }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override { return wire.all_reduce(bucket.buffer); }
+  void finish(comm::Bucket&, comm::Wire&) override {}
+};
+
 TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
   const std::vector<int> hosts = hosts_of_ranks();
-  for (const bool early : {false, true}) {
+  for (const auto& [early, hooked] : {std::pair{false, false}, {true, false}, {false, true}}) {
     torch::manual_seed(1);
     Mlp net;
-    DistributedDataParallel ddp(net, world(), {.host_sync_every = 2});
+    DistributedDataParallel ddp(net, world(), {.hook = hooked ? std::make_shared<SumHook>() : nullptr, .host_sync_every = 2});
     std::vector<Mlp> references(static_cast<std::size_t>(world().num_nodes()));
     for (Mlp& reference : references) copy_values(*net, *reference);
     optim::SGD fused(ddp, {.lr = 0.02});
@@ -175,7 +184,7 @@ TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
         if (step % 2 == 0)
           for (Mlp& reference : references) reference->parameters()[i].copy_(sums[i] / world().size());
         const at::Tensor& expected = references[static_cast<std::size_t>(world().node_rank())]->parameters()[i];
-        EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6)) << "early " << early << ", step " << step << ", parameter " << i;
+        EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6)) << "early " << early << ", hook " << hooked << ", step " << step << ", parameter " << i;
       }
       world().barrier();  // all have looked
     }

@@ -73,6 +73,21 @@ TEST(Precision, CastLeavesBatchNormAndWholeNumbers) {
   EXPECT_EQ(net->named_parameters()["1.0.weight"].scalar_type(), at::kBFloat16);
 }
 
+/// As a SyncBatchNorm is, of which this room knows nothing.
+struct OtherNormImpl : torch::nn::Module {
+  OtherNormImpl() {
+    register_parameter("weight", torch::ones({4}));
+    register_buffer("running_var", torch::full({4}, 1e6));
+  }
+};
+
+TEST(Precision, WhateverHasRunningStatisticsIsABatchNorm) {
+  OtherNormImpl norm;
+  cast(norm, parse_precision("O2"));
+  EXPECT_EQ(norm.named_parameters()["weight"].scalar_type(), at::kFloat);
+  EXPECT_EQ(norm.named_buffers()["running_var"][0].item<double>(), 1e6);
+}
+
 TEST(MasterWeights, AddUpWhatTheParametersWouldLose) {
   const at::Tensor weight = torch::full({2}, 1, at::kHalf).requires_grad_();
   const at::Tensor unused = torch::ones({2}).requires_grad_();
