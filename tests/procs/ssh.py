@@ -266,7 +266,7 @@ def a_failure_among_sixty_four_hosts_is_seen(bed):
     check(len([line for line in err.splitlines() if "rank=" in line]) == 1, "and nobody else is blamed")
     bed.power_off(17)
     bed.cut(40)
-    err = fatal(*everywhere, "--connect-timeout", 4, "true", code=64, has=[f"2 of {MANY} hosts cannot be used", "h17"])
+    err = fatal(*everywhere, "--connect-timeout", 15, "true", code=64, has=[f"2 of {MANY} hosts cannot be used", "h17"])
     told = [line for line in err.splitlines() if line.startswith("lockstep: host")]
     check(len(told) == 2 and "h17" in told[0] and "h40" in told[1], "\n".join(told))
     until(lambda: not any(bed.processes(host) for host in range(1, MANY + 1) if host != 17), "something runs", 10)
