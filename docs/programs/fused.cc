@@ -5,21 +5,9 @@
 
 #include <iostream>
 
+#include "docs/programs/small_training.h"
+
 namespace {
-
-torch::nn::Sequential make_net() {
-  torch::manual_seed(1);
-  return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
-}
-
-torch::Tensor batch(const lockstep::Group& world, int step) {
-  torch::manual_seed(static_cast<std::uint64_t>(100 * step + world.rank()));
-  return torch::randn({16, 8});
-}
-
-void expect(bool good, const std::string& what) {
-  if (!good) throw std::runtime_error("not so: " + what);
-}
 
 /// A write that all ranks would make to the same memory is refused at the next step.
 void write_behind_its_back(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world) {

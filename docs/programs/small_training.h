@@ -1,0 +1,22 @@
+// What the programs of several pages train.
+#pragma once
+
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+#include <string>
+
+inline torch::nn::Sequential make_net() {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(8, 32), torch::nn::Tanh(), torch::nn::Linear(32, 1));
+}
+
+inline torch::Tensor batch(const lockstep::Group& world, int step) {
+  torch::manual_seed(static_cast<std::uint64_t>(100 * step + world.rank()));
+  return torch::randn({16, 8});
+}
+
+inline void expect(bool good, const std::string& what) {
+  if (!good) throw std::runtime_error("not so: " + what);
+}
