@@ -75,22 +75,26 @@ Gradients gather(const std::vector<at::Tensor>& parameters, const std::string& c
   return found;
 }
 
+enum class Order { kForwards, kBackwards };  // of a thread's blocks; backwards it begins with those that the pass before left in cache
+
 template <typename Body>
-void for_blocks(const Gradients& gradients, const Body& body) {
+void for_blocks(const Gradients& gradients, Order order, const Body& body) {
+  const auto range = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t k = begin; k < end; ++k) {
+      const std::size_t i = order == Order::kForwards ? k : end - 1 - (k - begin);
+      body(i, gradients.blocks[i]);
+    }
+  };
   const auto count = gradients.blocks.size();
-  if (gradients.num_elements < 2 * kElementsAThread || at::get_num_threads() == 1) {
-    for (std::size_t i = 0; i < count; ++i) body(i, gradients.blocks[i]);
-    return;
-  }
+  if (gradients.num_elements < 2 * kElementsAThread || at::get_num_threads() == 1) return range(0, count);
   const std::size_t grain = std::max<std::size_t>(1, count * kElementsAThread / gradients.num_elements);
-  at::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain), [&](std::int64_t begin, std::int64_t end) {
-    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) body(i, gradients.blocks[i]);
-  });
+  at::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain),
+                   [&](std::int64_t begin, std::int64_t end) { range(static_cast<std::size_t>(begin), static_cast<std::size_t>(end)); });
 }
 
 double sum_of_squares(const Gradients& gradients) {
   std::vector<double> sums(gradients.blocks.size());
-  for_blocks(gradients, [&](std::size_t i, const Block& block) { sums[i] = optim::sum_of_squares(block.dtype, block.data, block.count); });
+  for_blocks(gradients, Order::kForwards, [&](std::size_t i, const Block& block) { sums[i] = optim::sum_of_squares(block.dtype, block.data, block.count); });
   double sum = 0;
   for (const double one : sums) sum += one;
   return sum;
@@ -130,7 +134,7 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
   const double norm = std::sqrt(sum);
   const double coefficient = max_norm / (norm + kEpsilon);
   if (!(coefficient >= 1)) {
-    for_blocks(gradients, [&](std::size_t, const Block& block) { scale(block.dtype, block.data, block.count, coefficient); });
+    for_blocks(gradients, Order::kBackwards, [&](std::size_t, const Block& block) { scale(block.dtype, block.data, block.count, coefficient); });
     if (!gradients.others.empty()) scale_others(gradients, at::scalar_tensor(coefficient, at::kDouble));
     note_write(gradients);
   }
@@ -141,7 +145,7 @@ void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) {
   require(max > 0, "clip_grad_value", "max", max, "more than 0");
   const at::NoGradGuard no_grad;
   const Gradients gradients = gather(parameters, "clip_grad_value");
-  for_blocks(gradients, [&](std::size_t, const Block& block) { clamp(block.dtype, block.data, block.count, max); });
+  for_blocks(gradients, Order::kForwards, [&](std::size_t, const Block& block) { clamp(block.dtype, block.data, block.count, max); });
   if (!gradients.others.empty()) {
     at::_foreach_clamp_max_(gradients.others, max);
     at::_foreach_clamp_min_(gradients.others, -max);

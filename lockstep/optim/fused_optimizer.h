@@ -58,6 +58,9 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   /// min(1, max_norm / (norm + 1e-6)), unless another backward() comes first. What .grad() shows does not change.
   /// After amp::GradScaler's unscale_() the norm is that of the unscaled gradients.
   double clip_grad_norm(double max_norm);
+  /// The next step() takes what is more than `max` in any averaged gradient as `max`, and what is less than -max as -max, unless another backward() comes first; a NaN stays. What .grad()
+  /// shows does not change, and no pass over it is made. After clip_grad_norm() and GradScaler's unscale_(), where these are called, it clips what they leave. Waits for nobody.
+  void clip_grad_value(double max);
   /// Calls `change` once for each copy of the parameters, which it may write; on some ranks it is not called at all. It must not
   /// call anything that waits for other ranks.
   void change_parameters(const std::function<void()>& change);

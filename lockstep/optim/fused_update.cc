@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/sparse_sum.h"
 #include "lockstep/optim/fingerprint.h"
+#include "lockstep/optim/require.h"
 
 namespace lockstep::optim {
 namespace {
@@ -46,7 +47,7 @@ void FusedUpdate::step() {
     return source_->sharers().step();
   }
   require_one_scale();
-  if (source_->backwards() != clipped_) clip_ = 1;
+  if (source_->backwards() != clip_.backward) clip_ = {};
   update_all(prepare());
   home_.note_changes();  // parameters may have been averaged between hosts besides
   end_step();
@@ -55,13 +56,12 @@ void FusedUpdate::step() {
 void FusedUpdate::skip_step() { end_step(); }
 
 void FusedUpdate::end_step() {
-  clip_ = 1;
-  is_clipped_ = false;
+  clip_ = {};
   unscaling_.reset();
   source_->sharers().step();
 }
 
-double FusedUpdate::factor() const { return unscaling_ ? unscaling_->inverse * clip_ : clip_; }
+double FusedUpdate::factor() const { return unscaling_ ? unscaling_->inverse * clip_.factor : clip_.factor; }
 
 /// What came after unscale() is scaled.
 void FusedUpdate::require_one_scale() {
@@ -74,7 +74,7 @@ void FusedUpdate::require_one_scale() {
 /// Of an update; a fingerprint of it.
 std::uint64_t FusedUpdate::prepare() {
   home_.require_untouched();
-  return fingerprint({factor(), std::bit_cast<double>(rule_.prepare())});
+  return fingerprint({factor(), clip_.max, std::bit_cast<double>(rule_.prepare())});
 }
 
 /// Before the first update of a part; one of those who share the memory writes it, before it takes part in an update.
@@ -106,7 +106,7 @@ void FusedUpdate::update_in_backward(bool on) {
   source_->update_in_backward(on ? this : nullptr);
   in_backward_ = on;
   updated_ = false;
-  clip_ = 1;
+  clip_ = {};
   unscaling_.reset();
 }
 
@@ -138,8 +138,8 @@ amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
   if (in_backward_)
     throw UsageError("GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
                      "do without update_in_backward()");
-  if (is_clipped_ && clipped_ == source_->backwards())
-    throw UsageError("GradScaler::unscale_(): clip_grad_norm() has been called before, by the norm of scaled gradients", "call unscale_() before clip_grad_norm()");
+  if (clip_.asked && clip_.backward == source_->backwards())
+    throw UsageError("GradScaler::unscale_(): clip_grad_norm() or clip_grad_value() has been called before, for scaled gradients", "call unscale_() before they are clipped");
   unscaling_.reset();
   if (!source_->own_gradients()) return amp::Unscaled::kInPlace;
   home_.require_untouched();
@@ -149,20 +149,35 @@ amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
   return std::isfinite(sum) ? amp::Unscaled::kFinite : amp::Unscaled::kNotFinite;
 }
 
-double FusedUpdate::clip_grad_norm(double max_norm) {
-  if (!(max_norm > 0)) throw UsageError("clip_grad_norm: max_norm is " + std::to_string(max_norm) + "; allowed is more than 0");
+/// Before what `call` asks for gradients of the last backward().
+void FusedUpdate::require_clippable(const std::string& call) const {
   if (in_backward_)
-    throw UsageError("clip_grad_norm(): backward() updates parameters before the norm of all gradients is known (update_in_backward())",
-                     "do without update_in_backward()");
+    throw UsageError(call + "(): backward() has updated parameters already (update_in_backward())", "do without update_in_backward()");
   home_.require_untouched();
+}
+
+double FusedUpdate::clip_grad_norm(double max_norm) {
+  require(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
+  require_clippable("clip_grad_norm");
   require_one_scale();
+  if (clip_.backward != source_->backwards()) clip_ = {};
+  if (std::isfinite(clip_.max))
+    throw UsageError("clip_grad_norm(): clip_grad_value() has been called before, and cuts values when they are read", "call clip_grad_norm() before clip_grad_value()");
   // Gradients that are this rank's own are not changed in between: step() would refuse them.
   const double norm = unscaling_ ? std::sqrt(unscaling_->squares) * unscaling_->inverse : std::sqrt(squares());
   const double coefficient = max_norm / (norm + kClipEpsilon);
-  clip_ = coefficient > 1 ? 1 : coefficient;
-  clipped_ = source_->backwards();
-  is_clipped_ = true;
+  clip_ = {.factor = coefficient > 1 ? 1 : coefficient, .backward = source_->backwards(), .asked = true};
   return norm;
+}
+
+void FusedUpdate::clip_grad_value(double max) {
+  require(max > 0, "clip_grad_value", "max", max, "more than 0");
+  require_clippable("clip_grad_value");
+  require_one_scale();
+  if (clip_.backward != source_->backwards()) clip_ = {};
+  clip_.max = std::min(clip_.max, max);
+  clip_.backward = source_->backwards();
+  clip_.asked = true;
 }
 
 /// Of all gradients, summed in one pass.
@@ -201,12 +216,13 @@ void FusedUpdate::pass_alone() {
   const auto& parameters = home_.parameters();
   for (std::size_t part = 0; part < parameters.size(); ++part) {
     const at::Tensor& tensor = parameters[part].tensor;
-    at::Tensor gradient = tensor.grad();
+    const at::Tensor& gradient = tensor.grad();
     if (!gradient.defined()) continue;
     if (gradient.layout() != at::kStrided) comm::refuse_sparse(parameters[part].name);
+    at::Tensor likewise;
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
-      gradient = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
-    const void* data = gradient.const_data_ptr();
+      likewise = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
+    const void* data = likewise.defined() ? likewise.const_data_ptr() : gradient.const_data_ptr();
     const auto count = static_cast<std::size_t>(tensor.numel());
     if (count > 0) take({.part = part, .count = count, .gradients = &data, .num_gradients = 1});
     taken(part);
@@ -214,12 +230,14 @@ void FusedUpdate::pass_alone() {
 }
 
 Run FusedUpdate::run_of(const comm::Piece& piece) const {
+  const bool as_they_are = use_ == comm::Use::kNorm && !measuring_;
   const at::Tensor& tensor = home_.parameters()[piece.part].tensor;
   return {.dtype = tensor.scalar_type(),
           .gradients = piece.gradients,
           .num_gradients = piece.num_gradients,
           .divisor = static_cast<double>(piece.divisor),
-          .scale = use_ == comm::Use::kNorm && !measuring_ ? 1 : factor(),
+          .scale = as_they_are ? 1 : factor(),
+          .max = as_they_are ? std::numeric_limits<double>::infinity() : clip_.max,
           .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + piece.first * tensor.element_size(),
           .states = nullptr,
           .count = piece.count};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   void step();
   void average_gradients();
   double clip_grad_norm(double max_norm);
+  void clip_grad_value(double max);
   void change_parameters(const std::function<void()>& change);
   void update_in_backward(bool on);
   amp::Unscaled unscale(double inverse_scale);
@@ -56,6 +58,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   double factor() const;
   void require_one_scale();
   void end_step();
+  void require_clippable(const std::string& call) const;
   void measure(std::uint64_t options);
   void start_state(std::size_t part);
   void pass(comm::Use use, std::uint64_t options);
@@ -73,9 +76,12 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   comm::Use use_ = comm::Use::kUpdate;  // of the pass that goes on
   std::vector<bool> summed_;            // parts whose squares the last pass has summed
   bool measuring_ = false;              // what is summed is what the rule measures
-  double clip_ = 1;                     // scales gradients of backward() number clipped_
-  std::uint64_t clipped_ = 0;
-  bool is_clipped_ = false;             // since the last step()
+  struct Clip {
+    double factor = 1;                                     // scales gradients,
+    double max = std::numeric_limits<double>::infinity();  // beyond which, then, their values are cut
+    std::uint64_t backward = 0;                            // of the backward() of this number
+    bool asked = false;                                    // since the last step()
+  } clip_;
   struct Unscaling {
     double inverse;
     std::uint64_t backward;             // its number

@@ -15,6 +15,7 @@ struct Run {
   std::size_t num_gradients;
   double divisor = 1;  // the gradient is their sum, added in this order, divided by it
   double scale = 1;    // and then multiplied by this
+  double max = __builtin_inf();  // and what is beyond [-max, max] becomes the nearer end; a NaN stays
   void* parameter;
   void* const* states;
   std::size_t count;

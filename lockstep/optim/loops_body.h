@@ -27,15 +27,22 @@ void read_gradients(const Run& run, std::size_t begin, std::size_t n, typename E
     for (std::size_t k = 0; k < n; ++k) tile[k] += Element::load(next[k]);
   }
   for (std::size_t k = 0; k < n; ++k) tile[k] = tile[k] / divisor * scale;
+  if (run.max < __builtin_inf()) {
+    const auto max = static_cast<Value>(run.max);
+    for (std::size_t k = 0; k < n; ++k) {
+      const Value value = tile[k] > max ? max : tile[k];
+      tile[k] = value < -max ? -max : value;
+    }
+  }
 }
 
-/// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not divided (a half is exact); others come by
-/// way of a tile.
+/// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not divided (a half is exact); others, and
+/// those that are to be clamped, come by way of a tile.
 template <typename Element, typename Body>
 void for_each(const Run& run, Body body) {
   using Stored = typename Element::Stored;
   using Value = typename Element::Value;
-  if (run.num_gradients <= 2 && run.divisor == static_cast<double>(run.num_gradients)) {
+  if (run.num_gradients <= 2 && run.divisor == static_cast<double>(run.num_gradients) && !(run.max < __builtin_inf())) {
     const auto scale = static_cast<Value>(run.scale) / static_cast<Value>(run.divisor);
     const auto* first = static_cast<const Stored*>(run.gradients[0]);
     const auto* second = static_cast<const Stored*>(run.gradients[run.num_gradients - 1]);

@@ -194,10 +194,12 @@ void ParameterHome::require_own_storages() const {
 
 void ParameterHome::note_update(std::size_t part) {
   torch::autograd::impl::bump_version(parameters_[part].tensor);
+  if (!shared()) return;  // nobody asks which version was the last
   for (const std::size_t other : siblings_[part]) seen_[other].version = parameters_[other].tensor._version();
 }
 
 void ParameterHome::note_changes() {
+  if (!shared()) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) seen_[i].version = parameters_[i].tensor._version();
 }
 

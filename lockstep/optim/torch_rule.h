@@ -44,9 +44,16 @@ class TorchRule : public Rule {
     std::size_t place = 0;
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
+      // Neighbours that have had equally many updates, as nearly all have, get the same: it is read once.
+      std::int64_t read_for = -1;
+      Scalars read_last{};
       for (const at::Tensor& tensor : group.params()) {
         const std::size_t part = part_of(tensor, place++);
-        scalars_[part] = read(options, steps(part), numbers_);
+        if (const std::int64_t had = steps(part); had != read_for) {
+          numbers_.push_back(static_cast<double>(place));
+          read_last = read(options, read_for = had, numbers_);
+        }
+        scalars_[part] = read_last;
       }
     }
     return fingerprint(numbers_);
@@ -54,6 +61,7 @@ class TorchRule : public Rule {
 
   void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
   void updated(std::size_t part, const std::vector<at::Tensor>& states) override {
+    if (state_names_.empty()) return;  // nothing to keep
     if (State* state = find(part))
       store(*state, count(*state) + 1, states);
     else
@@ -61,6 +69,7 @@ class TorchRule : public Rule {
   }
 
   std::int64_t steps(std::size_t part) const override {
+    if (state_names_.empty()) return 0;
     const State* state = find(part);
     return state ? count(*state) : 0;
   }

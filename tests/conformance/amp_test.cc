@@ -35,7 +35,8 @@ struct Plan {
   int backwards = 1;  // in a step
   bool no_sync = false;
   bool clip_norm = false;
-  bool clip_values = false;
+  bool clip_values = false;  // in the gradients
+  bool cut_values = false;   // by the optimizer, where it is a fused one
   bool average_first = false;
   at::ScalarType wire = at::kFloat;
 };
@@ -56,6 +57,8 @@ void between(const Plan& plan, torch::optim::Optimizer& optimizer, Mlp& net, std
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.05);
   }
   if (plan.clip_norm) norms.push_back(fused ? fused->clip_grad_norm(0.5) : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
+  if (plan.cut_values && fused) fused->clip_grad_value(0.02);
+  if (plan.cut_values && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
 }
 
 struct Trained {
@@ -82,7 +85,7 @@ Trained train(const Way& way, const Plan& plan, GradScaler* scaler) {
     }
     auto* fused = dynamic_cast<optim::FusedOptimizer*>(optimizer.get());
     if (plan.average_first && fused) fused->average_gradients();
-    if (scaler && (plan.clip_norm || plan.clip_values)) scaler->unscale_(*optimizer);
+    if (scaler && (plan.clip_norm || plan.clip_values || plan.cut_values)) scaler->unscale_(*optimizer);
     between(plan, *optimizer, net, trained.norms);
     if (is_bad(step) && !trained.norms.empty()) trained.norms.pop_back();
     if (scaler) {
@@ -116,6 +119,13 @@ TEST(Amp, AnInfinityOnOneRankSkipsTheStepOnAll) {
 
 TEST(Amp, NormsAreThoseOfUnscaledGradients) {
   for (const Way& way : kWays) expect_same(way, {.clip_norm = true});
+}
+
+TEST(Amp, ValuesAreCutAfterUnscaling) {
+  for (const Way& way : kWays) {
+    expect_same(way, {.cut_values = true});
+    expect_same(way, {.clip_norm = true, .cut_values = true});
+  }
 }
 
 TEST(Amp, SeveralBackwardsAddUp) {
@@ -256,7 +266,7 @@ TEST(Amp, WhatFusedOptimizersCannotDoIsRefused) {
   }
   backward(0);
   optimizer.clip_grad_norm(1e-3);
-  expect_refusal("clip_grad_norm() has been called before", [&] { scaler.step(optimizer); });
+  expect_refusal("has been called before", [&] { scaler.step(optimizer); });
   optimizer.zero_grad();
   backward(0);
   EXPECT_TRUE(scaler.step(optimizer));

@@ -132,6 +132,7 @@ TEST(OptimBackward, WhatCannotBeHadWithItIsRefusedByName) {
   optimizer.zero_grad();
   expect_refused("no_sync()", [&] { const auto quiet = ddp.no_sync(); });
   expect_refused("clip_grad_norm()", [&] { optimizer.clip_grad_norm(1); });
+  expect_refused("clip_grad_value()", [&] { optimizer.clip_grad_value(1); });
   expect_refused("average_gradients()", [&] { optimizer.average_gradients(); });
   run(1);
   const at::Tensor after = net->second->weight.detach().clone();

@@ -176,13 +176,15 @@ TEST_P(FusedMore, ParametersOfSeveralPiecesAndClipping) {
   DistributedDataParallel ddp(net, world());
   const Optimizer fused = kind.fused(ddp, net);
   const Formula formula = kind.formula();
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < 4; ++step) {
     fused->zero_grad();
     net.loss(world().rank(), step).backward();
+    if (step == 3) dynamic_cast<optim::FusedOptimizer&>(*fused).clip_grad_value(1e-5);
     if (step == 1) dynamic_cast<optim::FusedOptimizer&>(*fused).clip_grad_norm(1e-4);
     fused->step();
     mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
     if (step == 1) torch::nn::utils::clip_grad_norm_(reference.parameters(), 1e-4);
+    if (step == 3) torch::nn::utils::clip_grad_value_(reference.parameters(), 1e-5);
     apply(formula, reference);
     expect_equal(net, reference, 1e-4);  // a first step of Adagrad is as long for a gradient of rounding errors as for any
     copy_values(net, reference);

@@ -286,6 +286,46 @@ TEST(Optim, ClippingIsByTheNormOfTheMean) {
   expect_equal(net, reference, 1e-6);
 }
 
+/// Values are cut where they are read: they are the means', after they were scaled by a norm.
+TEST(Optim, ClippingOfValuesIsOfTheMean) {
+  for (const bool by_norm : {false, true}) {
+    torch::manual_seed(1);
+    WideImpl net, reference;
+    DistributedDataParallel ddp(net, world());
+    optim::SGD fused(ddp, {.lr = 0.1, .momentum = 0.5});
+    torch::optim::SGD plain(reference.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
+    for (int step = 0; step < 4; ++step) {
+      fused.zero_grad();
+      net.loss(world().rank(), step).backward();
+      mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+      if (by_norm) {
+        fused.clip_grad_norm(1.0);
+        torch::nn::utils::clip_grad_norm_(reference.parameters(), 1.0);
+      }
+      const double limit = 0.3 * torch::cat({reference.parameters()[0].grad().flatten(), reference.parameters()[1].grad().flatten()}).abs().max().item<double>();
+      if (step != 2) {
+        fused.clip_grad_value(2 * limit);
+        fused.clip_grad_value(limit);  // as if both had been done
+        torch::nn::utils::clip_grad_value_(reference.parameters(), limit);
+      }
+      fused.step();
+      plain.step();
+      expect_equal(net, reference, 1e-6);
+      copy_values(net, reference);
+      fused.change_parameters([] {});  // which changes nothing
+    }
+    // What was thrown away does not cut the next gradients.
+    net.loss(world().rank(), 7).backward();
+    fused.clip_grad_value(1e-9);
+    fused.zero_grad();
+    net.loss(world().rank(), 8).backward();
+    fused.step();
+    mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
+    plain.step();
+    expect_equal(net, reference, 1e-6);
+  }
+}
+
 TEST(Optim, AverageGradientsGivesThemToTheUser) {
   torch::manual_seed(1);
   Mlp net;

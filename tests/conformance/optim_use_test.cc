@@ -36,6 +36,11 @@ TEST(OptimUse, WhatIsNotAllowedIsRefusedByName) {
   refuses("group 1", [&] { optim::Adam(ddp, {}, {{.parameters = net->parameters(), .options = {}}, {.parameters = net->parameters(), .options = {}}}); });
   optim::SGD fused(ddp, {.lr = 0.1});
   refuses("max_norm is 0", [&] { fused.clip_grad_norm(0); });
+  refuses("max is 0", [&] { fused.clip_grad_value(0); });
+  refuses("clip_grad_value() has been called before", [&] {
+    fused.clip_grad_value(1);
+    fused.clip_grad_norm(1);
+  });
   refuses("momentum is 0.5", [&] {
     static_cast<torch::optim::SGDOptions&>(fused.param_groups()[0].options()).momentum(0.5);
     fused.step();
