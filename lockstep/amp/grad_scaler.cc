@@ -137,10 +137,10 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   state = {Stage::kUnscaled, std::move(found)};
 }
 
-bool GradScaler::step(Optimizer& optimizer) {
+StepMade GradScaler::step(Optimizer& optimizer) {
   if (!enabled_) {
     optimizer.step();
-    return true;
+    return StepMade(true);
   }
   require_scale("step");
   PerOptimizer& state = optimizers_[&optimizer];
@@ -150,13 +150,21 @@ bool GradScaler::step(Optimizer& optimizer) {
     state.stage = Stage::kReady;
     refuse("step", "no parameter of this optimizer has a gradient", "call backward() on a scaled loss that these parameters lead to");
   }
+  auto* averaging = dynamic_cast<UnscalingOptimizer*>(&optimizer);
+  if (averaging && state.found.front().device() == scale_.device()) {
+    const at::Tensor found = sum_of(state.found, scale_.device());
+    if (averaging->step_unless(found)) {
+      state.stage = Stage::kStepped;
+      return StepMade(found);
+    }
+  }
   const bool finite = read(state.found);
   if (finite)
     optimizer.step();
-  else if (auto* averaging = dynamic_cast<UnscalingOptimizer*>(&optimizer))
+  else if (averaging)
     averaging->skip_step();
   state.stage = Stage::kStepped;
-  return finite;
+  return StepMade(finite);
 }
 
 /// The one place that waits for a device.

@@ -29,6 +29,19 @@ struct GradScalerOptions {
   std::optional<comm::Group> group;
 };
 
+/// Whether GradScaler::step() made a step. Where a device alone knows, asking waits for it; between the step and the next one.
+class StepMade {
+ public:
+  explicit StepMade(bool made) : made_(made) {}
+  /// Of a tensor of one element that is 0 if it was made.
+  explicit StepMade(at::Tensor found) : found_(std::move(found)) {}
+  operator bool() const { return found_.defined() ? found_.item<float>() == 0 : made_; }
+
+ private:
+  bool made_ = false;
+  at::Tensor found_;
+};
+
 /// torch.amp.GradScaler of Python: the same scale and the same skipped steps, after Micikevicius et al., arXiv:1710.03740.
 ///
 ///   scaler.scale(loss).backward();
@@ -37,7 +50,8 @@ struct GradScalerOptions {
 ///   scaler.update();
 ///
 /// One for all losses and optimizers of a training; update() once a step, after all of them. With several backward() calls a step, all losses get one scale, and what follows
-/// is called after the last. All ranks make it alike. Waits for other ranks only as the optimizer does and as `group` says; for a device once a step() at most.
+/// is called after the last. All ranks make it alike. Waits for other ranks only as the optimizer does and as `group` says; for a device once a step() at most, and not
+/// at all with an optimizer that can skip there (optim/fused_optimizer.h); `floor` is looked at where it waits.
 /// Calls in another order are a UsageError that says what is missing; nothing has changed then. Not for several threads.
 ///
 /// An optimizer of lockstep::optim on one host has no averaged gradients: unscale_() looks at the means in one pass that stores none, its step() unscales them, and
@@ -56,7 +70,7 @@ class GradScaler {
   void unscale_(torch::optim::Optimizer& optimizer);
   /// unscale_() unless that was called, then the optimizer's step(), unless a gradient was not finite. True when it was made: a schedule of learning
   /// rates moves only then.
-  bool step(torch::optim::Optimizer& optimizer);
+  StepMade step(torch::optim::Optimizer& optimizer);
   /// Ends the step: the scale backs off if some optimizer's gradients were not finite, and grows after growth_interval steps with none.
   void update();
   /// Ends the step; the scale is `new_scale` from now on.

@@ -235,7 +235,7 @@ void DistributedDataParallel::Impl::finish_exchange() {
       hand_over(i, parameter.dirty);
   }
   const bool gives = updater_ && leaves_gradients();
-  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this), gives || !updated_);
+  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this), gives || !has_optimizer_);
   for (Watched& parameter : parameters_) parameter.dirty = false;
 }
 

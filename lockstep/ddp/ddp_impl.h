@@ -52,7 +52,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   // GradientSource
   std::vector<Parameter> parameters() const override;
   comm::Group& sharers() override { return sharers_ ? *sharers_ : peers_; }
-  bool attach(comm::PieceSink& updated) override;
+  bool attach(comm::PieceSink* updated) override;
   Owners owners() override;
   bool own_gradients() const override;
   std::uint64_t backwards() const override { return backwards_; }
@@ -109,7 +109,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   std::optional<comm::Group> sharers_;                  // with an optimizer, when peers_ are on several hosts: those of this host
   std::unique_ptr<comm::Exchange> among_sharers_;       // of the means that exchange_ has brought
   bool divided_ = false;         // the optimizer's state is divided between owners()
-  comm::PieceSink* updated_ = nullptr;  // of the optimizer of lockstep::optim; null: there is none
+  bool has_optimizer_ = false;          // of lockstep::optim
+  comm::PieceSink* updated_ = nullptr;  // its; null: it has none
   BackwardUpdater* updater_ = nullptr;  // the same optimizer, when it updates in backward()
   bool averaged_ = false;        // where it leaves gradients: they are means
   std::uint64_t backwards_ = 0;  // that reached a parameter

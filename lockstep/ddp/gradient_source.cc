@@ -19,18 +19,19 @@ void DistributedDataParallel::Impl::require_open() const {
     throw UsageError("the DistributedDataParallel that this optimizer was made from is gone", "it must live as long as the optimizer is used");
 }
 
-bool DistributedDataParallel::Impl::attach(comm::PieceSink& updated) {
+bool DistributedDataParallel::Impl::attach(comm::PieceSink* updated) {
   require_open();
-  if (updated_)
+  if (has_optimizer_)
     throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
                      "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
-  if (peers_.transport() == "hierarchy" && !exchange_->pieces()) {
+  if (updated && peers_.transport() == "hierarchy" && !exchange_->pieces()) {
     sharers_ = peers_.split_by_host();
     std::vector<comm::Part> parts;
     for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
     among_sharers_ = sharers_->make_exchange("means", std::move(parts), {.bucket_bytes = {1}});
   }
-  updated_ = &updated;  // what throws has come before
+  has_optimizer_ = true;  // what throws has come before
+  updated_ = updated;
   return leaves_gradients() || (among_sharers_ && among_sharers_->pieces());
 }
 
@@ -97,6 +98,7 @@ void DistributedDataParallel::Impl::end_update() {
 }
 
 void DistributedDataParallel::Impl::detach() noexcept {
+  has_optimizer_ = false;
   updated_ = nullptr;
   updater_ = nullptr;
   averaged_ = false;

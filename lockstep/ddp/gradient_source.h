@@ -39,8 +39,8 @@ class GradientSource {
   /// True: there are ranks on this host that reach each other's memory (sharers()), and give() has what it needs. If these are all ranks, backward() from now on
   /// leaves each its own gradients and waits for nobody; if there are others, it averages as ever. False: it averages as ever, and what follows
   /// detach() is of no use. `updated.taken()` is called for the updates of others in which this rank only keeps company. All ranks call it, and wait for each other.
-  /// Throws UsageError when there is an optimizer already, CommError.
-  virtual bool attach(comm::PieceSink& updated) = 0;
+  /// Null: the optimizer wants means, as where false is returned. Throws UsageError when there is an optimizer already, CommError.
+  virtual bool attach(comm::PieceSink* updated) = 0;
   /// True: gradients are this rank's own, as backward() has left them. False: they are means.
   virtual bool own_gradients() const = 0;
   /// How many calls of backward() have reached a parameter.

@@ -59,6 +59,7 @@ class MomentsRule final : public TorchRule<Options, State, AdamRule> {
             .decoupled = decoupled,
             .amsgrad = options.amsgrad()};
   }
+  bool skips(const AdamRule&) const override { return true; }
   std::int64_t count(const State& state) const override { return state.step(); }
   std::vector<at::Tensor> list(const State& state) const override {
     std::vector<at::Tensor> all = {state.exp_avg(), state.exp_avg_sq()};
@@ -87,6 +88,11 @@ Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& op
 
 torch::Tensor Adam::step(LossClosure closure) { return step_fused(closure); }
 
+void Adam::save(torch::serialize::OutputArchive& archive) const {
+  settle();
+  torch::optim::Adam::save(archive);
+}
+
 void Adam::load(torch::serialize::InputArchive& archive) {
   torch::optim::Adam::load(archive);
   adopt_loaded();
@@ -100,6 +106,11 @@ AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions&
 }
 
 torch::Tensor AdamW::step(LossClosure closure) { return step_fused(closure); }
+
+void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  settle();
+  torch::optim::AdamW::save(archive);
+}
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
   torch::optim::AdamW::load(archive);

@@ -45,6 +45,7 @@ class Adam final : public torch::optim::Adam, public FusedOptimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
   /// On every rank the same, or broadcast_optimizer_state(). With FusedOptions.shard_state use load_state_dict().
   void load(torch::serialize::InputArchive& archive) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
 };
 
 /// torch::optim::AdamW likewise.
@@ -58,6 +59,7 @@ class AdamW final : public torch::optim::AdamW, public FusedOptimizer {
 
   torch::Tensor step(LossClosure closure = nullptr) override;
   void load(torch::serialize::InputArchive& archive) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
 };
 
 }  // namespace lockstep::optim

@@ -25,12 +25,14 @@ at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure
 }
 
 void FusedOptimizer::average_gradients() { update_->average_gradients(); }
-double FusedOptimizer::clip_grad_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
+at::Tensor FusedOptimizer::clip_grad_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
 void FusedOptimizer::clip_grad_value(double max) { update_->clip_grad_value(max); }
 void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
 void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
 bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
 amp::Unscaled FusedOptimizer::unscale(double inverse_scale) { return update_->unscale(inverse_scale); }
+bool FusedOptimizer::step_unless(const at::Tensor& skip) { return update_->step_unless(skip); }
+void FusedOptimizer::settle() const { update_->settle(); }
 void FusedOptimizer::skip_step() { update_->skip_step(); }
 void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
 

@@ -26,6 +26,9 @@ struct FusedOptions {
   /// a host share one copy of everything these hosts are the owners; on a single such host there is nothing left to divide. Between hosts and over gloo or mpi it costs one more pass of
   /// all parameters over the wire. Not together with join().
   bool shard_state = false;
+  /// Updates by ATen's operations on whole lists of tensors (_fused_adamw_, _foreach_…) instead of loops of our own, from gradients that backward() averages; nothing is shared then. Where a
+  /// parameter is not on the CPU it is always so.
+  bool by_operations = false;
 };
 
 /// An optimizer made from a DistributedDataParallel that updates parameters in the pass that reads all ranks' gradients. All ranks make it
@@ -43,6 +46,9 @@ struct FusedOptions {
 ///    not needed, and changes nothing.
 /// Elsewhere backward() averages gradients, and each rank updates its own parameters from them in one pass. Sparse gradients are a UsageError everywhere.
 ///
+/// Parameters on a device are updated by ATen's operations (FusedOptions.by_operations) from gradients that backward() has averaged. Nobody waits for the device there: not in step(), not in clipping, which
+/// then writes .grad(), and not in GradScaler::step() with SGD (without dampening), Adam and AdamW.
+///
 /// Results are torch::optim's on the averaged gradients within rounding, and the same bits on every rank and in every run. Gradients, options
 /// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks that share
 /// parameters, or divide state, and whose options differ get a DesyncError in step(). An update is told to autograd: backward() through a graph that was made before it fails, as in Python. step() ends the step of the
@@ -55,9 +61,9 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   /// Makes each gradient the mean over the ranks, where backward() has not. It may be read and changed then, on all ranks alike.
   void average_gradients();
   /// The 2-norm of all averaged gradients together, as torch::nn::utils::clip_grad_norm_ computes it; the next step() scales them by
-  /// min(1, max_norm / (norm + 1e-6)), unless another backward() comes first. What .grad() shows does not change.
+  /// min(1, max_norm / (norm + 1e-6)), unless another backward() comes first. What .grad() shows does not change. A float64 scalar, on the gradients' device.
   /// After amp::GradScaler's unscale_() the norm is that of the unscaled gradients.
-  double clip_grad_norm(double max_norm);
+  at::Tensor clip_grad_norm(double max_norm);
   /// The next step() takes what is more than `max` in any averaged gradient as `max`, and what is less than -max as -max, unless another backward() comes first; a NaN stays. What .grad()
   /// shows does not change, and no pass over it is made. After clip_grad_norm() and GradScaler's unscale_(), where these are called, it clips what they leave. Waits for nobody.
   void clip_grad_value(double max);
@@ -87,9 +93,12 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   void start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule, const FusedOptions& options);
   at::Tensor step_fused(const std::function<at::Tensor()>& closure);
   void adopt_loaded();
+  /// Before torch's counts of steps are saved. Waits for the device.
+  void settle() const;
 
  private:
   amp::Unscaled unscale(double inverse_scale) override;
+  bool step_unless(const at::Tensor& skip) override;
   void skip_step() override;
 
   std::unique_ptr<Rule> rule_;

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/sparse_sum.h"
+#include "lockstep/optim/clip.h"
 #include "lockstep/optim/fingerprint.h"
 #include "lockstep/optim/require.h"
 
@@ -27,14 +28,27 @@ std::unique_ptr<Shards> make_shards(ddp::GradientSource& source, const FusedOpti
   return shards->divided() ? std::move(shards) : nullptr;
 }
 
+bool on_devices(const ddp::GradientSource& source) {
+  const auto all = source.parameters();
+  return std::any_of(all.begin(), all.end(), [](const auto& parameter) { return !parameter.tensor.device().is_cpu(); });
+}
+
+std::vector<at::Tensor> tensors_of(const ParameterHome& home) {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : home.parameters()) all.push_back(parameter.tensor);
+  return all;
+}
+
 }  // namespace
 
 FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule, const FusedOptions& options)
     : source_(std::move(source)),
       rule_(rule),
-      attached_(*source_, *this),
+      by_operations_(options.by_operations || on_devices(*source_)),
+      attached_(*source_, by_operations_ ? nullptr : this),
       shards_(make_shards(*source_, options)),
       home_(source_, rule.state_names().size(), rule.measures() ? 2 : 1, attached_.gives_pieces, shards_.get()) {
+  if (by_operations_) tensors_.emplace(home_, rule_, shards_ != nullptr);
   for (std::size_t part = 0; part < home_.parameters().size() && rule_.initial_state() != 0; ++part) start_state(part);
 }
 
@@ -54,6 +68,21 @@ void FusedUpdate::step() {
 }
 
 void FusedUpdate::skip_step() { end_step(); }
+
+bool FusedUpdate::step_unless(const at::Tensor& skip) {
+  if (!tensors_ || in_backward_) return false;
+  const std::uint64_t options = prepare();
+  if (!rule_.can_skip()) return false;
+  skip_ = skip;
+  update_all(options);
+  skip_.reset();
+  end_step();
+  return true;
+}
+
+void FusedUpdate::settle() {
+  if (tensors_) tensors_->settle();
+}
 
 void FusedUpdate::end_step() {
   clip_ = {};
@@ -156,9 +185,10 @@ void FusedUpdate::require_clippable(const std::string& call) const {
   home_.require_untouched();
 }
 
-double FusedUpdate::clip_grad_norm(double max_norm) {
+at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
   require(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   require_clippable("clip_grad_norm");
+  if (tensors_) return optim::clip_grad_norm(tensors_of(home_), max_norm);
   require_one_scale();
   if (clip_.backward != source_->backwards()) clip_ = {};
   if (std::isfinite(clip_.max))
@@ -167,12 +197,13 @@ double FusedUpdate::clip_grad_norm(double max_norm) {
   const double norm = unscaling_ ? std::sqrt(unscaling_->squares) * unscaling_->inverse : std::sqrt(squares());
   const double coefficient = max_norm / (norm + kClipEpsilon);
   clip_ = {.factor = coefficient > 1 ? 1 : coefficient, .backward = source_->backwards(), .asked = true};
-  return norm;
+  return at::scalar_tensor(norm, at::kDouble);
 }
 
 void FusedUpdate::clip_grad_value(double max) {
   require(max > 0, "clip_grad_value", "max", max, "more than 0");
   require_clippable("clip_grad_value");
+  if (tensors_) return optim::clip_grad_value(tensors_of(home_), max);
   require_one_scale();
   if (clip_.backward != source_->backwards()) clip_ = {};
   clip_.max = std::min(clip_.max, max);
@@ -200,12 +231,18 @@ void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
   const at::NoGradGuard no_grad;
   if (attached_.gives_pieces)
     source_->give(use, options, *this);
+  else if (tensors_)
+    pass_by_operations();
   else
     pass_alone();
 }
 
+void FusedUpdate::pass_by_operations() {
+  tensors_->update(skip_, [this](std::size_t part) { rule_.updated(part, home_.states(part)); });
+}
+
 void FusedUpdate::update_all(std::uint64_t options) {
-  if (rule_.measures()) measure(options);
+  if (rule_.measures() && !tensors_) measure(options);
   pass(comm::Use::kUpdate, options);
   if (shards_) shards_->share_parameters(options);
   source_->updated();
@@ -304,6 +341,7 @@ void FusedUpdate::change_parameters(const std::function<void()>& change) {
 
 void FusedUpdate::adopt_loaded() {
   const at::NoGradGuard no_grad;
+  if (tensors_) tensors_->recount();
   std::vector<std::vector<at::Tensor>> loaded;
   std::string misshapen;  // all are looked at before any is kept
   for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
@@ -324,6 +362,7 @@ void FusedUpdate::adopt_loaded() {
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() {
+  settle();
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
     if (rule_.steps(part) == 0) continue;
@@ -364,6 +403,7 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
     if (loaded[part].steps == 0) start_state(part);
     rule_.set_states(part, loaded[part].steps, home_.states(part));
   }
+  if (tensors_) tensors_->recount();
   source_->sharers().barrier({.name = "load_state_dict"});
 }
 

@@ -15,6 +15,7 @@
 #include "lockstep/optim/parameter_home.h"
 #include "lockstep/optim/rule.h"
 #include "lockstep/optim/shards.h"
+#include "lockstep/optim/tensor_pass.h"
 
 namespace lockstep::optim {
 
@@ -29,12 +30,14 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   bool shares_parameters() const { return home_.shared(); }
   void step();
   void average_gradients();
-  double clip_grad_norm(double max_norm);
+  at::Tensor clip_grad_norm(double max_norm);
   void clip_grad_value(double max);
   void change_parameters(const std::function<void()>& change);
   void update_in_backward(bool on);
   amp::Unscaled unscale(double inverse_scale);
+  bool step_unless(const at::Tensor& skip);
   void skip_step();
+  void settle();
 
   /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
   void adopt_loaded();
@@ -43,7 +46,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
 
  private:
   struct Attached {
-    Attached(ddp::GradientSource& from, comm::PieceSink& sink) : source(from), gives_pieces(from.attach(sink)) {}
+    Attached(ddp::GradientSource& from, comm::PieceSink* sink) : source(from), gives_pieces(from.attach(sink)) {}
     ~Attached() { source.detach(); }
     ddp::GradientSource& source;
     const bool gives_pieces;
@@ -66,13 +69,17 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   template <typename Act>
   void with_run(const comm::Piece& piece, std::size_t first, std::size_t end, const Act& act) const;
   void pass_alone();
+  void pass_by_operations();
   Run run_of(const comm::Piece& piece) const;
 
   const std::shared_ptr<ddp::GradientSource> source_;
   Rule& rule_;
+  const bool by_operations_;
   const Attached attached_;
   const std::unique_ptr<Shards> shards_;  // null: state is not divided
   ParameterHome home_;
+  std::optional<TensorPass> tensors_;   // if by_operations_
+  at::Tensor skip_;                     // of the step that goes on; undefined: it is made
   comm::Use use_ = comm::Use::kUpdate;  // of the pass that goes on
   std::vector<bool> summed_;            // parts whose squares the last pass has summed
   bool measuring_ = false;              // what is summed is what the rule measures

@@ -32,7 +32,7 @@ at::DataPtr pointer_into(const std::shared_ptr<void>& memory, std::size_t offset
 }
 
 at::TensorOptions state_options(const at::Tensor& parameter) {
-  return at::TensorOptions().dtype(state_dtype(parameter.scalar_type()));
+  return at::TensorOptions().dtype(state_dtype(parameter.scalar_type())).device(parameter.device());
 }
 
 }  // namespace
@@ -74,7 +74,6 @@ ParameterHome::~ParameterHome() {
 void ParameterHome::check(const Parameter& parameter) const {
   const at::Tensor& tensor = parameter.tensor;
   const std::string start = "lockstep::optim: parameter " + parameter.name + " ";
-  if (!tensor.device().is_cpu()) throw UsageError(start + "is on " + tensor.device().str() + "; allowed is cpu");
   switch (tensor.scalar_type()) {
     case at::kFloat:
     case at::kDouble:

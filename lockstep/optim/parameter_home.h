@@ -21,7 +21,7 @@ class ParameterHome {
 
   /// `shared`: all ranks call it and wait for each other; parameters, which are equal on all of them, move into common memory with everything
   /// that refers to the same storage. Each gets `num_states` tensors of state, zeroed, and room for `num_sums` sums over each kSumElements. Throws UsageError that names a parameter which
-  /// is not on the CPU, has a dtype that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none of the parameters. With `shards`
+  /// has a dtype that no loop is made for, or holes in its memory; if `shared` also one that shares its storage with what is none of the parameters. With `shards`
   /// (null: none), which outlives this, there is state for their own elements alone.
   ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_sums, bool shared, const Shards* shards);
   /// Parameters move back into memory of this process alone.

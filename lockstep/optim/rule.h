@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/optim/loops.h"
+#include "lockstep/optim/tensor_run.h"
 
 namespace lockstep::optim {
 
@@ -23,6 +24,12 @@ class Rule {
   virtual std::uint64_t prepare() = 0;
   /// `run.states` are in the order of state_names().
   virtual void update(std::size_t part, const Run& run) const = 0;
+  /// Where parameters are on a device: of parts that are alike, `part` being one of them.
+  virtual void update(std::size_t part, const TensorRun& run) const = 0;
+  /// After prepare(): parts of the same number are updated alike.
+  virtual std::size_t alike(std::size_t part) const = 0;
+  /// After prepare(): what a TensorRun's `skip` leaves as it was is all there is to skip an update.
+  virtual bool can_skip() const = 0;
   /// All of this part has been updated; its state is in `states`.
   virtual void updated(std::size_t part, const std::vector<at::Tensor>& states) = 0;
 

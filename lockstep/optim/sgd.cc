@@ -44,6 +44,7 @@ class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::opt
             .nesterov = options.nesterov(),
             .first = steps == 0};
   }
+  bool skips(const SgdRule& rule) const override { return !rule.first || rule.dampening == 0; }  // else the first update that is made is no longer the first
   std::int64_t count(const torch::optim::SGDParamState& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
   std::vector<at::Tensor> list(const torch::optim::SGDParamState& state) const override {
     return state_names().empty() ? std::vector<at::Tensor>() : std::vector<at::Tensor>{state.momentum_buffer()};

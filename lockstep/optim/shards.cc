@@ -39,11 +39,16 @@ Shards::Shards(ddp::GradientSource& source) : source_(source), parameters_(sourc
     most = std::max(most, end);
   }
   if (!divided() || !owners_.group) return;
+  if (!parameters_.empty()) device_ = parameters_.front().tensor.device();
+  for (const auto& [name, tensor] : parameters_)
+    if (tensor.device() != device_)
+      throw base::UsageError("shard_state: parameter " + name + " is on " + tensor.device().str() + "; allowed is the device of the first, " + device_.str());
   chunk_ = std::min(most, kMostChunk);
   rounds_ = chunk_ == 0 ? 1 : (most + chunk_ - 1) / chunk_;
   const auto size = static_cast<std::int64_t>(kHeader + chunk_);
-  input_ = at::empty({size}, at::kByte);
-  output_ = at::empty({owners_.count, size}, at::kByte);
+  const auto bytes = at::dtype(at::kByte).device(device_);
+  input_ = at::empty({size}, bytes);
+  output_ = at::empty({owners_.count, size}, bytes);
 }
 
 /// Calls copy(address, bytes, place) for the bytes [begin, begin + size) of what `owner` has; the first of them has place 0.
@@ -70,6 +75,27 @@ void Shards::compare(std::uint64_t options) const {
   }
 }
 
+/// Before anything moves; where what the parameters travel in cannot be read without waiting for the device.
+void Shards::compare_apart(std::uint64_t options) const {
+  at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({owners_.count}, at::kLong);
+  std::memcpy(mine.mutable_data_ptr(), &options, kHeader);
+  comm::Group(*owners_.group).all_gather(all, mine, {.name = kName});
+  for (int owner = 0; owner < owners_.count; ++owner) {
+    std::uint64_t other = 0;
+    std::memcpy(&other, all.const_data_ptr<std::int64_t>() + owner, kHeader);
+    if (other != options) refuse(owner, other, options);
+  }
+}
+
+void Shards::copy(void* to, const void* from, std::size_t bytes) const {
+  if (device_.is_cpu()) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const auto tensor = [&](const void* data) { return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::dtype(at::kByte).device(device_)); };
+  tensor(to).copy_(tensor(from));
+}
+
 void Shards::refuse(int owner, std::uint64_t other, std::uint64_t options) const {
   comm::Group group = *owners_.group;
   const int self = group.global_rank(group.rank()), peer = group.global_rank(owner);
@@ -82,15 +108,18 @@ void Shards::exchange(std::uint64_t options) {
   comm::Group group = *owners_.group;
   const auto self = static_cast<std::size_t>(owners_.index);
   auto* mine = static_cast<char*>(input_.mutable_data_ptr());
-  std::memcpy(mine, &options, kHeader);
+  if (device_.is_cpu())
+    std::memcpy(mine, &options, kHeader);
+  else
+    compare_apart(options);
   for (std::size_t round = 0; round < rounds_; ++round) {
-    each_run(self, round * chunk_, chunk_, [&](const char* data, std::size_t bytes, std::size_t place) { std::memcpy(mine + kHeader + place, data, bytes); });
+    each_run(self, round * chunk_, chunk_, [&](const char* data, std::size_t bytes, std::size_t place) { copy(mine + kHeader + place, data, bytes); });
     group.all_gather(output_, input_, {.name = kName});
-    if (round == 0) compare(options);
+    if (round == 0 && device_.is_cpu()) compare(options);
     for (std::size_t owner = 0; owner < ranges_.size(); ++owner) {
       if (owner == self) continue;
       const char* theirs = static_cast<const char*>(output_.const_data_ptr()) + owner * (kHeader + chunk_) + kHeader;
-      each_run(owner, round * chunk_, chunk_, [&](char* data, std::size_t bytes, std::size_t place) { std::memcpy(data, theirs + place, bytes); });
+      each_run(owner, round * chunk_, chunk_, [&](char* data, std::size_t bytes, std::size_t place) { copy(data, theirs + place, bytes); });
     }
   }
 }

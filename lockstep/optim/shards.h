@@ -35,6 +35,8 @@ class Shards {
  private:
   void exchange(std::uint64_t options);
   void compare(std::uint64_t options) const;
+  void compare_apart(std::uint64_t options) const;
+  void copy(void* to, const void* from, std::size_t bytes) const;
   [[noreturn]] void refuse(int owner, std::uint64_t other, std::uint64_t options) const;
   template <typename Copy>
   void each_run(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const;
@@ -46,6 +48,7 @@ class Shards {
   std::vector<std::vector<std::size_t>> ends_;  // of each owner: bytes up to the end of each part
   std::size_t chunk_ = 0;                      // bytes of an owner in one operation
   std::size_t rounds_ = 0;
+  at::Device device_ = at::kCPU;               // of the parameters
   at::Tensor input_, output_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -35,13 +36,14 @@ class TorchRule : public Rule {
       keys_.push_back(parameter.tensor.unsafeGetTensorImpl());
     }
     scalars_.resize(keys_.size());
+    alike_.resize(keys_.size());
   }
 
   const std::vector<std::string>& state_names() const override { return state_names_; }
 
   std::uint64_t prepare() override {
     numbers_.clear();
-    std::size_t place = 0;
+    std::size_t place = 0, alike = 0;
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
       // Neighbours that have had equally many updates, as nearly all have, get the same: it is read once.
@@ -50,16 +52,21 @@ class TorchRule : public Rule {
       for (const at::Tensor& tensor : group.params()) {
         const std::size_t part = part_of(tensor, place++);
         if (const std::int64_t had = steps(part); had != read_for) {
+          ++alike;
           numbers_.push_back(static_cast<double>(place));
           read_last = read(options, read_for = had, numbers_);
         }
         scalars_[part] = read_last;
+        alike_[part] = alike;
       }
     }
     return fingerprint(numbers_);
   }
 
   void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
+  void update(std::size_t part, const TensorRun& run) const override { optim::update(run, scalars_[part]); }
+  std::size_t alike(std::size_t part) const override { return alike_[part]; }
+  bool can_skip() const override { return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return skips(one); }); }
   void updated(std::size_t part, const std::vector<at::Tensor>& states) override {
     if (state_names_.empty()) return;  // nothing to keep
     if (State* state = find(part))
@@ -93,6 +100,7 @@ class TorchRule : public Rule {
   virtual std::int64_t count(const State& state) const = 0;
   virtual std::vector<at::Tensor> list(const State& state) const = 0;
   virtual void store(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const = 0;
+  virtual bool skips(const Scalars&) const { return false; }
 
  protected:
   Scalars& scalars(std::size_t part) { return scalars_[part]; }
@@ -121,6 +129,7 @@ class TorchRule : public Rule {
   std::unordered_map<const void*, std::size_t> places_;
   std::vector<std::size_t> last_parts_;  // of part_of()
   std::vector<Scalars> scalars_;
+  std::vector<std::size_t> alike_;
   std::vector<double> numbers_;  // of prepare()
 };
 

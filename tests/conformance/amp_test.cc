@@ -27,6 +27,14 @@ const Way kWays[] = {
     {"torch AdamW", [](auto&, auto& all) { return std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01)); }},
     {"fused SGD", [](auto& ddp, auto&) { return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9}); }},
     {"fused AdamW", [](auto& ddp, auto&) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); }},
+    {"SGD by operations",
+     [](auto& ddp, auto&) {
+       return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9}, std::vector<optim::SGD::Group>(), optim::FusedOptions{.by_operations = true});
+     }},
+    {"AdamW by operations",
+     [](auto& ddp, auto&) {
+       return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}, std::vector<optim::AdamW::Group>(), optim::FusedOptions{.by_operations = true});
+     }},
     {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
 };
 
@@ -56,7 +64,7 @@ void between(const Plan& plan, torch::optim::Optimizer& optimizer, Mlp& net, std
     if (fused && !plan.average_first) fused->average_gradients();
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.05);
   }
-  if (plan.clip_norm) norms.push_back(fused ? fused->clip_grad_norm(0.5) : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
+  if (plan.clip_norm) norms.push_back(fused ? fused->clip_grad_norm(0.5).item<double>() : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
   if (plan.cut_values && fused) fused->clip_grad_value(0.02);
   if (plan.cut_values && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
 }
@@ -115,6 +123,33 @@ void expect_same(const Way& way, const Plan& plan) {
 
 TEST(Amp, AnInfinityOnOneRankSkipsTheStepOnAll) {
   for (const Way& way : kWays) expect_same(way, {});
+}
+
+/// What a device would skip without telling anybody is not counted, in state_dict() and in torch's archive.
+TEST(Amp, SkippedUpdatesAreNotCounted) {
+  torch::manual_seed(1);
+  Mlp net;
+  ddp::DistributedDataParallel ddp(net, world());
+  optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.by_operations = true});
+  GradScaler scaler({.init_scale = 1024});
+  int made = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    scaler.scale(loss_of(net, step, 0, is_bad(step))).backward();
+    made += scaler.step(optimizer);
+    scaler.update();
+  }
+  EXPECT_EQ(made, kSteps - 3);
+  torch::serialize::OutputArchive archive;
+  optimizer.save(archive);  // before state_dict(): it settles by itself
+  for (const auto& [key, state] : optimizer.state()) EXPECT_EQ(static_cast<const torch::optim::AdamWParamState&>(*state).step(), made);
+  int counts = 0;
+  for (const auto& [name, tensor] : optimizer.state_dict())
+    if (name.ends_with(".step")) {
+      ++counts;
+      EXPECT_EQ(tensor.item<int>(), made) << name;
+    }
+  EXPECT_EQ(counts, static_cast<int>(net->parameters().size()));
 }
 
 TEST(Amp, NormsAreThoseOfUnscaledGradients) {

@@ -82,16 +82,16 @@ std::vector<at::Tensor> of_one_dimension(torch::nn::Module& net) {
 }
 
 template <typename Fused, typename Options>
-Kind kind(const std::string& name, Options options, Formula (*formula)(Options)) {
-  return {name, [options](auto& ddp, auto&) { return std::make_unique<Fused>(ddp, options); }, [=] { return formula(options); }};
+Kind kind(const std::string& name, Options options, Formula (*formula)(Options), optim::FusedOptions how = {}) {
+  return {name, [=](auto& ddp, auto&) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), how); }, [=] { return formula(options); }};
 }
 /// What is of one dimension neither decays nor has a rate of its own.
 template <typename Fused, typename Options>
-Kind layerwise(const std::string& name, Options options, Formula (*formula)(std::function<Options(const at::Tensor&)>)) {
+Kind layerwise(const std::string& name, Options options, Formula (*formula)(std::function<Options(const at::Tensor&)>), optim::FusedOptions how = {}) {
   Options other = options;
   other.weight_decay = 0;
   other.adapt = false;
-  return {name, [=](auto& ddp, auto& net) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>{{of_one_dimension(net), other}}); },
+  return {name, [=](auto& ddp, auto& net) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>{{of_one_dimension(net), other}}, how); },
           [=] { return formula([=](const at::Tensor& p) { return p.dim() == 1 ? other : options; }); }};
 }
 
@@ -103,6 +103,11 @@ const std::vector<Kind>& kinds() {
       layerwise<optim::LAMB>("LambUncorrected", optim::LAMBOptions{.lr = 0.02, .betas = {0.8, 0.99}, .bias_correction = false}, lamb),
       layerwise<optim::LARS>("Lars", optim::LARSOptions{.lr = 0.02, .weight_decay = 0.1, .trust_coefficient = 0.5}, lars),
       layerwise<optim::LARS>("LarsNesterov", optim::LARSOptions{.lr = 0.02, .momentum = 0.7, .trust_coefficient = 0.5, .nesterov = true}, lars),
+      kind<optim::Adagrad>("AdagradByOperations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5}, adagrad,
+                           {.by_operations = true}),
+      layerwise<optim::LAMB>("LambByOperations", optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.1}, lamb, {.by_operations = true}),
+      layerwise<optim::LARS>("LarsByOperations", optim::LARSOptions{.lr = 0.02, .momentum = 0.7, .weight_decay = 0.1, .trust_coefficient = 0.5, .nesterov = true}, lars,
+                             {.by_operations = true}),
   };
   return all;
 }
@@ -291,7 +296,7 @@ TEST_P(FusedMore, StateThatIsNotThereBegins) {
   EXPECT_TRUE(torch::allclose(first_step(true), first_step(false), 1e-7, 1e-7));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, FusedMore, ::testing::Range<std::size_t>(0, 6), [](const auto& one) { return kinds()[one.param].name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, FusedMore, ::testing::Range<std::size_t>(0, kinds().size()), [](const auto& one) { return kinds()[one.param].name; });
 
 TEST(OptimMore, WhatIsNotAllowedIsRefusedByName) {
   Mlp net;

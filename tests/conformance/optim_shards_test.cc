@@ -53,6 +53,25 @@ TEST(OptimShards, AreTheSameBitsAsWithout) {
   expect_same(divided, whole);
 }
 
+/// By ATen's operations, over every transport: nothing is shared then, and each rank is an owner.
+TEST(OptimShards, ByOperationsAreTheSameBitsAsWithout) {
+  WideImpl whole, divided;
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true}, {}, {.by_operations = true});
+  optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true, .by_operations = true});
+  EXPECT_FALSE(sharded.shares_parameters());
+  for (int step = 0; step < 4; ++step) {
+    step_of(whole, plain, step);
+    step_of(divided, sharded, step);
+  }
+  expect_same(divided, whole);
+  EXPECT_LE(elements_of_state(sharded) * std::min(world().size(), 2), elements_of_state(plain) + 64);
+  const auto state = plain.state_dict();
+  const auto gathered = sharded.state_dict();
+  ASSERT_EQ(gathered.size(), state.size());
+  for (std::size_t i = 0; i < state.size(); ++i) EXPECT_TRUE(torch::equal(gathered[i].second, state[i].second)) << state[i].first;
+}
+
 template <typename Options>
 void train_alike(at::ScalarType dtype, const Options& options, bool early) {
   torch::manual_seed(4);

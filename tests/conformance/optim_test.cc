@@ -16,22 +16,22 @@ struct Kind {
   std::function<Optimizer(std::vector<at::Tensor>)> plain;
 };
 
-Kind sgd(const char* name, optim::SGDOptions options) {
-  return {name, [options](auto& ddp) { return std::make_unique<optim::SGD>(ddp, options); },
+Kind sgd(const char* name, optim::SGDOptions options, optim::FusedOptions how = {}) {
+  return {name, [=](auto& ddp) { return std::make_unique<optim::SGD>(ddp, options, std::vector<optim::SGD::Group>(), how); },
           [o = options](auto parameters) {
             return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(o.lr).momentum(o.momentum).dampening(o.dampening).weight_decay(
                                                                        o.weight_decay).nesterov(o.nesterov));
           }};
 }
-Kind adam(const char* name, optim::AdamOptions options) {
-  return {name, [options](auto& ddp) { return std::make_unique<optim::Adam>(ddp, options); },
+Kind adam(const char* name, optim::AdamOptions options, optim::FusedOptions how = {}) {
+  return {name, [=](auto& ddp) { return std::make_unique<optim::Adam>(ddp, options, std::vector<optim::Adam::Group>(), how); },
           [o = options](auto parameters) {
             return std::make_unique<torch::optim::Adam>(
                 parameters, torch::optim::AdamOptions(o.lr).betas({o.betas[0], o.betas[1]}).eps(o.eps).weight_decay(o.weight_decay).amsgrad(o.amsgrad));
           }};
 }
-Kind adamw(const char* name, optim::AdamWOptions options) {
-  return {name, [options](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, options); },
+Kind adamw(const char* name, optim::AdamWOptions options, optim::FusedOptions how = {}) {
+  return {name, [=](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, options, std::vector<optim::AdamW::Group>(), how); },
           [o = options](auto parameters) {
             return std::make_unique<torch::optim::AdamW>(
                 parameters, torch::optim::AdamWOptions(o.lr).betas({o.betas[0], o.betas[1]}).eps(o.eps).weight_decay(o.weight_decay).amsgrad(o.amsgrad));
@@ -49,6 +49,11 @@ const std::vector<Kind>& kinds() {
       adam("AmsGrad", {.lr = 0.01, .amsgrad = true}),
       adamw("AdamW", {.lr = 0.01}),
       adamw("AdamWAmsGrad", {.lr = 0.01, .weight_decay = 0.2, .amsgrad = true}),
+      sgd("SgdByOperations", {.lr = 0.02, .weight_decay = 0.1}, {.by_operations = true}),
+      sgd("NesterovByOperations", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true}, {.by_operations = true}),
+      sgd("DampenedByOperations", {.lr = 0.02, .momentum = 0.9, .dampening = 0.3}, {.by_operations = true}),
+      adam("AdamByOperations", {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true}, {.by_operations = true}),
+      adamw("AdamWByOperations", {.lr = 0.01, .weight_decay = 0.1}, {.by_operations = true}),
   };
   return all;
 }
@@ -79,7 +84,7 @@ void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance
 
 TEST_P(Fused, IsTorchsOnTheMeanInDouble) { train_beside_torch(kinds()[GetParam()], at::kDouble, 1e-9); }
 TEST_P(Fused, IsTorchsOnTheMeanInFloat) { train_beside_torch(kinds()[GetParam()], at::kFloat, 1e-5); }
-INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, 9), [](const auto& kind) { return kinds()[kind.param].name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, kinds().size()), [](const auto& kind) { return kinds()[kind.param].name; });
 
 /// The same bits as one process that adds in the order of the ranks, by the same loops.
 TEST(Optim, BitsOfASerialReference) {
@@ -263,7 +268,7 @@ TEST(Optim, ClippingIsByTheNormOfTheMean) {
     const double limit = step == 2 ? 1e6 : 1e-3;  // once so high that nothing is clipped
     fused.zero_grad();
     net.loss(world().rank(), step).backward();
-    const double norm = fused.clip_grad_norm(limit);
+    const double norm = fused.clip_grad_norm(limit).item<double>();
     fused.step();
     mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
     const double expected = torch::nn::utils::clip_grad_norm_(reference.parameters(), limit);
@@ -342,7 +347,7 @@ TEST(Optim, AverageGradientsGivesThemToTheUser) {
     expect_gradients(*net, gradients(*reference));
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
     torch::nn::utils::clip_grad_value_(reference->parameters(), 0.5);
-    EXPECT_NEAR(fused.clip_grad_norm(0.7), torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.7), 1e-5);
+    EXPECT_NEAR(fused.clip_grad_norm(0.7).item<double>(), torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.7), 1e-5);
     fused.step();
     plain.step();
     expect_equal(*net, *reference, 1e-6);
@@ -358,7 +363,7 @@ TEST(Optim, ANormIsOfWhatHasAGradientNow) {
   for (int step = 0; step < 3; ++step) {  // head 0, head 1, head 0 again from the same values
     fused.zero_grad();
     net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
-    norms[step] = fused.clip_grad_norm(1e9);
+    norms[step] = fused.clip_grad_norm(1e9).item<double>();
   }
   EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // over a wire, buckets are laid out anew in between
   EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
