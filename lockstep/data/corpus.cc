@@ -1,38 +1,15 @@
 #include "lockstep/data/corpus.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/data/append_file.h"
 
 namespace lockstep::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-void append_file(const std::string& path, std::uint64_t max_bytes, std::string& text) {
-  const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0) throw base::SystemError("cannot read " + path, errno);
-  if (!S_ISREG(status.st_mode)) throw base::UsageError(path + " is neither a regular file nor a folder");
-  const auto size = std::min(static_cast<std::uint64_t>(status.st_size), max_bytes - text.size());
-  std::size_t done = text.size();
-  text.resize(text.size() + size);
-  while (done < text.size()) {
-    const ssize_t got = ::read(fd.get(), text.data() + done, text.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw base::SystemError("cannot read " + path, errno);
-    if (got == 0) break;
-    done += static_cast<std::size_t>(got);
-  }
-  text.resize(done);
-}
 
 std::vector<std::string> files_below(const std::string& folder, const CorpusOptions& options) {
   std::vector<std::string> files;

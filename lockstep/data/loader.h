@@ -162,9 +162,11 @@ Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& 
   static_assert(std::is_copy_constructible_v<D>, "each worker thread has a copy of the dataset: it must be copyable");
   const std::uint64_t num_samples = size_of(dataset);
   auto shared = std::make_shared<const D>(std::move(dataset));
-  const auto new_maker = [shared]() -> MakeBatch {
+  const auto new_maker = [shared](std::uint64_t epoch) -> MakeBatch {
     // std::function wants a copyable target; the dataset itself is copied once a thread.
-    return [own = std::make_shared<D>(*shared)](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
+    auto copy = std::make_shared<D>(*shared);
+    if constexpr (requires { copy->set_epoch(epoch); }) copy->set_epoch(epoch);
+    return [own = std::move(copy)](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
       return std::shared_ptr<void>(make_batch(*own, indices, stop));
     };
   };
@@ -182,11 +184,11 @@ concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
 /// averaging gradients of different steps; to walk a dataset on one rank alone, use ShardOf{} below.
 ///
 /// A dataset has get(index) or get_batch(indices), and size(): a torch::data::datasets::Dataset, one mapped with
-/// transforms, or a class of your own. It is copied once for each worker thread (as libtorch's DataLoader does), so get()
-/// need not be thread-safe, but what copies share must be. Tensors in samples are stacked: see BatchOf in collate.h.
+/// transforms, or a class of your own. It is copied once for each worker thread and epoch (as libtorch's DataLoader does), so get()
+/// need not be thread-safe, but what copies share must be. A copy that has set_epoch(epoch) is told the epoch before its first sample. Tensors in samples are stacked: see BatchOf in collate.h.
 ///
 /// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
-/// from its index; a generator that threads share is used in an order that depends on timing.
+/// from its index and the epoch (SampleRandom); a generator that threads share is used in an order that depends on timing.
 ///
 /// Throws UsageError for a dataset without samples and for an option outside its range.
 template <MapDataset D>

@@ -64,7 +64,7 @@ void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
 }
 
 LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
-                       std::function<MakeBatch()> new_maker, std::function<void(const Position&)> on_batch)
+                       std::function<MakeBatch(std::uint64_t epoch)> new_maker, std::function<void(const Position&)> on_batch)
     : options_(checked(options)),
       sampler_(num_samples, shard, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
       new_maker_(std::move(new_maker)),
@@ -105,7 +105,7 @@ void BatchRun::start_workers() {
   std::vector<MakeThing> makers;
   // A thread that is left behind must own what it uses: nothing here refers to the run or the loader.
   for (std::uint64_t i = 0; i < num_threads; ++i)
-    makers.emplace_back([plan = plan_, make = loader_->new_maker_()](std::uint64_t batch, const std::stop_token& stop) {
+    makers.emplace_back([plan = plan_, make = loader_->new_maker_(start_.epoch)](std::uint64_t batch, const std::stop_token& stop) {
       return make(plan.indices(batch), stop);
     });
   workers_ = std::make_unique<OrderedWorkers>(size(), std::move(makers),
@@ -115,7 +115,7 @@ void BatchRun::start_workers() {
 std::shared_ptr<void> BatchRun::make_or_wait() {
   const LoaderOptions& options = loader_->options_;
   if (options.num_workers == 0) {
-    if (!inline_maker_) inline_maker_ = loader_->new_maker_();
+    if (!inline_maker_) inline_maker_ = loader_->new_maker_(start_.epoch);
     return inline_maker_(plan_.indices(num_taken_), std::stop_token());
   }
   if (!workers_) start_workers();

@@ -57,9 +57,9 @@ class BatchRun;
 /// What Loader<Batch> does that does not depend on Batch. Used by one thread.
 class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
  public:
-  /// `new_maker` is called once for each thread that makes batches. `on_batch` is called for each batch that is handed
+  /// `new_maker` is called once an epoch for each thread that makes batches. `on_batch` is called for each batch that is handed
   /// out. Throws UsageError for an option out of its range.
-  LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options, std::function<MakeBatch()> new_maker,
+  LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options, std::function<MakeBatch(std::uint64_t epoch)> new_maker,
              std::function<void(const Position&)> on_batch);
 
   /// Batches of this rank in a whole epoch.
@@ -77,7 +77,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
 
   LoaderOptions options_;
   Sampler sampler_;
-  std::function<MakeBatch()> new_maker_;
+  std::function<MakeBatch(std::uint64_t epoch)> new_maker_;
   std::function<void(const Position&)> on_batch_;
   Position position_;
   std::optional<Position> restored_;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "lockstep/base/check.h"
+#include "lockstep/data/mix.h"
 
 namespace lockstep::data {
 namespace {
@@ -11,15 +12,6 @@ namespace {
 // With halves of fewer bits a round function has too few outputs to mix well; then every range walks longer, and cheaply:
 // at most 256 values.
 constexpr int kMinHalfBits = 4;
-
-// The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 
 }  // namespace
 

@@ -17,6 +17,8 @@ MAY_INCLUDE = {
     "comm/hierarchy": ("comm/seam", "comm/arena", "comm/shm", "job", "base"),
     "comm": ("comm/seam", "comm/arena", "launch", "job", "base"),
     **{room: BELOW_L3 for room in L3},
+    "data/jpeg": ("base",),
+    "data": ("data/jpeg",) + BELOW_L3,
     "train": L3 + BELOW_L3,
     "": ("train",) + L3 + BELOW_L3,  # lockstep/lockstep.h
 }

@@ -1,0 +1,193 @@
+#include "lockstep/data/jpeg/jpeg.h"
+
+#include <csetjmp>
+#include <cstddef>
+#include <cstdio>
+// jpeglib.h needs what is above.
+#include <jerror.h>
+#include <jpeglib.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr int kMaxScans = 500;     // a file of a few kilobytes can ask for thousands, each as slow as a decoding; libjpeg-turbo's own fuzzers draw the line here
+constexpr int kBeyondTheBox = 2;   // columns that upsampling of colours looks at
+
+/// libjpeg's errors leave its functions by longjmp, which must not jump over destructors: what runs between setjmp and libjpeg (begin, start, rows) has nothing but plain values.
+struct Decoder {
+  jpeg_decompress_struct info{};
+  jpeg_error_mgr errors{};
+  jpeg_progress_mgr progress{};
+  std::jmp_buf failed;
+  std::array<char, JMSG_LENGTH_MAX> reason{};
+
+  Decoder() = default;
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+  ~Decoder() { jpeg_destroy_decompress(&info); }
+};
+
+Decoder& decoder_of(j_common_ptr info) { return *static_cast<Decoder*>(info->client_data); }
+
+[[noreturn]] void fail(j_common_ptr info) {
+  Decoder& decoder = decoder_of(info);
+  info->err->format_message(info, decoder.reason.data());
+  std::longjmp(decoder.failed, 1);
+}
+
+/// libjpeg goes on after these, with pixels that are not the picture's. Other warnings are about what does no harm.
+bool is_damage(int code) {
+  constexpr std::array kDamage{JWRN_JPEG_EOF, JWRN_HIT_MARKER, JWRN_HUFF_BAD_CODE, JWRN_MUST_RESYNC};
+  return std::find(kDamage.begin(), kDamage.end(), code) != kDamage.end();
+}
+
+void hear(j_common_ptr info, int level) {
+  if (level < 0 && is_damage(info->err->msg_code)) fail(info);
+}
+
+void count_scans(j_common_ptr info) {
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMaxScans) return;
+  Decoder& decoder = decoder_of(info);
+  std::snprintf(decoder.reason.data(), decoder.reason.size(), "more than %d scans", kMaxScans);
+  std::longjmp(decoder.failed, 1);
+}
+
+bool begin(Decoder& decoder, std::string_view bytes) {
+  jpeg_decompress_struct& info = decoder.info;
+  info.err = jpeg_std_error(&decoder.errors);
+  decoder.errors.error_exit = fail;
+  decoder.errors.emit_message = hear;
+  info.client_data = &decoder;
+  if (setjmp(decoder.failed) != 0) return false;
+  jpeg_create_decompress(&info);
+  decoder.progress.progress_monitor = count_scans;
+  info.progress = &decoder.progress;
+  jpeg_mem_src(&info, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  jpeg_read_header(&info, TRUE);
+  return true;
+}
+
+/// `left` and `columns` are of the shrunken picture; afterwards of what libjpeg decodes for it.
+bool start(Decoder& decoder, int shrink, JDIMENSION& left, JDIMENSION& columns) {
+  jpeg_decompress_struct& info = decoder.info;
+  if (setjmp(decoder.failed) != 0) return false;
+  info.scale_num = 1;
+  info.scale_denom = static_cast<unsigned>(shrink);
+  info.out_color_space = info.num_components == 4 ? JCS_CMYK : JCS_RGB;
+  jpeg_start_decompress(&info);
+  if (columns < info.output_width) jpeg_crop_scanline(&info, &left, &columns);
+  return true;
+}
+
+bool skip_rows(Decoder& decoder, JDIMENSION count) {
+  if (setjmp(decoder.failed) != 0) return false;
+  if (count > 0) jpeg_skip_scanlines(&decoder.info, count);
+  return true;
+}
+
+bool read_row(Decoder& decoder, JSAMPLE* row) {
+  if (setjmp(decoder.failed) != 0) return false;
+  jpeg_read_scanlines(&decoder.info, &row, 1);
+  return true;
+}
+
+/// Which file this is, by its first bytes; empty when they say nothing.
+std::string kind_of(std::string_view bytes) {
+  struct Kind {
+    std::string_view magic, name;
+  };
+  using namespace std::string_view_literals;
+  constexpr std::array kKinds{Kind{"\x89PNG"sv, "a PNG"}, Kind{"GIF8"sv, "a GIF"}, Kind{"BM"sv, "a BMP"},        Kind{"RIFF"sv, "a WebP or another RIFF"},
+                              Kind{"II*\0"sv, "a TIFF"},  Kind{"MM\0*"sv, "a TIFF"}, Kind{"<"sv, "a page of HTML or XML"}, Kind{"%PDF"sv, "a PDF"}};
+  for (const Kind& kind : kKinds)
+    if (bytes.starts_with(kind.magic)) return std::string(kind.name);
+  return {};
+}
+
+/// One picture, with errors as exceptions.
+class Picture {
+ public:
+  Picture(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {
+    if (bytes.empty()) refuse(0, "the file is empty");
+    if (!bytes.starts_with("\xff\xd8")) {
+      const std::string kind = kind_of(bytes);
+      refuse(0, kind.empty() ? "it is no JPEG" : "it is no JPEG but " + kind);
+    }
+    if (!begin(decoder_, bytes)) refuse();
+    const jpeg_decompress_struct& info = decoder_.info;
+    if (std::int64_t{info.image_width} * info.image_height > kMaxJpegPixels)
+      refuse(offset(), "the picture has " + std::to_string(info.image_width) + " x " + std::to_string(info.image_height) + " pixels; allowed are " + std::to_string(kMaxJpegPixels));
+    // Inside a picture's data the two bytes do not occur; before it they may, in a thumbnail.
+    const std::size_t end = bytes.rfind("\xff\xd9");
+    if (end == std::string_view::npos || end < offset()) refuse(bytes.size(), "the file ends before the picture does");
+  }
+
+  int width() const { return static_cast<int>(decoder_.info.image_width); }
+  int height() const { return static_cast<int>(decoder_.info.image_height); }
+
+  void decode(const JpegPart& part, Pixels& out) {
+    const Box box{part.box.left / part.shrink, part.box.top / part.shrink, part.box.width / part.shrink, part.box.height / part.shrink};
+    auto left = static_cast<JDIMENSION>(std::max(0, box.left - kBeyondTheBox));
+    const int whole = (width() + part.shrink - 1) / part.shrink;
+    auto columns = static_cast<JDIMENSION>(std::min(whole, box.left + box.width + kBeyondTheBox)) - left;
+    if (!start(decoder_, part.shrink, left, columns) || !skip_rows(decoder_, static_cast<JDIMENSION>(box.top))) refuse();
+    const jpeg_decompress_struct& info = decoder_.info;
+    row_.resize(std::size_t{info.output_width} * static_cast<std::size_t>(info.output_components));
+    out.width = box.width;
+    out.height = box.height;
+    out.rgb.resize(3 * static_cast<std::size_t>(box.width) * static_cast<std::size_t>(box.height));
+    std::uint8_t* to = out.rgb.data();
+    const std::size_t first = (static_cast<std::size_t>(box.left) - left) * static_cast<std::size_t>(info.output_components);
+    for (int y = 0; y < box.height; ++y, to += 3 * box.width) {
+      if (!read_row(decoder_, row_.data())) refuse();
+      if (info.output_components == 4)
+        from_cmyk(row_.data() + first, box.width, to);
+      else
+        std::memcpy(to, row_.data() + first, 3 * static_cast<std::size_t>(box.width));
+    }
+  }
+
+ private:
+  /// Adobe's programs, which nearly all such files are from, store the complement. As PIL: the paper's light less each ink's, less black's.
+  void from_cmyk(const JSAMPLE* cmyk, int count, std::uint8_t* rgb) const {
+    const int flip = decoder_.info.saw_Adobe_marker ? 0 : 255;
+    for (int x = 0; x < count; ++x, cmyk += 4)
+      for (int color = 0; color < 3; ++color) *rgb++ = static_cast<std::uint8_t>(((cmyk[color] ^ flip) * (cmyk[3] ^ flip) + 127) / 255);
+  }
+
+  std::size_t offset() const { return bytes_.size() - (decoder_.info.src ? decoder_.info.src->bytes_in_buffer : bytes_.size()); }
+  [[noreturn]] void refuse() const { refuse(std::min(offset(), bytes_.size()), decoder_.reason.data()); }
+  [[noreturn]] void refuse(std::size_t at, const std::string& reason) const { throw base::FormatError(name_ + ":" + std::to_string(at) + ": " + reason); }
+
+  std::string_view bytes_;
+  const std::string& name_;
+  Decoder decoder_;
+  std::vector<JSAMPLE> row_;
+};
+
+bool lies_in(const JpegPart& part, int width, int height) {
+  const Box& box = part.box;
+  const int s = part.shrink;
+  return (s == 1 || s == 2 || s == 4 || s == 8) && box.left >= 0 && box.top >= 0 && box.width >= s && box.height >= s && box.width <= width - box.left &&
+         box.height <= height - box.top;
+}
+
+}  // namespace
+
+std::string jpeg_missing() { return {}; }
+
+void decode_jpeg(std::string_view bytes, const std::string& name, const std::function<JpegPart(int, int)>& choose, Pixels& out) {
+  Picture picture(bytes, name);
+  const JpegPart part = choose(picture.width(), picture.height());
+  LOCKSTEP_CHECK(lies_in(part, picture.width(), picture.height()));
+  picture.decode(part, out);
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,30 @@
+// JPEG files that tests make.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace lockstep::tests {
+
+using Pixel = std::array<std::uint8_t, 4>;  // red, green, blue; greyscale uses the first; or four inks
+
+struct JpegMade {
+  enum class Colors { kRgb, kGrey, kCmyk, kYcck };
+  Colors colors = Colors::kRgb;
+  int quality = 95;
+  int horizontal = 2, vertical = 2;  ///< how many columns and rows share a colour
+  bool progressive = false;
+  bool adobe = true;                 ///< whether inks say that Adobe's program wrote them
+};
+
+/// The bytes of a file with width x height pixels.
+std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel, const JpegMade& made = {});
+
+/// Smooth in both directions, and in all colours.
+inline Pixel gradient(int x, int y) {
+  return {static_cast<std::uint8_t>(40 + x % 160), static_cast<std::uint8_t>(200 - y % 150), static_cast<std::uint8_t>((x + y) / 2 % 200)};
+}
+
+}  // namespace lockstep::tests

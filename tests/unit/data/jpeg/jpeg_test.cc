@@ -1,0 +1,189 @@
+// JPEG files that the test makes, and what is read of them.
+#include "lockstep/data/jpeg/jpeg.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "lockstep/base/error.h"
+#include "tests/support/jpeg_writer.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::data {
+namespace {
+
+using base::FormatError;
+using testing::HasSubstr;
+using testing::StartsWith;
+using tests::gradient;
+using tests::jpeg_file;
+using tests::JpegMade;
+using tests::message_of;
+using tests::Pixel;
+using Colors = JpegMade::Colors;
+
+Pixels part_of(const std::string& file, const JpegPart& part) {
+  Pixels pixels;
+  decode_jpeg(file, "x.jpg", [&](int, int) { return part; }, pixels);
+  return pixels;
+}
+
+Pixels whole(const std::string& file) {
+  Pixels pixels;
+  decode_jpeg(file, "x.jpg", [&](int width, int height) { return JpegPart{{0, 0, width, height}}; }, pixels);
+  return pixels;
+}
+
+int at(const Pixels& pixels, int x, int y, int color) { return pixels.rgb[static_cast<std::size_t>(3 * (y * pixels.width + x) + color)]; }
+
+void expect_color(const Pixels& pixels, const Pixel& color, int tolerance) {
+  for (int y = 0; y < pixels.height; ++y)
+    for (int x = 0; x < pixels.width; ++x)
+      for (int i = 0; i < 3; ++i) ASSERT_NEAR(at(pixels, x, y, i), color[static_cast<std::size_t>(i)], tolerance) << x << " " << y << " " << i;
+}
+
+TEST(Jpeg, HasTheColorsThatWereWritten) {
+  const Pixels picture = whole(jpeg_file(70, 50, gradient));
+  ASSERT_EQ(picture.width, 70);
+  ASSERT_EQ(picture.height, 50);
+  for (int y = 0; y < 50; ++y)
+    for (int x = 0; x < 70; ++x)
+      for (int i = 0; i < 3; ++i) ASSERT_NEAR(at(picture, x, y, i), gradient(x, y)[static_cast<std::size_t>(i)], 8) << x << " " << y << " " << i;
+  const Pixel orange{230, 120, 20};
+  expect_color(whole(jpeg_file(33, 17, [&](int, int) { return orange; })), orange, 2);
+}
+
+TEST(Jpeg, MakesGreyAndInksRgb) {
+  expect_color(whole(jpeg_file(20, 20, [](int, int) { return Pixel{77}; }, {.colors = Colors::kGrey})), {77, 77, 77}, 1);
+  // Adobe's: 255 is no ink. Light of (230, 120, 20), four fifths of it left by black.
+  const auto inks = [](int, int) { return Pixel{230, 120, 20, 204}; };
+  const Pixel seen{184, 96, 16};
+  expect_color(whole(jpeg_file(20, 20, inks, {.colors = Colors::kCmyk})), seen, 2);
+  expect_color(whole(jpeg_file(20, 20, inks, {.colors = Colors::kYcck})), seen, 4);
+  const auto plain = [](int, int) { return Pixel{25, 135, 235, 51}; };
+  expect_color(whole(jpeg_file(20, 20, plain, {.colors = Colors::kCmyk, .adobe = false})), seen, 2);
+}
+
+/// Every kind of sampling, also with several scans: a part has the bits that it has in the whole.
+TEST(Jpeg, PartsAreThoseOfTheWhole) {
+  std::minstd_rand random(1);
+  std::minstd_rand noise(2);
+  const auto grain = [&](int x, int y) {
+    Pixel pixel = gradient(x, y);
+    for (auto& color : pixel) color = static_cast<std::uint8_t>(color + noise() % 40);
+    return pixel;
+  };
+  for (const JpegMade& made : {JpegMade{.horizontal = 1, .vertical = 1}, {.horizontal = 2, .vertical = 1}, {.horizontal = 1, .vertical = 2}, {}, {.progressive = true}, {.horizontal = 4, .vertical = 1},
+                               {.colors = Colors::kGrey}, {.colors = Colors::kCmyk}, {.colors = Colors::kYcck}})
+    for (const int width : {37, 160}) {
+      const int height = 121;
+      const std::string file = jpeg_file(width, height, grain, made);
+      const Pixels all = whole(file);
+      for (int i = 0; i < 60; ++i) {
+        Box box;
+        box.width = 1 + static_cast<int>(random()) % width;
+        box.height = 1 + static_cast<int>(random()) % height;
+        box.left = static_cast<int>(random()) % (width - box.width + 1);
+        box.top = static_cast<int>(random()) % (height - box.height + 1);
+        const Pixels part = part_of(file, {box});
+        ASSERT_EQ(part.width, box.width);
+        ASSERT_EQ(part.height, box.height);
+        for (int y = 0; y < box.height; ++y)
+          for (int x = 0; x < box.width; ++x)
+            for (int color = 0; color < 3; ++color)
+              ASSERT_EQ(at(part, x, y, color), at(all, box.left + x, box.top + y, color))
+                  << "sampling " << made.horizontal << made.vertical << ", box " << box.left << " " << box.top << " " << box.width << " " << box.height << ", at " << x << " " << y << " " << color;
+      }
+    }
+}
+
+TEST(Jpeg, ShrunkIsTheMean) {
+  const std::string file = jpeg_file(131, 90, gradient);
+  const Pixels all = whole(file);
+  for (const int shrink : {2, 4, 8}) {
+    const Pixels part = part_of(file, {{24, 16, 99, 70}, shrink});
+    ASSERT_EQ(part.width, 99 / shrink);
+    ASSERT_EQ(part.height, 70 / shrink);
+    for (int y = 0; y < part.height; ++y)
+      for (int x = 0; x < part.width; ++x)
+        for (int color = 0; color < 3; ++color) {
+          int sum = 0;
+          for (int v = 0; v < shrink; ++v)
+            for (int u = 0; u < shrink; ++u) sum += at(all, 24 + x * shrink + u, 16 + y * shrink + v, color);
+          ASSERT_NEAR(at(part, x, y, color), sum / (shrink * shrink), 4) << shrink << ": " << x << " " << y;
+        }
+  }
+  // Every box of a picture with odd sides, also the ones at its ends.
+  for (const int shrink : {2, 4, 8})
+    for (int left = 0; left + shrink <= 131; left += 7) part_of(file, {{left, 3, 131 - left, 87}, shrink});
+}
+
+TEST(Jpeg, SaysWhatOtherFilesAre) {
+  const auto message = [](std::string_view bytes) { return message_of<FormatError>([&] { whole(std::string(bytes)); }); };
+  using namespace std::string_view_literals;
+  EXPECT_EQ(message(""), "x.jpg:0: the file is empty");
+  EXPECT_EQ(message("\x89PNG\r\n\x1a\n"), "x.jpg:0: it is no JPEG but a PNG");
+  EXPECT_EQ(message("GIF89a"), "x.jpg:0: it is no JPEG but a GIF");
+  EXPECT_EQ(message("II*\0abc"sv), "x.jpg:0: it is no JPEG but a TIFF");
+  EXPECT_EQ(message("<!DOCTYPE html>"), "x.jpg:0: it is no JPEG but a page of HTML or XML");
+  EXPECT_EQ(message("words"), "x.jpg:0: it is no JPEG");
+  EXPECT_THAT(message("\xff\xd8"), StartsWith("x.jpg:"));
+  EXPECT_THAT(message("\xff\xd8words that follow"), StartsWith("x.jpg:"));
+}
+
+/// Wherever a file ends, it is refused, with a box at its very top as well.
+TEST(Jpeg, RefusesWhatEndsEarly) {
+  for (const bool progressive : {false, true}) {
+    const std::string file = jpeg_file(64, 64, gradient, {.progressive = progressive});
+    for (std::size_t size = 0; size < file.size(); ++size) {
+      const std::string message = message_of<FormatError>([&] { part_of(file.substr(0, size), {{0, 0, 8, 8}}); });
+      ASSERT_THAT(message, StartsWith("x.jpg:")) << size << " of " << file.size();
+    }
+    EXPECT_EQ(message_of<FormatError>([&] { whole(file.substr(0, file.size() - 40)); }), "x.jpg:" + std::to_string(file.size() - 40) + ": the file ends before the picture does");
+    EXPECT_EQ(whole(file + "what some programs write behind").width, 64);
+  }
+}
+
+TEST(Jpeg, RefusesDamagedData) {
+  std::string file = jpeg_file(256, 256, [](int x, int y) { return Pixel{static_cast<std::uint8_t>(x * y), static_cast<std::uint8_t>(x ^ y), 9}; });
+  for (std::size_t i = file.size() / 2; i < file.size() / 2 + 400; ++i) file[i] = '\xff';
+  const std::string message = message_of<FormatError>([&] { whole(file); });
+  EXPECT_THAT(message, HasSubstr("Corrupt JPEG data")) << message;
+}
+
+/// 65500 x 65500, libjpeg's own limit, as no file of a kilobyte can be: refused by its numbers.
+TEST(Jpeg, RefusesMorePixelsThanAllowedBeforeItTakesMemory) {
+  std::string file = jpeg_file(16, 16, gradient);
+  const std::size_t frame = file.find("\xff\xc0");
+  ASSERT_NE(frame, std::string::npos);
+  file.replace(frame + 5, 4, "\xff\xdc\xff\xdc");
+  bool chosen = false;
+  Pixels pixels;
+  const auto choose = [&](int, int) {
+    chosen = true;
+    return JpegPart{{0, 0, 1, 1}};
+  };
+  EXPECT_THAT(message_of<FormatError>([&] { decode_jpeg(file, "x.jpg", choose, pixels); }), HasSubstr("the picture has 65500 x 65500 pixels; allowed are 134217728"));
+  EXPECT_FALSE(chosen);
+}
+
+/// A kilobyte of scans over the same picture would take minutes.
+TEST(Jpeg, RefusesThousandsOfScans) {
+  const std::string file = jpeg_file(16, 16, [](int, int) { return Pixel{90}; }, {.colors = Colors::kGrey, .progressive = true});
+  const std::size_t last = file.rfind("\xff\xda");
+  std::string many = file.substr(0, file.size() - 2);
+  for (int i = 0; i < 600; ++i) many += file.substr(last, file.size() - 2 - last);
+  EXPECT_THAT(message_of<FormatError>([&] { whole(many + "\xff\xd9"); }), HasSubstr("more than 500 scans"));
+}
+
+TEST(Jpeg, GoesOnAfterAnError) {
+  const std::string file = jpeg_file(64, 64, gradient);
+  const Pixels before = whole(file);
+  EXPECT_NE(message_of<FormatError>([&] { whole(file.substr(0, 300)); }), "");
+  EXPECT_EQ(whole(file).rgb, before.rgb);
+}
+
+}  // namespace
+}  // namespace lockstep::data
