@@ -25,7 +25,8 @@ struct Env {
 
   // Set by a user.
   Value lockstep_env_from;   ///< LOCKSTEP_ENV_FROM: which contract to read: none, lockstep, torchrun, mpi, slurm or pmi
-  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo or mpi
+  Value lockstep_transport;  ///< LOCKSTEP_TRANSPORT: auto, self, shm, hierarchy, gloo, mpi or nccl
+  Value lockstep_device;     ///< LOCKSTEP_DEVICE: auto, cpu, cuda or cuda:N; by default a rank has a GPU when it sees one
   Value lockstep_arena;      ///< LOCKSTEP_ARENA: on or off; by default it is on when ranks share a host
   Value lockstep_timeout;    ///< LOCKSTEP_TIMEOUT: seconds that a rank waits for others that make no progress, default 300; 0: for ever
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks to come, default 60
@@ -38,6 +39,7 @@ struct Env {
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
   Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set
   Value cuda_visible_devices;  ///< CUDA_VISIBLE_DEVICES: GPUs that the user allows
+  Value nccl_socket_ifname;  ///< NCCL_SOCKET_IFNAME: interface that NCCL itself reads, named in its errors
   Value path;                ///< PATH: where programs are looked for
   Value tmpdir;              ///< TMPDIR: where sockets between ranks of a host are made, default /tmp
   Value columns;             ///< COLUMNS: width of the terminal

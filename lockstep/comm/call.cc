@@ -25,7 +25,7 @@ std::uint64_t mix(std::uint64_t value) {
 
 bool same(const Call& a, const Call& b, bool sizes_may_differ) {
   return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
-         a.op == b.op && a.wire == b.wire && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
+         a.op == b.op && a.wire == b.wire && a.device == b.device && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
 }
 
 }  // namespace
@@ -35,13 +35,13 @@ std::uint64_t key(const Call& call) {
                      static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 | static_cast<std::uint64_t>(call.kind) << 8 |
                      static_cast<std::uint64_t>(call.op) << 4 | call.dims;
   std::uint64_t value = mix(mix(call.seq + 0x9e3779b97f4a7c15u) ^ call.name_hash);
-  value = mix(mix(value ^ small) ^ static_cast<std::uint64_t>(call.wire));
+  value = mix(mix(value ^ small) ^ (static_cast<std::uint64_t>(call.wire) | static_cast<std::uint64_t>(call.device) << 8));
   for (int d = 0; d < call.dims; ++d) value = mix(value ^ static_cast<std::uint64_t>(call.sizes[d]));
   return mix(value);
 }
 
 CallShape::CallShape(const at::Tensor& tensor, bool ranks_may_differ)
-    : dtype(static_cast<std::int16_t>(tensor.scalar_type())), dims(static_cast<std::uint8_t>(tensor.dim())), may_differ(ranks_may_differ) {
+    : dtype(static_cast<std::int16_t>(tensor.scalar_type())), device(static_cast<std::int8_t>(tensor.device().type())), dims(static_cast<std::uint8_t>(tensor.dim())), may_differ(ranks_may_differ) {
   LOCKSTEP_CHECK(tensor.dim() <= Call::kMaxDims);  // Group has refused more
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes);
 }
@@ -56,6 +56,7 @@ Call make_call(const Collective& op, const CallShape& shape) {
   call.kind = op.kind;
   call.op = op.op;
   call.wire = static_cast<std::int8_t>(op.wire);
+  call.device = shape.device;
   call.dims = shape.dims;
   std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
   // Cut between characters: UTF-8's continuation bytes go with the one before.
@@ -72,6 +73,7 @@ std::string describe(const Call& call) {
     text += std::string(name(static_cast<at::ScalarType>(call.dtype))) + "[";
     for (int d = 0; d < call.dims; ++d) text += (d ? "," : "") + std::to_string(call.sizes[d]);
     text += "]";
+    if (call.device != static_cast<std::int8_t>(at::kCPU)) text += " on " + c10::DeviceTypeName(static_cast<at::DeviceType>(call.device), true);
   }
   const bool rooted = call.kind == Kind::kBroadcast || call.kind == Kind::kReduce || call.kind == Kind::kGather ||
                       call.kind == Kind::kScatter;

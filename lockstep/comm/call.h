@@ -13,7 +13,7 @@ namespace lockstep::comm {
 /// Travels as raw bytes between ranks of one build (job::join() has compared the builds).
 struct Call {
   static constexpr int kMaxDims = 12;
-  static constexpr std::size_t kNameBytes = 118;
+  static constexpr std::size_t kNameBytes = 117;
 
   std::uint64_t seq;
   std::uint64_t name_hash;
@@ -23,6 +23,7 @@ struct Call {
   Kind kind;
   ReduceOp op;
   std::int8_t wire;
+  std::int8_t device;  // type of the tensors' device
   std::uint8_t dims;
   char name[kNameBytes];  // the name's beginning, NUL-terminated
 };
@@ -35,6 +36,7 @@ struct CallShape {
 
   std::int64_t sizes[Call::kMaxDims];  // as many as `dims`
   std::int16_t dtype = -1;
+  std::int8_t device = 0;
   std::uint8_t dims = 0;
   bool may_differ = false;
 };

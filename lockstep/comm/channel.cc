@@ -41,6 +41,12 @@ Channel::Channel(std::string name, std::vector<int> members, int rank, std::shar
     : name_(std::move(name)), members_(std::move(members)), rank_(rank), transport_(std::move(transport)),
       watch_(std::move(watch)), count_(watch_->count_of(name_)), recorded_as_(page_.flight.add_channel(name_)) {}
 
+Channel::~Channel() {
+  if (!follower_ || follower_->idle() || std::uncaught_exceptions() == 0) return;
+  transport_->abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(),
+                                                           "rank " + std::to_string(watch_->rank()) + " dropped " + name_ + " because of an error")));
+}
+
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
   base::FlightNote what{.kind = comm::name(op.kind), .name = op.name};
   if (tensor.defined()) {
@@ -91,6 +97,28 @@ PendingPtr Channel::start_compared(const Collective& op, const ComparedCall& cal
 }
 
 void Channel::wait(Pending& pending, const Collective& op, const std::string& text) {
+  wait_on_host(pending, op, text);
+  const PendingPtr end = pending.on_device();
+  if (!end) return;
+  if (Lane::current()) return wait_on_host(*end, op, text);
+  end->order();
+  if (!follower_) follower_ = std::make_unique<Lane>();
+  follower_->post([this, end, op, text] { wait_on_host(*end, op, text); });
+}
+
+void Channel::end_behind_gpu(std::uint64_t record) {
+  if (Lane::current()) return page_.flight.end(record);  // which has waited for it
+  follower_->post([this, record] {
+    if (!is_closed_.load(std::memory_order_acquire)) page_.flight.end(record);
+  });
+}
+
+void Channel::settle() {
+  if (follower_) follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+  throw_if_closed();
+}
+
+void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
   const Waiting waiting{name_, op.seq, label(op), text, &members_, op.deadline};
   if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstLook)))) {
     Watch::Looks looks;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/rank_page.h"
+#include "lockstep/comm/lane.h"
 #include "lockstep/comm/seam/transport.h"
 #include "lockstep/comm/watch.h"
 
@@ -15,10 +16,16 @@ namespace lockstep::comm {
 
 /// Numbers operations, bounds their waits, and turns what goes wrong into errors that say why. After a failure it is closed:
 /// every later operation throws the same error. next() comes from one thread, waits from one other at most.
+///
+/// Of an operation on a GPU's tensors wait() waits until it is on its way, and puts what comes next on the current stream behind it; a thread of the channel then
+/// sees to its end as others do to theirs: within its bounds, with errors that close the channel. On the thread of a Lane, whose owner waits for the host,
+/// wait() waits for the GPU.
 class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
           std::shared_ptr<Watch> watch);
+  /// Operations on a GPU come to their ends, unless an error unwinds the stack.
+  ~Channel();
 
   const std::string& name() const { return name_; }
   int rank() const { return rank_; }
@@ -31,7 +38,7 @@ class Channel {
   /// The same of what is more than one Collective. Its number in the flight recorder; that on this channel is put into `what`.
   std::uint64_t begin(base::FlightNote& what);
   /// What begin() has recorded has ended well; what an error ends is given up.
-  void end(std::uint64_t record) { page_.flight.end(record); }
+  void end(std::uint64_t record) { follower_ ? end_behind_gpu(record) : page_.flight.end(record); }
 
   /// Gives `op` to the transport. Throws when the channel is closed.
   PendingPtr start(const Collective& op);
@@ -42,6 +49,8 @@ class Channel {
   /// Waits for `pending`, which belongs to operation `op`; `text` is what this rank called, for others to read.
   void wait(Pending& pending, const Collective& op, const std::string& text);
   void run(const Collective& op, const std::string& text);
+  /// Waits until the GPU has done all that has been waited for. Throws what ended one of them.
+  void settle();
 
   /// Closes the channel with the exception in flight, publishes it, and throws it on.
   [[noreturn]] void fail(const base::CommError& error);
@@ -51,6 +60,8 @@ class Channel {
 
  private:
   bool close(const std::exception_ptr& error);
+  void wait_on_host(Pending& pending, const Collective& op, const std::string& text);
+  void end_behind_gpu(std::uint64_t record);
   [[noreturn]] void wire_failed(const std::exception_ptr& error, const Waiting& waiting);
 
   const std::string name_;
@@ -65,6 +76,7 @@ class Channel {
   std::atomic<bool> is_closed_{false};
   mutable std::mutex mutex_;  // guards closed_
   std::exception_ptr closed_;
+  std::unique_ptr<Lane> follower_;  // sees to operations on a GPU; made for the first one. Last: its thread ends before what it uses
 };
 
 }  // namespace lockstep::comm

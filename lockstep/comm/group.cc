@@ -70,6 +70,9 @@ void check_parts(Kind kind, const at::Tensor& whole, const at::Tensor& part, std
   if (whole.scalar_type() != part.scalar_type() || whole.numel() != part.numel() * static_cast<std::int64_t>(count))
     throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " does not hold " + std::to_string(count) +
                      " parts " + describe(part));
+  if (whole.device() != part.device())
+    throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " is on " + whole.device().str() + " and " + describe(part) + " on " + part.device().str() +
+                     "; both must be on one device");
 }
 
 template <typename Impl>
@@ -213,7 +216,7 @@ int Group::local_rank() const { return impl_->world->identity.local_rank; }
 int Group::local_size() const { return impl_->world->identity.local_world_size; }
 int Group::node_rank() const { return impl_->world->identity.node_rank; }
 int Group::num_nodes() const { return impl_->world->identity.num_nodes; }
-at::Device Group::device() const { return at::kCPU; }
+at::Device Group::device() const { return impl_->world->device; }
 const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
 void Group::step() { catch_up(steps() + 1); }
@@ -359,7 +362,7 @@ Group Group::split(int color, int key) {
     members.push_back(impl_->members[static_cast<std::size_t>(r)]);
   }
   const std::string child = name() + "." + std::to_string(impl_->num_splits++) + "[" + std::to_string(color) + "]";
-  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place));
+  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place, impl_->descent(color)));
 }
 
 Group Group::split_by_host() {

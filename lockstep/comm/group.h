@@ -45,8 +45,11 @@ struct CallOptions {
 /// such an error the group is closed.
 ///
 /// Tensors may have any strides: those that are not contiguous are copied. dtypes: float64, float32, float16, bfloat16,
-/// int64, int32, int8, uint8, bool. The mean of integers is refused; the sum of bool is "or", its product "and". Results are the
+/// int64, int32, int8, uint8, bool, on the CPU or on this rank's GPU; all ranks give tensors of one kind of device. The mean of integers is refused; the sum of bool is "or", its product "and". Results are the
 /// same bits on every rank. Errors in arguments are a UsageError on the rank that made them, and nothing is sent.
+///
+/// With tensors on a GPU an operation begins after what is on the thread's current stream, and what is put there after it returns comes after its end: the CPU goes on meanwhile.
+/// What goes wrong on the GPU then ends the operation there too, and the next call throws it. A Work is done when the GPU has done it.
 class Group {
  public:
   int rank() const;
@@ -58,7 +61,8 @@ class Group {
   int local_size() const;
   int node_rank() const;
   int num_nodes() const;
-  /// Where tensors for this group's operations live.
+  /// Where this rank computes: a GPU of its own where there are some, else the CPU. Of the GPUs that it sees (CUDA_VISIBLE_DEVICES) the one with its number on its host, from the
+  /// beginning again when there are fewer; init() has made it the current one. InitOptions.device or LOCKSTEP_DEVICE says otherwise.
   at::Device device() const;
   /// "world", "world.1[0]", ...: for messages.
   const std::string& name() const;

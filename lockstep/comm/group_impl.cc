@@ -1,6 +1,9 @@
 #include "lockstep/comm/group_impl.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,9 +23,9 @@ constexpr std::int64_t kCallBytes = sizeof(Call);
 
 }  // namespace
 
-Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank)
+Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank, Descent descent)
     : world(std::move(the_world)), name(std::move(the_name)), members(std::move(the_members)), rank(the_rank),
-      transport_(world->make_transport(name, members)), channel_(name, members, rank, transport_, world->watch),
+      transport_(world->make_transport(name, members, descent)), channel_(name, members, rank, transport_, world->watch),
       my_call_(at::empty({kCallBytes}, at::kByte)),
       all_calls_(at::empty({static_cast<std::int64_t>(members.size()) * kCallBytes}, at::kByte)) {}
 
@@ -65,7 +68,11 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
   }
   if (!has(can.devices, tensor.device().type()))
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", which the transport " +
-                     std::string(transport_->name()) + " does not reach");
+                     std::string(transport_->name()) + " does not reach",
+                     tensor.is_cuda() ? "GPUs: " + world->no_gpu : "");
+  if (tensor.is_cuda() && members.size() > 1 && tensor.device() != world->device)
+    throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", but this rank's GPU is " + world->device.str() + " (Group::device())",
+                     "make tensors there; LOCKSTEP_DEVICE=cuda:N gives a rank another one");
   return op;
 }
 
@@ -126,14 +133,26 @@ Work Group::Impl::run_async(Request request) {
   return post(std::move(request));
 }
 
+std::optional<c10::Stream> current_stream(const Collective& op) {
+  const at::Tensor& tensor = op.input.defined() ? op.input : op.output;
+  if (!tensor.defined() || tensor.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
+}
+
 Work Group::Impl::post(Request request) {
   std::string text = label(request.op);
+  request.stream = current_stream(request.op);
+  if (request.stream && !request.prepare) {
+    request.op.after = std::make_shared<c10::Event>(request.stream->device_type());
+    request.op.after->record(*request.stream);
+  }
   return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), std::move(text), rank, world->watch,
           &collectives_};
 }
 
 void Group::Impl::carry_out(Request& request) {
   channel_.throw_if_closed();
+  const c10::OptionalStreamGuard stream(request.stream);
   const Call mine = make_call(request.op, request.shape);
   if (members.size() == 1 || request.prepare || request.shape.may_differ || !carry_out_compared(request, mine)) {
     const at::NoGradGuard no_grad;

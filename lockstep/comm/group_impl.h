@@ -1,9 +1,12 @@
 // The state behind a Group. Private to comm/.
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +25,17 @@ struct Request {
   std::function<void(Collective&, const std::vector<Call>&)> prepare;  // after the comparison, which told all sizes
   std::function<void()> complete;                         // after the operation: copies back
   bool moves_data = true;                                 // false: the comparison is all of it (barrier)
+  std::optional<c10::Stream> stream;                      // of tensors on a GPU, for another thread: the caller's
 };
+
+/// That of the tensors of `op`, when they are on a GPU.
+std::optional<c10::Stream> current_stream(const Collective& op);
 
 /// Throws UsageError when `transport` does not send float32 as `wire`.
 void check_wire(const Transport& transport, const std::string& call, at::ScalarType wire);
 
 struct Group::Impl {
-  Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank);
+  Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank, Descent descent = {});
   ~Impl();
 
   void run(Request request);
@@ -47,6 +54,8 @@ struct Group::Impl {
   const std::string name;
   const std::vector<int> members;  // world ranks
   const int rank;
+  /// What a group that is split off this one, by all its ranks, may take along.
+  Descent descent(int color) const { return {transport_.get(), color}; }
   int num_splits = 0;
   int num_exchanges = 0;
 

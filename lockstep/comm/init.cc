@@ -14,6 +14,7 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/rank_page.h"
 #include "lockstep/comm/arena/cpu_allocator.h"
+#include "lockstep/comm/devices.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/job/fatal.h"
@@ -127,6 +128,7 @@ void say_what_was_found(const World& world, const std::string& reason) {
   base::log_info(std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " +
                  std::to_string(hosts) + (hosts == 1 ? " host" : " hosts") + " (" + id.contract +
                  "); transport " + world.transport + (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
+                 (world.gpu_way.empty() ? "" : "; " + world.gpu.name + ", tensors there " + world.gpu_way) +
                  (world.address.empty() ? "" : ", address " + world.address));
 }
 
@@ -162,6 +164,8 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
   const std::string outer = choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
+  const DeviceWish wish = parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
+  const bool on_gpu = find_gpus(*world, wish);
   if (world->identity.store != StoreKind::kLocal) world->key = find_key(env);
   const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
@@ -172,12 +176,14 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
                {"libtorch", TORCH_VERSION},
                {"transport", asked},
                {"outer", outer},
+               {"device", on_gpu ? "cuda" : "cpu"},
                {"libtorch_cpu", job::build_id("libtorch_cpu.so")},
                {"program", job::build_id("")}},
               deadline);
     check_injection(*world);
     reason = choose_transport(*world, asked, outer);
-    prepare_transport(*world, deadline);
+    if (on_gpu) take_gpu(*world, wish);
+    prepare_transport(*world, asked, deadline);
     if (arena_wanted(options, env, *world)) install_arena();
   } catch (const base::Error& error) {
     give_up(*world, error);

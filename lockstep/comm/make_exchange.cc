@@ -28,7 +28,7 @@ std::unique_ptr<Exchange> Group::make_plain_exchange(std::string name, std::vect
   if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
   const World& world = *impl_->world;
   const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
-  const auto transport = world.make_transport(id, impl_->members);
+  const auto transport = world.make_transport(id, impl_->members, impl_->descent(0));
   check_wire(*transport, "make_exchange", options.wire);
   std::vector<at::Tensor> likes;
   for (const Part& part : parts) likes.push_back(part.like);

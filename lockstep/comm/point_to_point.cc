@@ -1,5 +1,6 @@
 // send and recv: a Call travels in front of the data, and the receiver compares.
 #include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
 
 #include <cstring>
 
@@ -118,8 +119,11 @@ Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int 
   Collective op = make(kind, tensor, options);
   op.root = peer;
   pair.channel.begin(op, tensor);
-  return {pair.lane.post([this, op, tensor, &pair] { receive(op, tensor, pair.channel); }), label(op), rank, world->watch,
-          &pair.lane};
+  const auto run = [this, op, tensor, &pair, stream = current_stream({.output = tensor})] {
+    const c10::OptionalStreamGuard on(stream);
+    receive(op, tensor, pair.channel);
+  };
+  return {pair.lane.post(run), label(op), rank, world->watch, &pair.lane};
 }
 
 void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {

@@ -9,12 +9,16 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/rank_page.h"
+#include "lockstep/comm/cuda/device_transport.h"
+#include "lockstep/comm/devices.h"
 #include "lockstep/comm/failure.h"
 #include "lockstep/comm/gloo/gloo.h"
 #include "lockstep/comm/hierarchy/hierarchy.h"
 #include "lockstep/comm/mpi/mpi.h"
+#include "lockstep/comm/nccl/nccl.h"
 #include "lockstep/comm/self/self.h"
 #include "lockstep/comm/shm/shm.h"
 #include "lockstep/comm/torchrun_meeting.h"
@@ -157,7 +161,7 @@ void meet_by_torchrun(World& world, base::Deadline deadline) {
 }
 
 const std::vector<std::string>& transport_names() {
-  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "gloo", "mpi"};
+  static const std::vector<std::string> names = {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"};
   return names;
 }
 
@@ -170,7 +174,7 @@ void check_transport(const std::string& asked, int size) {
   }
   if (asked == "self" && size > 1)
     throw base::UsageError("transport self is for a world of one, but there are " + std::to_string(size) +
-                           " ranks; allowed here are auto, shm, hierarchy, gloo and mpi");
+                           " ranks; allowed here are auto, shm, hierarchy, gloo, mpi and nccl");
   if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("transport gloo: " + gloo_missing());
   if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("transport mpi: " + mpi_missing());
   if (asked == "mpi") check_mpi_library();
@@ -199,20 +203,25 @@ std::string choose_transport(World& world, const std::string& asked, const std::
     throw base::UsageError("transport hierarchy is for ranks of several hosts, but all " + std::to_string(size) +
                            " share one; allowed here are auto, shm, gloo and mpi");
   world.transport = asked;
-  if (asked == "auto") world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
+  const bool free = asked == "auto" || asked == "nccl";  // which is for tensors on GPUs alone
+  if (free) world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
   if (world.transport == "hierarchy") {
     if (outer == "none") throw base::UsageError("no transport between hosts: gloo: " + gloo_missing() + "; mpi: " + mpi_missing());
     world.outer = outer;
   }
-  if (asked != "auto") return "asked for by name";
+  if (!free) return "asked for by name";
   return size == 1 ? "a world of one" : one_host ? "all ranks share a host" : "ranks of several hosts";
 }
 
-void prepare_transport(World& world, base::Deadline deadline) {
+void prepare_transport(World& world, const std::string& asked, base::Deadline deadline) {
   const bool mpi = world.transport == "mpi" || world.outer.find("mpi") != std::string::npos;
   if (mpi && world.identity.world_size > 1) enter_mpi(world.identity.rank, world.identity.world_size);
   if (world.transport == "shm" || world.transport == "hierarchy")
     world.neighbours = Neighbours::meet(*world.store, world.identity.neighbours, world.identity.rank, deadline);
+  if (asked == "nccl" && world.device.is_cpu()) throw base::UsageError("transport nccl: " + world.no_gpu);
+  if (world.device.is_cpu() || world.identity.world_size == 1) return;
+  const std::string missing = nccl_missing();
+  agree_on_gpus(world, asked, missing.empty() ? nccl_version() : "", missing, deadline);
 }
 
 std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members, int threads) const {
@@ -241,8 +250,37 @@ int World::place_in(const std::vector<int>& members) const {
   return static_cast<int>(std::find(members.begin(), members.end(), identity.rank) - members.begin());
 }
 
-std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members) const {
-  if (transport == "self" || members.size() == 1) return make_self_transport();
+std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members, const Descent& descent) const {
+  const std::shared_ptr<Transport> parent = descent.from ? nccl_of(*descent.from) : nullptr;
+  if (transport == "self" || members.size() == 1) {
+    if (parent) leave_nccl_split(*parent);
+    return make_self_transport();
+  }
+  const auto on_host = make_host_transport(name, members);
+  if (device.is_cpu()) return on_host;
+  const int place = place_in(members);
+  DeviceTransportOptions options{.host = on_host, .rank = place, .size = static_cast<int>(members.size())};
+  if (!by_nccl) return make_device_transport(std::move(options));
+  const NcclOptions all{.store = store, .members = members, .rank = place, .gpu = gpu, .host = base::host_name(), .address = address};
+  options.make_nccl = [name, all](const std::string& part, const std::vector<int>& ranks) {
+    NcclOptions some = all;
+    some.store = std::make_shared<job::PrefixStore>("nccl/" + name + part, all.store);
+    some.members.clear();
+    for (const int rank : ranks) some.members.push_back(all.members[static_cast<std::size_t>(rank)]);
+    some.rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), all.rank) - ranks.begin());
+    return make_nccl_transport(std::move(some));
+  };
+  if (parent) {
+    NcclOptions child = all;
+    child.store = std::make_shared<job::PrefixStore>("nccl/" + name, store);
+    child.parent = parent;
+    child.color = descent.color;
+    options.nccl = make_nccl_transport(std::move(child));
+  }
+  return make_device_transport(std::move(options));
+}
+
+std::shared_ptr<Transport> World::make_host_transport(const std::string& name, const std::vector<int>& members) const {
   const int place = place_in(members);
   std::vector<int> hosts;
   for (const int member : members) hosts.push_back(identity.hosts[static_cast<std::size_t>(member)]);

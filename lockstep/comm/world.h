@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/cuda/cuda.h"
 #include "lockstep/comm/seam/transport.h"
 #include "lockstep/comm/watch.h"
 #include "lockstep/job/heartbeat.h"
@@ -19,6 +20,12 @@ namespace lockstep::comm {
 
 class Neighbours;
 enum class Leg;
+
+/// The group that another is split off, by all ranks of it.
+struct Descent {
+  Transport* from = nullptr;
+  int color = 0;  // ranks with the same are together
+};
 
 struct World {
   ~World();
@@ -34,6 +41,12 @@ struct World {
   std::shared_ptr<const Neighbours> neighbours;  // when it is shm or hierarchy
   std::string address;                   // of this host on the network to the others, as numbers
   std::string interface;                 // what the user asked for instead; may be empty
+  at::Device device = at::kCPU;          // of this rank
+  int num_gpus = 0;                      // that this rank sees
+  std::string no_gpu;                    // why it has none
+  Gpu gpu;                               // when it has one
+  bool by_nccl = false;                  // tensors there travel by NCCL; else through the host's memory
+  std::string gpu_way;                   // the same in words
   std::chrono::milliseconds timeout{};           // of what groups need of each other when they are made
   std::atomic<std::int64_t> steps{0};
   std::atomic<std::int64_t> batches{0};
@@ -42,9 +55,10 @@ struct World {
   bool stop_agreed = false;  // by all ranks, in an exchange
 
   /// A transport for the channel `name` among `members` (world ranks); all of them call it, and it waits for them.
-  std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members) const;
+  std::shared_ptr<Transport> make_transport(const std::string& name, const std::vector<int>& members, const Descent& descent = {}) const;
 
  private:
+  std::shared_ptr<Transport> make_host_transport(const std::string& name, const std::vector<int>& members) const;
   void wait_for_others() noexcept;
   std::shared_ptr<Transport> make_gloo(const std::string& name, const std::vector<int>& members, int threads) const;
   std::shared_ptr<Transport> make_mpi(const std::string& name, const std::vector<int>& members) const;
@@ -74,7 +88,8 @@ void check_transport(const std::string& asked, int size);
 /// `outer` is what choose_outer() returned.
 std::string choose_transport(World& world, const std::string& asked, const std::string& outer);
 
-/// What the chosen transport needs of the other ranks before the first group. Waits for them. Throws CommError.
-void prepare_transport(World& world, base::Deadline deadline);
+/// What the chosen transport needs of the other ranks before the first group. Waits for them. Throws CommError, and UsageError when `asked`, the transport that was named, is NCCL and
+/// cannot be had.
+void prepare_transport(World& world, const std::string& asked, base::Deadline deadline);
 
 }  // namespace lockstep::comm

@@ -114,7 +114,7 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   for (const std::string& variable : run.exports)
     if (variable.empty() || variable[0] == '=') throw base::UsageError("-x is " + base::quoted(variable, 80) + "; allowed is NAME or NAME=VALUE");
   if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
-  if (given("--transport")) run.transport = one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi"});
+  if (given("--transport")) run.transport = one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"});
   if (given("--bind")) run.bind = one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
   if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
   if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);

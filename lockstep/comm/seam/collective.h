@@ -5,11 +5,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+
+namespace c10 {
+struct Event;
+}
 
 namespace lockstep::comm {
 
@@ -61,6 +66,7 @@ struct Collective {
   std::uint64_t seq = 0;  ///< number of this operation on its channel, from 1
   std::uint64_t record = 0;  ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();
+  std::shared_ptr<c10::Event> after;  ///< of tensors on a GPU, what must come before; null: all that is on the current stream of the thread that starts it
 };
 
 /// "float32[64,3]".

@@ -1,0 +1,130 @@
+#include "lockstep/comm/cuda/device_transport.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/comm/cuda/line.h"
+
+namespace lockstep::comm {
+namespace {
+
+bool between_two(const Collective& op) { return op.kind == Kind::kSend || op.kind == Kind::kRecv; }
+
+bool on_cpu(const Collective& op) {
+  const at::Tensor& tensor = op.input.defined() ? op.input : op.output;
+  return !tensor.defined() || tensor.is_cpu();
+}
+
+class DeviceTransport final : public Transport {
+ public:
+  explicit DeviceTransport(DeviceTransportOptions options)
+      : options_(std::move(options)), capabilities_(options_.host->capabilities()), collectives_(std::make_shared<Line>(options_.host)),
+        nccl_(options_.nccl) {
+    capabilities_.devices.push_back(at::kCUDA);
+  }
+
+  ~DeviceTransport() override {
+    // What waits there refers to its line, and the line to it.
+    const auto closed = std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "gpu", options_.rank, options_.rank, "the transport was closed"));
+    collectives_->abort(closed);
+    for (const auto& [key, line] : lines_) line->abort(closed);
+  }
+
+  std::string_view name() const override { return options_.host->name(); }
+  const Capabilities& capabilities() const override { return capabilities_; }
+
+  PendingPtr start(const Collective& op) override {
+    const bool by_nccl = !on_cpu(op) && options_.make_nccl && op.wire == at::kFloat;
+    if (!by_nccl) return line_of(op)->start(op);
+    if (!between_two(op)) return of_all()->start(op);
+    Collective between = op;
+    const auto transport = of_pair(op, between.root);
+    return transport->start(between);
+  }
+
+  PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
+    if (!on_cpu(op)) return nullptr;
+    LOCKSTEP_CHECK(collectives_->empty());  // who calls this waits for one operation before the next
+    return options_.host->start_compared(op, call);
+  }
+
+  std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
+    const bool here = std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_cpu(); });
+    return here ? options_.host->make_in_place_reducer(parts) : nullptr;
+  }
+
+  void abort(std::exception_ptr cause) noexcept override {
+    options_.host->abort(cause);
+    const std::lock_guard lock(mutex_);
+    if (!aborted_) aborted_ = cause;
+    collectives_->abort(cause);
+    for (const auto& [key, line] : lines_) line->abort(cause);
+    if (nccl_) nccl_->abort(cause);
+    for (const auto& [key, transport] : pairs_) transport->abort(cause);
+  }
+
+  std::shared_ptr<Transport> nccl() {
+    const std::lock_guard lock(mutex_);
+    return nccl_;
+  }
+
+ private:
+  std::shared_ptr<Line> line_of(const Collective& op) {
+    if (!between_two(op)) return collectives_;
+    const std::lock_guard lock(mutex_);
+    auto& line = lines_[{op.kind == Kind::kSend, op.root}];
+    if (!line) line = std::make_shared<Line>(options_.host);
+    return line;
+  }
+
+  std::shared_ptr<Transport> of_all() {
+    const std::lock_guard lock(mutex_);
+    if (!nccl_) {
+      std::vector<int> all(static_cast<std::size_t>(options_.size));
+      for (int rank = 0; rank < options_.size; ++rank) all[static_cast<std::size_t>(rank)] = rank;
+      nccl_ = made("", all);
+    }
+    return nccl_;
+  }
+
+  /// That of one direction; `peer` becomes the other's number there.
+  std::shared_ptr<Transport> of_pair(const Collective& op, int& peer) {
+    const int from = op.kind == Kind::kSend ? options_.rank : op.root;
+    const int to = op.kind == Kind::kSend ? op.root : options_.rank;
+    peer = op.kind == Kind::kSend ? 1 : 0;
+    const std::lock_guard lock(mutex_);
+    auto& transport = pairs_[{from, to}];
+    if (!transport) transport = made("/" + std::to_string(from) + ">" + std::to_string(to), {from, to});
+    return transport;
+  }
+
+  std::shared_ptr<Transport> made(const std::string& part, const std::vector<int>& ranks) const {
+    auto transport = options_.make_nccl(part, ranks);
+    if (aborted_) transport->abort(aborted_);
+    return transport;
+  }
+
+  const DeviceTransportOptions options_;
+  Capabilities capabilities_;
+  const std::shared_ptr<Line> collectives_;
+  std::mutex mutex_;  // guards what follows
+  std::exception_ptr aborted_;
+  std::map<std::pair<bool, int>, std::shared_ptr<Line>> lines_;  // (sending, peer)
+  std::shared_ptr<Transport> nccl_;
+  std::map<std::pair<int, int>, std::shared_ptr<Transport>> pairs_;  // (from, to)
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options) { return std::make_shared<DeviceTransport>(std::move(options)); }
+
+std::shared_ptr<Transport> nccl_of(Transport& transport) {
+  auto* device = dynamic_cast<DeviceTransport*>(&transport);
+  return device ? device->nccl() : nullptr;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,11 @@
+#include "lockstep/base/error.h"
+#include "lockstep/comm/nccl/nccl.h"
+
+namespace lockstep::comm {
+
+std::string nccl_missing() { return "this build has no NCCL (a libtorch for CUDA and the wheel nvidia-nccl bring it)"; }
+std::string nccl_version() { return ""; }
+std::shared_ptr<Transport> make_nccl_transport(NcclOptions) { throw base::UsageError(nccl_missing()); }
+void leave_nccl_split(Transport&) { throw base::UsageError(nccl_missing()); }
+
+}  // namespace lockstep::comm
