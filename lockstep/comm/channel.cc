@@ -145,15 +145,18 @@ void Channel::run(const Collective& op, const std::string& text) {
 }
 
 void Channel::wire_failed(const std::exception_ptr& error, const Waiting& waiting) {
+  std::string hint;
   try {
     std::rethrow_exception(error);
   } catch (const CommError& why) {
     fail(why);  // not the wire: the transport was aborted, and this is why
+  } catch (const base::Error& said) {
+    hint = said.hint();
   } catch (const std::exception&) {
     // What the wire says.
   }
   try {
-    watch_->wire_failed(waiting, text_of(error));
+    watch_->wire_failed(waiting, text_of(error), hint);
   } catch (const CommError& why) {
     fail(why);
   }

@@ -99,7 +99,7 @@ void agree_on_gpus(World& world, const std::string& asked, const std::string& nc
                            base::Cause::kConfigMismatch);
   world.by_nccl = !named && verdict.empty();
   const std::string through = "through the host's memory over " + world.transport;
-  world.gpu_way = world.by_nccl ? "by NCCL " + nccl_version : through + (named ? "" : ": " + verdict);
+  world.gpu_way = world.by_nccl ? "by NCCL " + nccl_version : through;
   if (id.rank == 0 && !verdict.empty() && !named) base::log_warning(verdict + ": tensors on GPUs go " + through + ", which is slower than NCCL");
 }
 

@@ -360,7 +360,7 @@ void Watch::timed_out(const Waiting& waiting, Looks& looks) {
                      "do not get on");
 }
 
-void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
+void Watch::wire_failed(const Waiting& waiting, const std::string& text, const std::string& hint) {
   // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments. How a process
   // ended outranks that it left its world before, as one does that returns an error from main().
   const Deadline limit = Deadline::in(std::chrono::seconds(1));
@@ -378,7 +378,8 @@ void Watch::wire_failed(const Waiting& waiting, const std::string& text) {
   }
   throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, -1,
                  waiting.label + ": the connection to another rank ended: " + text +
-                     (far_.empty() ? "" : "; on other hosts are ranks " + numbers(far_)));
+                     (far_.empty() ? "" : "; on other hosts are ranks " + numbers(far_)),
+                 hint);
 }
 
 void Watch::publish(const CommError& error) noexcept {

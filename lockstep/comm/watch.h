@@ -97,8 +97,8 @@ class Watch {
   /// waits up to 300 ms more, to hear from those who came.
   [[noreturn]] void timed_out(const Waiting& waiting, Looks& looks);
 
-  /// The wire failed with `text`: finds out why (a peer that died, left, or a first cause) and throws that.
-  [[noreturn]] void wire_failed(const Waiting& waiting, const std::string& text);
+  /// The wire failed with `text`: finds out why (a peer that died, left, or a first cause) and throws that; when nobody knows, what the wire said, with its `hint`.
+  [[noreturn]] void wire_failed(const Waiting& waiting, const std::string& text, const std::string& hint = {});
 
   /// Publishes `error` as the job's first cause unless there is one.
   void publish(const base::CommError& error) noexcept;

@@ -1,0 +1,126 @@
+// What goes wrong on GPUs and in NCCL, both pretended: PRETEND_NCCL says what, for each case (CMakeLists.txt).
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+
+#include "lockstep/comm/group.h"
+#include "tests/support/rank_main.h"
+
+namespace lockstep {
+namespace {
+
+using tests::world;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Clock = std::chrono::steady_clock;
+
+at::Tensor ones() { return at::ones({4}).to(world().device()); }
+
+struct Caught {
+  std::string text = "nothing was thrown", hint, op;
+  base::Cause cause = base::Cause::kInternal;
+  bool timeout = false, lost = false;
+};
+
+template <typename Call>
+Caught caught(const Call& call) {
+  try {
+    call();
+  } catch (const base::CommError& error) {
+    return {error.what(), error.hint(), error.op(), error.cause(), dynamic_cast<const base::TimeoutError*>(&error) != nullptr,
+            dynamic_cast<const base::PeerLost*>(&error) != nullptr};
+  }
+  return {};
+}
+
+/// What ends on the GPU after a call has returned is thrown by the next one. The stream ends by itself, though the operation could not.
+Caught all_reduce_fails() {
+  return caught([&] {
+    const at::Tensor tensor = ones();
+    world().all_reduce(tensor, comm::ReduceOp::kSum, {.name = "loss"});
+    tensor.cpu();
+    for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until;) world().barrier();
+  });
+}
+
+const std::string kRankOne = "failed on rank 1, cuda:1 (GPU-00000000-0000-0000-0000-000000000002, pretended GPU) of host ";
+
+TEST(GpuFailures, MemoryWhenConnecting) {
+  const Caught error = all_reduce_fails();
+  EXPECT_EQ(error.cause, base::Cause::kResource);
+  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kRankOne), HasSubstr("CUDA says cudaErrorMemoryAllocation"),
+                                HasSubstr("NCCL says: Cuda failure 2 'out of memory'")));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), Not(HasSubstr("driver"))));
+}
+
+TEST(GpuFailures, DriverInFirstBroadcast) {
+  const Caught error = caught([] {
+    world().broadcast(ones(), 0, {.name = "parameters"});
+    for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until;) world().barrier();
+  });
+  EXPECT_EQ(error.cause, base::Cause::kResource);
+  EXPECT_THAT(error.text, AllOf(HasSubstr("broadcast(parameters)#1: ncclBroadcast(float32[4], root 0) " + kRankOne), HasSubstr("cudaErrorInsufficientDriver")));
+  EXPECT_THAT(error.hint, HasSubstr("driver too old"));
+}
+
+TEST(GpuFailures, NumberOfTheGpu) {
+  const Caught error = all_reduce_fails();
+  EXPECT_THAT(error.text, AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("cudaErrorInvalidDevice")));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("is cuda:1 there?"), HasSubstr("CUDA_VISIBLE_DEVICES is not set")));
+}
+
+TEST(GpuFailures, NobodyKnowsWhy) {
+  const Caught error = all_reduce_fails();
+  EXPECT_THAT(error.text, HasSubstr("CUDA refused something"));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), HasSubstr("driver too old"), HasSubstr("CUDA_VISIBLE_DEVICES"), HasSubstr("another process")));
+}
+
+TEST(GpuFailures, TheSystem) {
+  const Caught error = all_reduce_fails();
+  EXPECT_THAT(error.text, HasSubstr("rank 1"));
+  if (world().rank() == 0) return;
+  EXPECT_TRUE(error.lost);
+  EXPECT_THAT(error.text, AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("interface wire7 of host "), HasSubstr("whose address for the others is 127.0.0.1"),
+                                HasSubstr("Connection refused")));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("LOCKSTEP_INTERFACE"), HasSubstr("firewalls"), HasSubstr("/dev/shm")));
+}
+
+TEST(GpuFailures, LaterOnTheGpu) {
+  const Caught error = all_reduce_fails();
+  EXPECT_EQ(error.cause, base::Cause::kResource);
+  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("cudaErrorIllegalAddress")));
+}
+
+TEST(GpuFailures, OneNeverBegins) {
+  const auto begun = Clock::now();
+  const Caught error = all_reduce_fails();
+  EXPECT_TRUE(error.timeout) << error.text;
+  EXPECT_EQ(error.cause, base::Cause::kRankStuck);
+  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss: float32[4] on cuda)"), HasSubstr("all ranks have come")));
+  EXPECT_LT(Clock::now() - begun, std::chrono::seconds(15));
+}
+
+TEST(GpuFailures, ADeadlineEndsItToo) {
+  const Caught error = caught([] {
+    const at::Tensor tensor = ones();
+    comm::Work work = world().all_reduce_async(tensor, comm::ReduceOp::kSum, {.deadline = base::Deadline::in(std::chrono::seconds(1))});
+    work.wait();
+  });
+  EXPECT_TRUE(error.timeout) << error.text;
+}
+
+TEST(GpuFailures, OneDies) {
+  if (world().rank() == 1) {
+    world().all_reduce(ones(), comm::ReduceOp::kSum, {.name = "loss"});
+    ::raise(SIGKILL);
+  }
+  const Caught error = all_reduce_fails();
+  EXPECT_TRUE(error.lost) << error.text;
+  EXPECT_THAT(error.text, HasSubstr("rank 1 was killed by SIGKILL"));
+}
+
+}  // namespace
+}  // namespace lockstep
