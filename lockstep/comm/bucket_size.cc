@@ -24,6 +24,7 @@ void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
   channel.begin(all, tensor);
   channel.run(all, "the measurement of bucket sizes");
   channel.end(all.record);
+  channel.settle();
 }
 
 /// The median on this rank, then the most on any: the same everywhere.
@@ -58,11 +59,11 @@ std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times) {
   return times.back().bytes;
 }
 
-std::vector<std::int64_t> measure_bucket_bytes(Channel& channel) {
+std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device device) {
   std::vector<BucketTime> times;
   std::string seen;
   for (const std::int64_t bytes : kSizes) {
-    const at::Tensor tensor = at::zeros({bytes / 4}, at::kFloat);
+    const at::Tensor tensor = at::zeros({bytes / 4}, at::TensorOptions(device).dtype(at::kFloat));
     times.push_back({bytes, time_of(channel, tensor)});
     seen += (seen.empty() ? "" : ", ") + text_of(times.back());
     if (times.back().seconds > kLongEnough) break;

@@ -19,7 +19,7 @@ struct BucketTime {
 std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times);
 
 /// Times all_reduces of 256 KiB to 25 MiB, fewer when one takes more than 0.2 s, and returns bucket sizes as plan_buckets() takes them,
-/// the same on all ranks. Rank 0 prints what it saw. All ranks call it; waits for them. Throws CommError.
-std::vector<std::int64_t> measure_bucket_bytes(Channel& channel);
+/// the same on all ranks. Tensors are on `device`. Rank 0 prints what it saw. All ranks call it; waits for them. Throws CommError.
+std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device device);
 
 }  // namespace lockstep::comm

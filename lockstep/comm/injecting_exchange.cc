@@ -72,8 +72,11 @@ class InjectingExchange final : public ForwardingExchange, private Sink {
 
   /// A bit of the first number of the first mean, one that an update does not round away: half of a float32's value.
   void take(std::size_t index, const at::Tensor& mean) override {
-    if (!mean.is_sparse() && mean.numel() > 0 && mean.element_size() > 1 && std::exchange(now_, false))
-      static_cast<unsigned char*>(mean.mutable_data_ptr())[mean.element_size() - 2] ^= 0x40;
+    if (!mean.is_sparse() && mean.numel() > 0 && mean.element_size() > 1 && std::exchange(now_, false)) {
+      const at::Tensor first = mean.as_strided({1}, {1}, mean.storage_offset()), here = first.cpu();  // itself, where it is there already
+      static_cast<unsigned char*>(here.mutable_data_ptr())[here.element_size() - 2] ^= 0x40;
+      if (!here.is_same(first)) first.copy_(here);
+    }
     sink_->take(index, mean);
   }
 

@@ -38,7 +38,7 @@ std::unique_ptr<Exchange> Group::make_plain_exchange(std::string name, std::vect
   auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, world.watch);
   if (reducer)
     return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), std::move(reducer));
-  if (options.bucket_bytes.empty()) options.bucket_bytes = measure_bucket_bytes(*channel);
+  if (options.bucket_bytes.empty()) options.bucket_bytes = measure_bucket_bytes(*channel, likes.front().device());
   return std::make_unique<PackingExchange>(std::move(name), std::move(parts), std::move(channel), std::move(options));
 }
 

@@ -1,13 +1,14 @@
 #include "lockstep/comm/packing_exchange.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/base/check.h"
 #include "lockstep/comm/bucket_plan.h"
 
 namespace lockstep::comm {
 namespace {
-
 
 constexpr int kPatience = 3;        // exchanges that a part may stay unused before it loses its place
 constexpr std::int64_t kAlign = 64;  // elements: parts begin on cache lines
@@ -41,6 +42,7 @@ void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> al
   for (Filling& filling : buckets_) {
     filling.missing = filling.parts.size();
     filling.pending = nullptr;
+    filling.stream.reset();
   }
   if (plan_ == 0) order_.clear();
   next_ = 0;
@@ -72,6 +74,7 @@ void PackingExchange::pack(std::size_t index) {
   State& state = states_[index];
   state.packed = true;
   if (place.bucket < 0) return;
+  order_streams(buckets_[static_cast<std::size_t>(place.bucket)]);
   if (!state.ready || !is_dense(state.gradient))
     place.view.zero_();
   else
@@ -94,7 +97,21 @@ void PackingExchange::start_full_buckets() {
   while (next_ < buckets_.size() && buckets_[next_].missing == 0) start_bucket(buckets_[next_++]);
 }
 
+/// Autograd runs each node on the stream of its forward: gradients of one bucket may come on several, and it may leave on another.
+void PackingExchange::order_streams(Filling& filling) {
+  const at::Device device = filling.bucket.buffer.device();
+  if (device.is_cpu()) return;
+  const c10::Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (filling.stream && *filling.stream != now) {
+    c10::Event written(device.type());
+    written.record(*filling.stream);
+    written.block(now);
+  }
+  filling.stream = now;
+}
+
 void PackingExchange::start_bucket(Filling& filling) {
+  order_streams(filling);
   Bucket& bucket = filling.bucket;
   stats_.bytes += static_cast<std::int64_t>(bucket.buffer.nbytes());
   if (!finishing_) ++stats_.started_early;

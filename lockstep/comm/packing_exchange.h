@@ -1,7 +1,10 @@
 // The exchange that packs gradients into buckets and sums those over any transport.
 #pragma once
 
+#include <c10/core/Stream.h>
+
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +57,7 @@ class PackingExchange final : public HeadedExchange {
     std::vector<std::size_t> parts;
     std::size_t missing = 0;
     PendingPtr pending;
+    std::optional<c10::Stream> stream;  // of a GPU: where it was written last
   };
 
   void lay_out(const std::vector<std::size_t>& order);
@@ -63,6 +67,7 @@ class PackingExchange final : public HeadedExchange {
   void start_full_buckets();
   void fill_buckets();
   void start_bucket(Filling& filling);
+  static void order_streams(Filling& filling);
   void agree_on_order();
   void exchange_flags();
   std::vector<at::Tensor> exchange_late();

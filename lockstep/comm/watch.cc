@@ -93,8 +93,8 @@ Watch::Count& Watch::count_of(const std::string& channel) {
 
 void Watch::add_starter() {
   const std::lock_guard lock(mutex_);
-  starters_.insert(std::this_thread::get_id());
-  last_starter_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  starters_.insert(acting_thread());
+  last_starter_.store(acting_thread(), std::memory_order_relaxed);
 }
 
 Watch::LaneWait::LaneWait(Watch& watch, const Lane* lane, PendingPtr pending) : watch_(watch) {
@@ -112,7 +112,7 @@ Watch::LaneWait::~LaneWait() {
 /// Whether the wait of this thread keeps the process from starting anything else.
 bool Watch::blocked_locked() const {
   if (starters_.size() != 1) return false;
-  if (!Lane::current()) return starters_.contains(std::this_thread::get_id());
+  if (!Lane::current()) return starters_.contains(acting_thread());
   return lane_waited_for_ == Lane::current() && !pending_waited_for_->done();
 }
 

@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -59,8 +60,21 @@ class Watch {
   /// This rank has started operation `seq` of the channel of `count`, on this thread.
   void started(Count& count, std::uint64_t seq) {
     count.store(seq, std::memory_order_release);
-    if (last_starter_.load(std::memory_order_relaxed) != std::this_thread::get_id()) add_starter();
+    if (last_starter_.load(std::memory_order_relaxed) != acting_thread()) add_starter();
   }
+
+  /// While it lives, this thread works for `thread`, which waits for it: what it starts counts as that one's. So do autograd's threads for the one that called backward().
+  class OnBehalfOf {
+   public:
+    explicit OnBehalfOf(std::thread::id thread) : thread_(thread), before_(std::exchange(behalf_, &thread_)) {}
+    ~OnBehalfOf() { behalf_ = before_; }
+    OnBehalfOf(const OnBehalfOf&) = delete;
+    OnBehalfOf& operator=(const OnBehalfOf&) = delete;
+
+   private:
+    const std::thread::id thread_;
+    const std::thread::id* const before_;
+  };
 
   /// While it lives, this thread waits, however long it takes, for `pending`, which is in the queue of `lane`.
   class LaneWait {
@@ -116,6 +130,8 @@ class Watch {
 
  private:
   struct Peer;
+  static std::thread::id acting_thread() { return behalf_ ? *behalf_ : std::this_thread::get_id(); }
+  inline static constinit thread_local const std::thread::id* behalf_ = nullptr;
   void add_starter();
   base::Deadline patience(const Waiting& waiting) const;
   std::optional<Peer> peer_in(const std::string& key, const Waiting& waiting);

@@ -17,7 +17,7 @@ BufferSync::BufferSync(NamedTensors buffers, Buffers mode) {
     if (!average) total += static_cast<std::int64_t>(buffer.second.nbytes());
     (average ? averaged_ : exact_).push_back(std::move(buffer));
   }
-  if (total > 0) bytes_ = at::empty({total}, at::kByte);
+  if (total > 0) bytes_ = at::empty({total}, exact_.front().second.options().dtype(at::kByte).requires_grad(false));
 }
 
 std::vector<comm::Collective> BufferSync::pack() {

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/watch.h"
 #include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {
@@ -131,6 +132,7 @@ void DistributedDataParallel::Impl::watch(std::size_t index) {
 }
 
 void DistributedDataParallel::Impl::backward_begun() {
+  caller_ = std::this_thread::get_id();
   reached_ = open_ = false;
   born_.clear();
   bool any_gradient = false;
@@ -158,6 +160,8 @@ void DistributedDataParallel::Impl::backward_nested() {
 }
 
 void DistributedDataParallel::Impl::accumulated(std::size_t index) {
+  const std::lock_guard lock(accumulated_mutex_);
+  const comm::Watch::OnBehalfOf caller(caller_);
   Watched& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
   reached_ = true;

@@ -4,8 +4,10 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/comm/seam/exchange.h"
@@ -31,7 +33,7 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void backward_ended() override;
   void backward_failed(const std::string& why) noexcept override;
 
-  /// Called by autograd when parameter `index` has accumulated its gradient.
+  /// Called by autograd when parameter `index` has accumulated its gradient: on the thread that called backward(), or one of autograd's for a GPU meanwhile.
   void accumulated(std::size_t index);
 
   void enter_no_sync();
@@ -105,6 +107,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   BufferSync buffers_;
   std::unique_ptr<comm::Exchange> exchange_;
 
+  std::thread::id caller_;       // of backward()
+  std::mutex accumulated_mutex_;  // a model on several devices gets gradients on several threads: one at a time
   bool closed_ = false;          // the module may be gone
   std::optional<comm::Group> sharers_;                  // with an optimizer, when peers_ are on several hosts: those of this host
   std::unique_ptr<comm::Exchange> among_sharers_;       // of the means that exchange_ has brought

@@ -27,6 +27,7 @@ json describe(InputArchive& archive, std::vector<at::Tensor>& tensors) {
       const at::Tensor& tensor = value.toTensor();
       tree[key] = {{"tensor", tensors.size()},
                    {"defined", tensor.defined()},
+                   {"gpu", tensor.defined() && tensor.is_cuda()},
                    {"dtype", tensor.defined() ? static_cast<int>(tensor.scalar_type()) : 0},
                    {"sizes", tensor.defined() ? tensor.sizes().vec() : std::vector<std::int64_t>()}};
       tensors.push_back(tensor);
@@ -120,7 +121,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& 
     if (group.rank() != root) tensors[i] = at::empty(sizes, dtype);
     at::Tensor host = tensors[i].cpu();
     group.broadcast(host, root, {.name = "optimizer state"});
-    tensors[i] = host;
+    tensors[i] = entries[i]["gpu"].get<bool>() ? host.to(group.device()) : host;
   }
   if (group.rank() == root) return;
   OutputArchive out;

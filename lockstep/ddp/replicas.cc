@@ -51,15 +51,19 @@ void in_messages(const NamedTensors& tensors, const Move& move) {
   std::int64_t bytes = 0;
   const auto flush = [&] {
     if (batch.empty()) return;
-    std::vector<at::Tensor> pieces;
-    for (const at::Tensor& t : batch) pieces.push_back(t.flatten());
-    at::Tensor flat = at::cat(pieces);
+    std::int64_t total = 0;
+    for (const at::Tensor& t : batch) total += t.numel();
+    at::Tensor flat = at::empty({total}, batch[0].options());
+    const auto each = [&](const auto& copy) {
+      std::int64_t at = 0;
+      for (at::Tensor& t : batch) {
+        copy(t, flat.narrow(0, at, t.numel()).view(t.sizes()));
+        at += t.numel();
+      }
+    };
+    each([](const at::Tensor& t, const at::Tensor& piece) { piece.copy_(t); });
     move(flat);
-    std::int64_t at = 0;
-    for (at::Tensor& t : batch) {
-      t.copy_(flat.narrow(0, at, t.numel()).view(t.sizes()));
-      at += t.numel();
-    }
+    each([](const at::Tensor& t, const at::Tensor& piece) { t.copy_(piece); });
     batch.clear();
     bytes = 0;
   };
@@ -116,11 +120,28 @@ void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int roo
   broadcast_tensors(tensors, group, root);
 }
 
+namespace {
+
+std::uint64_t hash_of(const at::Tensor& dense) {
+  if (dense.is_cpu()) return XXH3_64bits(dense.const_data_ptr(), dense.nbytes());
+  const at::Tensor flat = dense.detach().as_strided({dense.numel()}, {1});
+  const auto piece = static_cast<std::int64_t>(kMessageBytes / dense.element_size());
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (std::int64_t at = 0; at < flat.numel(); at += piece) {
+    const at::Tensor here = flat.narrow(0, at, std::min(piece, flat.numel() - at)).cpu();
+    XXH3_64bits_update(&state, here.const_data_ptr(), here.nbytes());
+  }
+  return XXH3_64bits_digest(&state);
+}
+
+}  // namespace
+
 std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors) {
   std::vector<std::int64_t> hashes;
   for (const auto& [name, t] : tensors) {
     const at::Tensor flat = t.is_non_overlapping_and_dense() ? t : t.contiguous();
-    hashes.push_back(static_cast<std::int64_t>(XXH3_64bits(flat.const_data_ptr(), flat.nbytes())));
+    hashes.push_back(static_cast<std::int64_t>(hash_of(flat)));
   }
   return hashes;
 }

@@ -42,7 +42,7 @@ void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int roo
 /// were equal. What travels is tensors and numbers, never a pickle. Waits for all ranks.
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& group, int root = 0);
 
-/// 64 bits (XXH3) of each tensor's values, in memory order.
+/// 64 bits (XXH3) of each tensor's values, in memory order. Those on a GPU are copied here piece by piece, which waits for it.
 std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors);
 
 /// `all` holds the hashes of each rank, which `ranks` names as the world does. The first tensor in which they differ, and the rank that is alone or

@@ -1,0 +1,180 @@
+// DistributedDataParallel of models on GPUs, which are pretended (tests/support/gpu). They know few kernels: backward() begins at the parameters, with gradients that
+// were made on the CPU.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <chrono>
+
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/replicas.h"
+#include "tests/support/rank_main.h"
+
+namespace lockstep {
+namespace {
+
+using ddp::DistributedDataParallel;
+using tests::world;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kParameters = 4;
+
+struct Model : torch::nn::Module {
+  explicit Model(at::Device last = world().device()) {
+    for (int i = 0; i < kParameters; ++i) {
+      const at::Tensor start = at::full({50 + 10 * i}, world().rank() + i, at::kFloat);
+      all.push_back(register_parameter("p" + std::to_string(i), start.to(i + 1 < kParameters ? world().device() : last)));
+    }
+    seen = register_buffer("seen", at::full({3}, world().rank(), at::kFloat).to(world().device()));
+    count = register_buffer("count", at::full({}, world().rank(), at::kLong).to(world().device()));
+  }
+  std::vector<at::Tensor> all;
+  at::Tensor seen, count;
+};
+
+/// This rank's gradient of parameter `i` in step `step`.
+at::Tensor gradient_of(int rank, int step, int i) { return at::arange(50 + 10 * i, at::kFloat) * (rank + 1) + step; }
+
+at::Tensor mean_of(int step, int i) {
+  at::Tensor sum = at::zeros({50 + 10 * i});
+  for (int rank = 0; rank < world().size(); ++rank) sum += gradient_of(rank, step, i);
+  return sum / world().size();
+}
+
+/// As a loss would: `without` has no gradient.
+void backward(Model& model, int step, int without = -1) {
+  std::vector<at::Tensor> roots, gradients;
+  for (int i = 0; i < kParameters; ++i) {
+    if (i == without) continue;
+    roots.push_back(model.all[static_cast<std::size_t>(i)]);
+    gradients.push_back(gradient_of(world().rank(), step, i).to(roots.back().device()));
+  }
+  torch::autograd::backward(roots, gradients);
+}
+
+void expect_near(const at::Tensor& found, const at::Tensor& expected) {
+  EXPECT_TRUE(at::allclose(found.cpu(), expected, 1e-5, 1e-5)) << found.cpu() << expected;
+}
+
+TEST(DdpGpu, TrainsAsOneRankWould) {
+  Model model;
+  const DistributedDataParallel ddp(model, world(), {.bucket_bytes = {100, 300}});
+  torch::optim::SGD optimizer(model.parameters(), 0.5);
+  std::vector<at::Tensor> expected;
+  for (int i = 0; i < kParameters; ++i) expected.push_back(at::full({50 + 10 * i}, i, at::kFloat));  // rank 0's
+  for (int step = 0; step < 6; ++step) {
+    optimizer.zero_grad();
+    backward(model, step);
+    for (std::size_t i = 0; i < kParameters; ++i) {
+      EXPECT_EQ(model.all[i].grad().device(), world().device());
+      expect_near(model.all[i].grad(), mean_of(step, static_cast<int>(i)));
+      expected[i] -= 0.5 * mean_of(step, static_cast<int>(i));
+    }
+    optimizer.step();
+    world().step();
+  }
+  for (std::size_t i = 0; i < kParameters; ++i) expect_near(model.all[i], expected[i]);
+  expect_near(model.seen, at::zeros({3}));
+  EXPECT_EQ(model.count.cpu().item<std::int64_t>(), 0);
+  if (world().size() == 1) return;
+  EXPECT_FALSE(ddp.stats().in_place);
+  EXPECT_GT(ddp.stats().bucket_bytes.size(), 1U);
+  EXPECT_GT(ddp.stats().started_early, 0);  // during backward, on the thread of autograd for this GPU
+}
+
+TEST(DdpGpu, AccumulatesUnderNoSync) {
+  Model model;
+  DistributedDataParallel ddp(model, world());
+  for (int round = 0; round < 2; ++round) {
+    model.zero_grad();
+    {
+      const auto quiet = ddp.no_sync();
+      backward(model, 1);
+    }
+    backward(model, 2);
+    for (int i = 0; i < kParameters; ++i) expect_near(model.all[static_cast<std::size_t>(i)].grad(), mean_of(1, i) + mean_of(2, i));
+    world().step();
+  }
+}
+
+TEST(DdpGpu, OnRanksThatDoNotUseAParameterItCountsAsZero) {
+  Model model;
+  DistributedDataParallel ddp(model, world(), {.bucket_bytes = {100, 100}});
+  for (int step = 0; step < 7; ++step) {
+    model.zero_grad();
+    // Until step 4 nobody uses the third; then rank 0 alone.
+    backward(model, step, step < 5 || world().rank() > 0 ? 2 : -1);
+    expect_near(model.all[1].grad(), mean_of(step, 1));
+    if (step < 5)
+      EXPECT_FALSE(model.all[2].grad().defined());
+    else
+      expect_near(model.all[2].grad(), gradient_of(0, step, 2) / world().size());
+    world().step();
+  }
+}
+
+TEST(DdpGpu, PartsOnTheCpu) {
+  Model model(at::kCPU);
+  DistributedDataParallel ddp(model, world(), {.predivide = 2});
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    backward(model, step);
+    for (int i = 0; i < kParameters; ++i) expect_near(model.all[static_cast<std::size_t>(i)].grad(), mean_of(step, i));
+    EXPECT_TRUE(model.all[kParameters - 1].grad().is_cpu());
+    world().step();
+  }
+}
+
+TEST(DdpGpu, BucketsOfMeasuredSize) {
+  Model model;
+  DistributedDataParallel ddp(model, world(), {.bucket_bytes = {}});
+  backward(model, 0);
+  expect_near(model.all[0].grad(), mean_of(0, 0));
+}
+
+TEST(DdpGpu, HashesAreThoseOfTheSameNumbersOnTheCpu) {
+  const at::Tensor numbers = at::arange(30'000'000, at::kFloat);  // more than a piece
+  EXPECT_EQ(ddp::hash_tensors({{"here", numbers}}), ddp::hash_tensors({{"there", numbers.to(world().device())}}));
+}
+
+TEST(DdpGpuFailures, AChangedParameterIsNamed) {
+  if (world().size() == 1) GTEST_SKIP();
+  Model model;
+  DistributedDataParallel ddp(model, world());
+  torch::optim::SGD optimizer(model.parameters(), 0.5);
+  try {
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      backward(model, step);
+      optimizer.step();
+      const torch::NoGradGuard no_grad;
+      if (world().rank() == 1) model.all[2].add_(model.all[2], 1e-3);
+    }
+    FAIL() << "nothing was thrown";
+  } catch (const base::CommError& error) {
+    EXPECT_EQ(error.cause(), base::Cause::kReplicaDiverged);
+    EXPECT_THAT(error.what(), HasSubstr("parameter p2 differs between ranks"));
+  }
+}
+
+TEST(DdpGpuFailures, ARankElsewhereIsFoundAtOnce) {
+  if (world().size() == 1) GTEST_SKIP();
+  Model model;
+  DistributedDataParallel ddp(model, world());
+  for (int step = 0; step < 2; ++step) {
+    model.zero_grad();
+    backward(model, step);
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  try {
+    model.zero_grad();
+    world().rank() == 1 ? world().barrier() : backward(model, 2);
+    FAIL() << "nothing was thrown";
+  } catch (const base::DesyncError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 0 called backward()"), HasSubstr("rank 1 called barrier()")));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+}
+
+}  // namespace
+}  // namespace lockstep
