@@ -259,7 +259,9 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
   const auto on_host = make_host_transport(name, members);
   if (device.is_cpu()) return on_host;
   const int place = place_in(members);
-  DeviceTransportOptions options{.host = on_host, .rank = place, .size = static_cast<int>(members.size())};
+  const auto host_of = [&](int member) { return identity.hosts[static_cast<std::size_t>(member)]; };
+  const bool several = std::any_of(members.begin(), members.end(), [&](int member) { return host_of(member) != host_of(members.front()); });
+  DeviceTransportOptions options{.host = on_host, .rank = place, .size = static_cast<int>(members.size()), .several_hosts = several};
   if (!by_nccl) return make_device_transport(std::move(options));
   const NcclOptions all{.store = store, .members = members, .rank = place, .gpu = gpu, .host = base::host_name(), .address = address};
   options.make_nccl = [name, all](const std::string& part, const std::vector<int>& ranks) {

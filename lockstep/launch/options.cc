@@ -63,7 +63,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
   app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs: they take turns");
   app.add_option("--attended", run.attended)->group("");  // launch() sets it
-  option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self, shm, hierarchy, gloo or mpi");
+  option("--transport", raw.transport, "NAME", "how ranks exchange data: auto (default), self, shm, hierarchy, gloo, mpi or nccl");
   option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
   app.add_flag("--pass-local-rank{local_rank}", run.local_rank_argument,
                "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")

@@ -1,5 +1,6 @@
 // DistributedDataParallel of models on GPUs, which are pretended (tests/support/gpu). They know few kernels: backward() begins at the parameters, with gradients that
 // were made on the CPU.
+#include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -130,6 +131,22 @@ TEST(DdpGpu, BucketsOfMeasuredSize) {
   DistributedDataParallel ddp(model, world(), {.bucket_bytes = {}});
   backward(model, 0);
   expect_near(model.all[0].grad(), mean_of(0, 0));
+}
+
+TEST(DdpGpu, GradientsOfOneBucketComeOnSeveralStreams) {
+  const c10::impl::VirtualGuardImpl guard(at::kCUDA);
+  Model model;
+  for (std::size_t i = 0; i < kParameters; ++i) model.all[i].set_requires_grad(i % 2 == 0);
+  DistributedDataParallel ddp(model, world());
+  for (int step = 0; step < 4; ++step) {
+    // Autograd accumulates on the stream on which it first met the parameter.
+    const c10::StreamGuard other(guard.getStreamFromGlobalPool(world().device()));
+    for (at::Tensor& parameter : model.all) parameter.set_requires_grad(true);
+    model.zero_grad();
+    backward(model, step);
+    for (int i = 0; i < kParameters; ++i) expect_near(model.all[static_cast<std::size_t>(i)].grad(), mean_of(step, i));
+    world().step();
+  }
 }
 
 TEST(DdpGpu, HashesAreThoseOfTheSameNumbersOnTheCpu) {

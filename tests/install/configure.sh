@@ -3,7 +3,7 @@
 #
 #   cuda_with_toolkit     CUDA build of libtorch, nvcc is there     (77, skipped, where it is not)
 #   cuda_without_toolkit  CUDA build of libtorch, no nvcc
-#   cpu_only              a libtorch without CUDA
+#   cpu_only              a libtorch without CUDA: nothing of CUDA and NCCL is compiled
 #   no_gloo               no headers of gloo: says so, and builds without that transport
 #   wrong_torch_dir       Torch_DIR is wrong: an error that names it, never another libtorch
 set -euo pipefail
@@ -21,6 +21,12 @@ configure() {
   cmake --fresh -G Ninja -S "$source" -B "$work/build" -DLOCKSTEP_TESTS=OFF -DLOCKSTEP_EXAMPLES=OFF \
     -DCMAKE_PROJECT_Lockstep_INCLUDE="$here/probe.cmake" "$@" 2>&1 | tee "$work/output"
 }
+
+# has_words LIBRARY WORD: whether it was compiled into it.
+has_words() { grep -qa -- "$2" "$work/build/lib$1.a"; }
+
+# The rooms for GPUs need neither a toolkit nor a GPU; where libtorch has no CUDA there is nothing of them.
+build_rooms_for_gpus() { cmake --build "$work/build" -j 1 --target lockstep_comm_cuda lockstep_comm_nccl; }
 
 # cmake breaks the lines of its messages.
 expect() { tr -s '[:space:]' ' ' <"$work/output" | grep -F -- "$1" >/dev/null || fail "cmake did not say: $1"; }
@@ -66,6 +72,9 @@ case "$situation" in
     configure -DTorch_DIR="$torch/share/cmake/Torch"
     expect "(cuda) in $torch"
     run_probe
+    expect "nccl: yes"
+    build_rooms_for_gpus
+    has_words lockstep_comm_nccl ncclAllReduce || fail "NCCL was left out"
     [ ! -e "$work/called" ] || fail "nvcc was called"
     if grep -E 'CMAKE_CUDA_COMPILER|/usr/local/cuda' "$work/build/CMakeCache.txt"; then fail "the build knows of a toolkit"; fi
     ;;
@@ -74,6 +83,11 @@ case "$situation" in
     configure -DCMAKE_PREFIX_PATH="$work/site/torch"
     expect "(cpu) in $work/site/torch"
     run_probe
+    expect "nccl: no"
+    build_rooms_for_gpus
+    for word in ncclAllReduce cudaGetDeviceCount libtorch_cuda; do
+      if has_words lockstep_comm_nccl "$word" || has_words lockstep_comm_cuda "$word"; then fail "a build without CUDA has $word"; fi
+    done
     ;;
   no_gloo)
     configure -DTorch_DIR="$torch/share/cmake/Torch" -DCMAKE_IGNORE_PATH="/usr/include;/usr/local/include" \

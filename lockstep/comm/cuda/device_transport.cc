@@ -38,7 +38,7 @@ class DeviceTransport final : public Transport {
   const Capabilities& capabilities() const override { return capabilities_; }
 
   PendingPtr start(const Collective& op) override {
-    const bool by_nccl = !on_cpu(op) && options_.make_nccl && op.wire == at::kFloat;
+    const bool by_nccl = !on_cpu(op) && options_.make_nccl && (op.wire == at::kFloat || !options_.several_hosts);
     if (!by_nccl) return line_of(op)->start(op);
     if (!between_two(op)) return of_all()->start(op);
     Collective between = op;

@@ -17,6 +17,7 @@ struct DeviceTransportOptions {
   std::shared_ptr<Transport> nccl;  ///< that of all ranks, when it has been made already
   int rank = 0;
   int size = 1;
+  bool several_hosts = false;  ///< the ranks are on
 };
 
 /// `host`, for which nothing changes, and tensors on the GPU of this rank. By NCCL an operation is done on the host when it is on its way, and Pending::on_device()

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/nccl/calls.h"
 #include "lockstep/comm/nccl/communicator.h"
 
 namespace lockstep::comm {
@@ -22,31 +23,6 @@ constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::milliseconds(1);
 
 class NcclTransport;
-
-ncclDataType_t nccl_type(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble: return ncclDouble;
-    case at::kFloat: return ncclFloat;
-    case at::kHalf: return ncclHalf;
-    case at::kBFloat16: return ncclBfloat16;
-    case at::kLong: return ncclInt64;
-    case at::kInt: return ncclInt32;
-    case at::kChar: return ncclInt8;
-    default: return ncclUint8;  // bool moves and is reduced as bytes
-  }
-}
-
-ncclRedOp_t nccl_op(const Collective& op, at::ScalarType dtype) {
-  const bool logical = dtype == at::kBool;
-  switch (op.op) {
-    case ReduceOp::kSum: return logical ? ncclMax : ncclSum;
-    case ReduceOp::kMean: return ncclAvg;
-    case ReduceOp::kMin: return ncclMin;
-    case ReduceOp::kMax: return ncclMax;
-    case ReduceOp::kProduct: return logical ? ncclMin : ncclProd;
-  }
-  return ncclSum;
-}
 
 /// A Pending that is looked at until it is done.
 class Polled : public Pending {
@@ -222,7 +198,8 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
         if (!communicator_.settled(what, call)) return;  // a split goes on, or this one
         if (!std::exchange(first.called_, true)) {
           first.op_.after->block(communicator_.stream());
-          communicator_.check(issue(first.op_), what, call);
+          const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
+          communicator_.check(issue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())), what, call);
           continue;
         }
         first.end_ = std::make_shared<GpuEnd>(weak_from_this(), first.op_, communicator_.stream());
@@ -234,75 +211,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     }
   }
 
-  int size() const { return static_cast<int>(options_.members.size()); }
-
-  /// "ncclBroadcast(float32[1000], root 0)".
-  static std::string call_of(const Collective& op) {
-    const at::Tensor& tensor = op.input.defined() ? op.input : op.output;
-    const std::string what = describe(tensor);
-    const std::string root = ", root " + std::to_string(op.root);
-    switch (op.kind) {
-      case Kind::kAllReduce: return "ncclAllReduce(" + what + ", " + std::string(comm::name(op.op)) + ")";
-      case Kind::kReduce: return "ncclReduce(" + what + ", " + std::string(comm::name(op.op)) + root + ")";
-      case Kind::kBroadcast: return "ncclBroadcast(" + what + root + ")";
-      case Kind::kAllGather: return "ncclAllGather(" + what + ")";
-      case Kind::kReduceScatter: return "ncclReduceScatter(" + what + ", " + std::string(comm::name(op.op)) + ")";
-      case Kind::kSend: return "ncclSend(" + what + ")";
-      case Kind::kRecv: return "ncclRecv(" + what + ")";
-      default: return "ncclSend and ncclRecv (" + std::string(comm::name(op.kind)) + ", " + what + ")";
-    }
-  }
-
-  ncclResult_t issue(const Collective& op) {
-    const at::Tensor& part = op.output.defined() && (op.kind == Kind::kReduceScatter || op.kind == Kind::kScatter || op.kind == Kind::kRecv) ? op.output : op.input;
-    const auto type = nccl_type(part.scalar_type());
-    const auto count = static_cast<std::size_t>(part.numel());
-    const auto reduce = nccl_op(op, part.scalar_type());
-    const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
-    const void* from = op.input.defined() ? op.input.const_data_ptr() : nullptr;
-    void* to = op.output.defined() ? op.output.mutable_data_ptr() : nullptr;
-    ncclComm_t comm = communicator_.get();
-    switch (op.kind) {
-      case Kind::kAllReduce: return nccl_.all_reduce(from, to, count, type, reduce, comm, stream);
-      case Kind::kReduce: return nccl_.reduce(from, to, count, type, reduce, op.root, comm, stream);
-      case Kind::kBroadcast: return nccl_.broadcast(from, to, count, type, op.root, comm, stream);
-      case Kind::kAllGather: return nccl_.all_gather(from, to, count, type, comm, stream);
-      case Kind::kReduceScatter: return nccl_.reduce_scatter(from, to, count, type, reduce, comm, stream);
-      case Kind::kSend: return nccl_.send(from, count, type, op.root, comm, stream);
-      case Kind::kRecv: return nccl_.recv(to, count, type, op.root, comm, stream);
-      default: return issue_by_pairs(op, part, stream);
-    }
-  }
-
-  /// gather, scatter and all_to_all: what each rank sends to each.
-  ncclResult_t issue_by_pairs(const Collective& op, const at::Tensor& part, cudaStream_t stream) {
-    const bool at_root = op.root == options_.rank;
-    const bool all = op.kind == Kind::kAllToAll;
-    const auto parts = all ? static_cast<std::size_t>(size()) : std::size_t{1};
-    const auto count = static_cast<std::size_t>(part.numel()) / parts;
-    const std::size_t bytes = count * part.element_size();
-    const auto type = nccl_type(part.scalar_type());
-    const auto* from = op.input.defined() ? static_cast<const char*>(op.input.const_data_ptr()) : nullptr;
-    auto* to = op.output.defined() ? static_cast<char*>(op.output.mutable_data_ptr()) : nullptr;
-    ncclComm_t comm = communicator_.get();
-    ncclResult_t result = nccl_.group_start();
-    const auto keep = [&](ncclResult_t next) {
-      if (result == ncclSuccess || result == ncclInProgress) result = next;
-    };
-    for (int peer = 0; peer < size(); ++peer) {
-      const auto place = static_cast<std::size_t>(peer) * bytes;
-      if (all || (op.kind == Kind::kScatter && at_root)) keep(nccl_.send(from + place, count, type, peer, comm, stream));
-      if (all || (op.kind == Kind::kGather && at_root)) keep(nccl_.recv(to + place, count, type, peer, comm, stream));
-    }
-    if (op.kind == Kind::kGather) keep(nccl_.send(from, count, type, op.root, comm, stream));
-    if (op.kind == Kind::kScatter) keep(nccl_.recv(to, count, type, op.root, comm, stream));
-    const ncclResult_t ended = nccl_.group_end();
-    keep(ended);
-    return result;
-  }
-
   const NcclOptions options_;
-  const NcclLibrary& nccl_ = NcclLibrary::loaded();
   std::mutex mutex_;  // guards what follows
   Communicator communicator_;
   std::shared_ptr<ncclComm_t> from_parent_;

@@ -1,0 +1,17 @@
+// An operation as calls of NCCL.
+#pragma once
+
+#include <string>
+
+#include "lockstep/comm/nccl/library.h"
+#include "lockstep/comm/seam/collective.h"
+
+namespace lockstep::comm {
+
+/// "ncclBroadcast(float32[1000], root 0)", for errors.
+std::string call_of(const Collective& op);
+
+/// Puts `op` on `stream`, for rank `rank` of `size`. The first result that is not good.
+ncclResult_t issue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size);
+
+}  // namespace lockstep::comm
