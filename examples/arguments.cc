@@ -54,6 +54,14 @@ void Arguments::number(const std::string& name, double& value, double low, doubl
   });
 }
 
+void Arguments::flag(const std::string& name, bool& value, const std::string& help) {
+  names_.push_back(name);
+  app_->add_flag_function(name, [name, &value](std::int64_t count) {
+    if (count != 1) throw lockstep::base::UsageError(name + " is given several times, or with a value; allowed is " + name + ", once");
+    value = true;
+  }, help);
+}
+
 void Arguments::read(int argc, char** argv) {
   std::string known;
   for (const std::string& name : names_) known += name + ", ";

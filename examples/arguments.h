@@ -1,4 +1,4 @@
-// The command line of an example: --name VALUE, strictly read.
+// The command line of an example: --name VALUE, or --name alone, strictly read.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,9 @@ class Arguments {
   void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high, const std::string& help);
   /// low <= value <= high.
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
+
+  /// True when it is given; it has no value.
+  void flag(const std::string& name, bool& value, const std::string& help);
 
   /// Reads the command line; --help prints all arguments and ends the program.
   void read(int argc, char** argv);

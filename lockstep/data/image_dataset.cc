@@ -136,7 +136,7 @@ Example ImageDataset::get_batch(const std::vector<std::size_t>& indices) {
 
 at::Tensor normalize_images(const at::Tensor& bytes, at::ScalarType dtype) {
   const auto colors = [&](double red, double green, double blue) { return at::tensor({red, green, blue}, at::kFloat).mul_(255).view({3, 1, 1}).to(bytes.device(), /*non_blocking=*/true); };
-  return bytes.to(at::kFloat).sub_(colors(0.485, 0.456, 0.406)).div_(colors(0.229, 0.224, 0.225)).to(dtype);
+  return bytes.sub(colors(0.485, 0.456, 0.406)).div_(colors(0.229, 0.224, 0.225)).to(dtype);
 }
 
 }  // namespace lockstep::data

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""How many JPEG images a second become samples: Lockstep's loader beside torchvision's transforms in torch's DataLoader.
+
+images.py --bin DIR --python PYTHON [--folder DIR] [--width W --height H] [--workers N,...] [--seconds S]: makes a folder of images if none is named, lets both make samples of it in turns, and prints
+a line of JSON for each. PYTHON has torch, torchvision and Pillow (pip install torchvision). images_per_second is what a training loop gets.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def make_images(folder, width, height, count):
+    """Noise whose spectrum falls as photographs' do: files are as large as theirs, 100 KB for 500 x 375 pixels."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(1)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None, :])
+    frequency[0, 0] = 1
+    for i in range(count):
+        os.makedirs(f"{folder}/{i % 4}", exist_ok=True)
+        planes = []
+        for _ in range(3):
+            plane = np.fft.ifft2(np.fft.fft2(random.standard_normal((height, width))) / frequency ** 1.1).real
+            planes.append(plane / plane.std())
+        light = planes[0]
+        pixels = np.stack([light + 0.3 * planes[1], light, light + 0.3 * planes[2]], axis=2) * 50 + 120
+        Image.fromarray(pixels.clip(0, 255).astype("uint8")).save(f"{folder}/{i % 4}/{i}.jpg", quality=92)
+
+
+def peer(folder, kind, workers, seconds):
+    """What bench_images does, by torchvision: the transforms of its reference training."""
+    import torch
+    from torchvision import datasets, transforms
+
+    torch.set_num_threads(1)
+    normalize = [transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    crops = [transforms.Resize(256), transforms.CenterCrop(224)] if kind == "validation" else [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    dataset = datasets.ImageFolder(folder, transforms.Compose(crops + normalize))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0)
+    count, begin = 0, None
+    while begin is None or time.perf_counter() - begin < seconds:
+        for data, _ in loader:
+            if begin is None:
+                begin = time.perf_counter()  # the first batch warms up
+            else:
+                count += len(data)
+                if time.perf_counter() - begin >= seconds:
+                    break
+    passed = time.perf_counter() - begin
+    print(json.dumps({"kind": kind, "workers": workers, "images_per_second": round(count / passed, 1)}))
+
+
+def measured(words):
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(words)}: code {done.returncode}\n{done.stderr}")
+    return json.loads(done.stdout[done.stdout.index("{"):])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--folder")
+    parser.add_argument("--width", type=int, default=500)
+    parser.add_argument("--height", type=int, default=375)
+    parser.add_argument("--count", type=int, default=512)
+    parser.add_argument("--workers", default="0,2")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--do", nargs=4, metavar=("WHAT", "FOLDER", "KIND", "WORKERS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.do:
+        what, folder, kind, workers = args.do
+        make_images(folder, args.width, args.height, args.count) if what == "make" else peer(folder, kind, int(workers), args.seconds)
+        return
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.folder or made
+        if not args.folder:
+            size = ["--width", str(args.width), "--height", str(args.height), "--count", str(args.count)]
+            subprocess.run([args.python, __file__, *size, "--do", "make", folder, "-", "0"], check=True, timeout=600)
+        for _ in range(args.rounds):
+            for workers in args.workers.split(","):
+                for kind in ("train", "validation"):
+                    ours = measured([f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)])
+                    theirs = measured([args.python, __file__, "--seconds", str(args.seconds), "--do", "peer", folder, kind, workers])
+                    print(json.dumps({"kind": kind, "workers": int(workers), "lockstep": ours["images_per_second"], "torchvision": theirs["images_per_second"],
+                                      "ratio": round(ours["images_per_second"] / theirs["images_per_second"], 2)}), flush=True)
+                for kind in ("whole", "bytes"):
+                    print(json.dumps(measured([f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)])), flush=True)
+
+
+main()
