@@ -18,6 +18,10 @@ std::string shortest(double value) {
   return text.str();
 }
 
+[[noreturn]] void refuse_flag(const std::string& name) {
+  throw lockstep::base::UsageError(name + " is given with a value, or several times; allowed is " + name + ", once");
+}
+
 }  // namespace
 
 Arguments::Arguments(const std::string& description) : app_(std::make_unique<CLI::App>(description)) {}
@@ -56,10 +60,12 @@ void Arguments::number(const std::string& name, double& value, double low, doubl
 
 void Arguments::flag(const std::string& name, bool& value, const std::string& help) {
   names_.push_back(name);
-  app_->add_flag_function(name, [name, &value](std::int64_t count) {
-    if (count != 1) throw lockstep::base::UsageError(name + " is given several times, or with a value; allowed is " + name + ", once");
+  flags_.insert(name);
+  const auto take = [name, &value](std::int64_t count) {
+    if (count != 1) refuse_flag(name);
     value = true;
-  }, help);
+  };
+  app_->add_flag_function(name, take, help)->disable_flag_override();
 }
 
 void Arguments::read(int argc, char** argv) {
@@ -73,8 +79,9 @@ void Arguments::read(int argc, char** argv) {
   } catch (const CLI::ExtrasError&) {
     throw lockstep::base::UsageError("the argument " + lockstep::base::quoted(app_->remaining().front(), 80) +
                                      " is not known; allowed are " + known + "--help");
-  } catch (const CLI::ArgumentMismatch& error) {  // "--NAME: ..."
-    const std::string name = std::string(error.what()).substr(0, std::string(error.what()).find(':'));
+  } catch (const CLI::ArgumentMismatch& error) {  // "--NAME: ...", or of a flag "NAME was ..."
+    const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
+    if (flags_.contains("--" + name)) refuse_flag("--" + name);
     throw lockstep::base::UsageError(name + " is given without a value, or several times; allowed is " + name + " VALUE, once");
   } catch (const CLI::ParseError& error) {
     throw lockstep::base::UsageError(std::string(error.what()) + "; allowed are " + known + "--help");

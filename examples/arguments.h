@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ class Arguments {
 
   std::unique_ptr<CLI::App> app_;
   std::vector<std::string> names_;
+  std::set<std::string> flags_;
 };
 
 /// A file that argument `name` wants written later (or "": none) must lie in a folder that is there now: a UsageError otherwise.

@@ -11,6 +11,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/data/idx.h"
+#include "lockstep/data/jpeg/jpeg.h"
 #include "lockstep/data/position.h"
 #include "lockstep/data/vocabulary.h"
 
@@ -46,14 +47,33 @@ void position(std::string_view bytes) {
   if (data::to_text(data::parse_position(bytes)) != bytes) std::abort();
 }
 
+/// The first byte says which part of the picture. Large ones are left alone: they only take longer.
+void jpeg(std::string_view bytes) {
+  if (bytes.empty()) return;
+  const auto how = static_cast<unsigned char>(bytes[0]);
+  data::Pixels pixels;
+  data::JpegPart part;
+  const auto choose = [&](int width, int height) {
+    if (width > 128 || height > 128) throw base::FormatError("large");
+    part.shrink = 1 << (how & 3);
+    part.box = {width * (how >> 2 & 7) / 8, height * (how >> 5) / 8, 0, 0};
+    part.box.width = width - part.box.left;
+    part.box.height = height - part.box.top;
+    if (part.box.width < part.shrink || part.box.height < part.shrink) throw base::FormatError("small");
+    return part;
+  };
+  data::decode_jpeg(bytes.substr(1), "file", choose, pixels);
+  if (pixels.width != part.box.width / part.shrink || pixels.rgb.size() != static_cast<std::size_t>(3 * pixels.width * pixels.height)) std::abort();
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 1) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
-  constexpr void (*kinds[])(std::string_view) = {idx, safetensors, vocabulary, position};
+  constexpr void (*kinds[])(std::string_view) = {idx, safetensors, vocabulary, position, jpeg};
   try {
-    kinds[data[0] % 4](bytes);
+    kinds[data[0] % 5](bytes);
   } catch (const base::Error&) {
   }
   return 0;

@@ -8,6 +8,7 @@ find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 include(LockstepSodium)
+include(LockstepJpeg)
 add_compile_options(-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
 add_link_options(-fsanitize=address,undefined)
 
@@ -16,11 +17,11 @@ file(GLOB sources CONFIGURE_DEPENDS "${root}/lockstep/base/*.cc" "${root}/lockst
 foreach(name doctor_options doctor_wire host_list host_options interface_choice option_values options placement plan program remote wire)
   list(APPEND sources "${root}/lockstep/launch/${name}.cc")
 endforeach()
-add_library(rooms STATIC ${sources} "${root}/lockstep/data/idx.cc" "${root}/lockstep/data/vocabulary.cc" "${root}/lockstep/data/position.cc"
+add_library(rooms STATIC ${sources} "${root}/lockstep/data/idx.cc" "${root}/lockstep/data/vocabulary.cc" "${root}/lockstep/data/position.cc" "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}"
   "${root}/lockstep/checkpoint/safetensors_header.cc" "${root}/lockstep/checkpoint/dtype.cc")
 target_include_directories(rooms PUBLIC "${root}" SYSTEM PUBLIC "${TORCH_INCLUDE}")
 target_compile_definitions(rooms PUBLIC LOCKSTEP_VERSION="${VERSION}")
-target_link_libraries(rooms PUBLIC Threads::Threads ZLIB::ZLIB nlohmann_json::nlohmann_json lockstep::sodium)
+target_link_libraries(rooms PUBLIC Threads::Threads ZLIB::ZLIB ${LOCKSTEP_JPEG_LINK} nlohmann_json::nlohmann_json lockstep::sodium)
 
 file(GLOB fuzzers CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*_fuzz.cc")
 foreach(source IN LISTS fuzzers)

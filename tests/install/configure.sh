@@ -4,7 +4,7 @@
 #   cuda_with_toolkit     CUDA build of libtorch, nvcc is there     (77, skipped, where it is not)
 #   cuda_without_toolkit  CUDA build of libtorch, no nvcc
 #   cpu_only              a libtorch without CUDA: nothing of CUDA and NCCL is compiled
-#   no_gloo               no headers of gloo: says so, and builds without that transport
+#   no_gloo               no headers of gloo and none of libjpeg-turbo: says so, and builds without that transport and without images
 #   wrong_torch_dir       Torch_DIR is wrong: an error that names it, never another libtorch
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -94,7 +94,9 @@ case "$situation" in
       -DZLIB_INCLUDE_DIR=/usr/include -DXXHASH_INCLUDE_DIR=/usr/include -DLOCKSTEP_SODIUM_INCLUDE=/usr/include -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
     expect "package libgloo-dev"
     expect "gloo transport: no"
-    cmake --build "$work/build" -j 1 --target lockstep_comm_gloo
+    expect "package libjpeg-dev"
+    expect "JPEG images: no"
+    cmake --build "$work/build" -j 1 --target lockstep_comm_gloo lockstep_data_jpeg
     ;;
   wrong_torch_dir)
     if configure -DTorch_DIR="$work/nowhere/share/cmake/Torch"; then fail "cmake took another libtorch"; fi

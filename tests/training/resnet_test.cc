@@ -1,0 +1,48 @@
+// The networks of examples/04_imagenet: the numbers and names of torchvision's.
+#include "examples/04_imagenet/resnet.h"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+struct Known {
+  const char* arch;
+  std::int64_t num_parameters;
+  std::size_t num_tensors;  // of Python's state_dict()
+};
+
+TEST(Resnet, HasTorchvisionsParameters) {
+  for (const Known& known : {Known{"resnet18", 11689512, 122}, {"resnet34", 21797672, 218}, {"resnet50", 25557032, 320}}) {
+    resnet::Net net(resnet::kArchs.at(known.arch), 1000);
+    std::int64_t count = 0;
+    for (const auto& parameter : net->parameters()) count += parameter.numel();
+    EXPECT_EQ(count, known.num_parameters) << known.arch;
+    EXPECT_EQ(net->parameters().size() + net->buffers().size(), known.num_tensors) << known.arch;
+    const auto parameters = net->named_parameters();
+    const auto buffers = net->named_buffers();
+    for (const char* const name : {"conv1.weight", "bn1.bias", "layer1.0.conv2.weight", "layer2.0.downsample.0.weight", "layer2.0.downsample.1.bias", "layer4.1.bn2.weight", "fc.bias"})
+      EXPECT_TRUE(parameters.contains(name)) << known.arch << " " << name;
+    EXPECT_TRUE(buffers.contains("layer3.1.bn1.running_var"));
+  }
+}
+
+/// It is the convolution of 3 x 3 that strides.
+TEST(Resnet, HalvesSidesFiveTimes) {
+  const torch::NoGradGuard no_grad;
+  resnet::Net net(resnet::kArchs.at("resnet50"), 7);
+  net->eval();
+  EXPECT_EQ(net->forward(torch::zeros({1, 3, 32, 32})).sizes(), at::IntArrayRef({1, 7}));
+  auto block = net->stages[1]->ptr<resnet::BottleneckImpl>(0);
+  EXPECT_EQ(block->conv1->options.stride()->at(0), 1);
+  EXPECT_EQ(block->conv2->options.stride()->at(0), 2);
+  EXPECT_EQ(block->forward(torch::zeros({1, 256, 16, 16})).sizes(), at::IntArrayRef({1, 512, 8, 8}));
+}
+
+/// Blocks begin as their shortcuts.
+TEST(Resnet, BeginsWithEmptyBranches) {
+  resnet::Net net(resnet::kArchs.at("resnet18"), 7);
+  EXPECT_EQ(net->named_parameters()["layer1.0.bn2.weight"].abs().sum().item<float>(), 0);
+  EXPECT_EQ(net->named_parameters()["layer1.0.bn1.weight"].sum().item<float>(), 64);
+}
+
+}  // namespace
