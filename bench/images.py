@@ -2,7 +2,8 @@
 """How many JPEG images a second become samples: Lockstep's loader beside torchvision's transforms in torch's DataLoader.
 
 images.py --bin DIR --python PYTHON [--folder DIR] [--width W --height H] [--workers N,...] [--seconds S]: makes a folder of images if none is named, lets both make samples of it in turns, and prints
-a line of JSON for each. PYTHON has torch, torchvision and Pillow (pip install torchvision). images_per_second is what a training loop gets.
+a line of JSON for each. PYTHON has torch, torchvision and Pillow (pip install torchvision). Numbers are images a second of the clock, which is what a training loop gets; with 0 workers, "core" besides: images a
+second that a core worked, which others who use the machine change little.
 """
 import argparse
 import json
@@ -46,20 +47,21 @@ def peer(folder, kind, workers, seconds):
     while begin is None or time.perf_counter() - begin < seconds:
         for data, _ in loader:
             if begin is None:
-                begin = time.perf_counter()  # the first batch warms up
+                begin, cpu = time.perf_counter(), time.process_time()  # the first batch warms up
             else:
                 count += len(data)
                 if time.perf_counter() - begin >= seconds:
                     break
-    passed = time.perf_counter() - begin
-    print(json.dumps({"kind": kind, "workers": workers, "images_per_second": round(count / passed, 1)}))
+    passed, worked = time.perf_counter() - begin, time.process_time() - cpu
+    print(json.dumps({"images": count, "seconds": passed, "cpu_seconds": worked}))
 
 
 def measured(words):
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(words)}: code {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout[done.stdout.index("{"):])
+    found = json.loads(done.stdout[done.stdout.index("{"):])
+    return found["images"] / found["seconds"], found["images"] / found["cpu_seconds"]
 
 
 def main():
@@ -86,13 +88,17 @@ def main():
             subprocess.run([args.python, __file__, *size, "--do", "make", folder, "-", "0"], check=True, timeout=600)
         for _ in range(args.rounds):
             for workers in args.workers.split(","):
-                for kind in ("train", "validation"):
-                    ours = measured([f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)])
-                    theirs = measured([args.python, __file__, "--seconds", str(args.seconds), "--do", "peer", folder, kind, workers])
-                    print(json.dumps({"kind": kind, "workers": int(workers), "lockstep": ours["images_per_second"], "torchvision": theirs["images_per_second"],
-                                      "ratio": round(ours["images_per_second"] / theirs["images_per_second"], 2)}), flush=True)
-                for kind in ("whole", "bytes"):
-                    print(json.dumps(measured([f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)])), flush=True)
+                for kind in ("train", "validation", "whole", "bytes"):
+                    line = {"kind": kind, "workers": int(workers)}
+                    sides = {"lockstep": [f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)]}
+                    if kind in ("train", "validation"):
+                        sides["torchvision"] = [args.python, __file__, "--seconds", str(args.seconds), "--do", "peer", folder, kind, workers]
+                    for side, words in sides.items():
+                        by_clock, by_core = measured(words)
+                        line[side] = round(by_clock, 1)
+                        if workers == "0":
+                            line[side + "_core"] = round(by_core, 1)
+                    print(json.dumps(line), flush=True)
 
 
 main()
