@@ -9,13 +9,14 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test bench bench-hosts chaos chaos-hosts lint clean setup configure build-all
+.PHONY: help demo build test bench bench-gpu bench-hosts chaos chaos-hosts lint clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
 	@echo "make build   release build; programs and examples are then in $(BIN)"
 	@echo "make test    build and run every test"
 	@echo "make bench   measure Lockstep beside its peers on this machine, 20 minutes, and write docs/benchmarks.md"
+	@echo "make bench-gpu   measure steps on a GPU beside PyTorch; BENCH_GPU_ARGS='--device cpu --tiny' shows how it runs"
 	@echo "make lint    check the rules of the house, without building"
 	@echo "make bench-hosts   measure between hosts, and their start, on network namespaces (root)"
 	@echo "make chaos   let faults happen at random moments of trainings, 50 times each and over every transport, and print what became of them, 2 hours"
@@ -47,6 +48,12 @@ bench: configure
 	@scripts/setup.sh --beds
 	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program lockstep_bench_program
 	@python3 bench/make_page.py --bin $(BIN)
+
+# BENCH_GPU_ARGS: such as --parts step --models gpt --precisions bf16-mixed.
+BENCH_GPU_ARGS ?=
+bench-gpu: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program bench_gpu_step
+	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
 
 lint: setup
 	@python3 tests/lint/lint.py

@@ -13,6 +13,9 @@ struct GptOptions {
   std::int64_t heads = 4;
 };
 
+/// The layer's output. With three dimensions its own forward() adds the bias in a pass of its own, which Python's does not.
+inline torch::Tensor through(const torch::nn::Linear& layer, const torch::Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
+
 /// Attention to what came before, then a small network for each position; each adds to what flows through.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptOptions& options)
@@ -26,14 +29,14 @@ struct BlockImpl : torch::nn::Module {
 
   torch::Tensor forward(torch::Tensor x) {
     x = x + attend(norm1(x));
-    return x + narrow(torch::gelu(widen(norm2(x))));
+    return x + through(narrow, torch::gelu(through(widen, norm2(x))));
   }
 
   torch::Tensor attend(const torch::Tensor& x) {
     const auto batch = x.size(0), length = x.size(1), width = x.size(2);
-    const auto parts = qkv(x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+    const auto parts = through(qkv, x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
     const auto mixed = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
-    return mix(mixed.transpose(1, 2).reshape({batch, length, width}));
+    return through(mix, mixed.transpose(1, 2).reshape({batch, length, width}));
   }
 
   std::int64_t heads;
@@ -59,7 +62,7 @@ struct GptImpl : torch::nn::Module {
   }
 
   torch::Tensor forward(const torch::Tensor& text) {
-    torch::Tensor x = characters(text) + positions(torch::arange(text.size(1)));
+    torch::Tensor x = characters(text) + positions(torch::arange(text.size(1), text.options()));
     for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
     // The embedding of a character is also what predicts it: one parameter, used twice.
     return torch::log_softmax(torch::matmul(norm(x), characters->weight.t()), -1);

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Training steps on a GPU: C++ with Lockstep beside PyTorch of the same version, in one run.
+
+Prints a line of JSON for each implementation, model and precision, and a table at the end. Implementations take turns, round after round, in an order that rotates: all are started and
+warm, one works at a time. They have the same first weights and data, and their first losses are compared: the run fails when these are apart. A ratio is the median over the rounds
+of (time / time of the first) in the same round.
+
+Parts: step (time and peak memory), batch (the largest that fits, in fresh processes that run out of memory), ranks (two ranks on the one GPU over gloo: their losses are those of one).
+With --device cpu the same runs without a GPU; with --tiny on models that take milliseconds.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import resource
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HERE = pathlib.Path(__file__).resolve().parent
+MODELS = {"gpt": 8}  # samples in a step
+PRECISIONS = ["32", "bf16-mixed", "fp16-mixed"]
+LEVELS = {"O0": "32", "O1": "fp16-mixed"}
+# Name: the word for the program, and variables. PyTorch's are those of gpu_step.py.
+LOCKSTEP = {"lockstep": ("lockstep", {}), "lockstep-fused": ("lockstep-fused", {}), "lockstep-nccl": ("lockstep", {"LOCKSTEP_TRANSPORT": "nccl"})}
+PYTORCH = ["pytorch-ddp", "pytorch-ddp-fused", "pytorch-ddp-loop", "pytorch"]
+FIRST_STEPS = 3
+# How far apart losses may be, relative to the first implementation's: those of the first step, and those after it, when optimizers round differently.
+APART = {"32": (1e-5, 1e-4), "bf16-mixed": (2e-3, 1e-2), "fp16-mixed": (1e-3, 5e-3)}
+
+
+class NotMeasured(Exception):
+    """An implementation said why it cannot."""
+
+
+class OutOfMemory(Exception):
+    pass
+
+
+class Program:
+    """A process that makes steps when it is told to."""
+
+    def __init__(self, args, impl, model, precision, batch):
+        words = [model, "tiny" if args.tiny else "full", precision, str(batch), args.device, str(args.threads)]
+        if impl in LOCKSTEP:
+            word, more = LOCKSTEP[impl]
+            words = [str(args.bin / "bench_gpu_step"), word, *words]
+        else:
+            more = {}
+            words = [args.python, str(HERE / "gpu_step.py"), impl, *words]
+        self.impl, self.limit_s = impl, args.timeout
+        self.said = tempfile.TemporaryFile("w+")
+        limit = args.memory_limit << 20
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more},
+                                        preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))) if limit else None)
+        try:
+            self.about = self.answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def answer(self):
+        if not select.select([self.process.stdout], [], [], self.limit_s)[0]:
+            raise SystemExit(f"gpu.py: {self.impl} has said nothing for {self.limit_s} s; --timeout allows more")
+        line = self.process.stdout.readline()
+        answer = json.loads(line) if line else {}
+        if "refused" in answer:
+            raise NotMeasured(answer["refused"])
+        if "out_of_memory" in answer or (not line and self.process.wait() == -signal.SIGKILL):
+            raise OutOfMemory(answer.get("out_of_memory", "killed"))
+        if not line:
+            self.said.seek(0)
+            raise SystemExit(f"gpu.py: {self.impl} ended with {self.process.returncode}:\n{self.said.read()}")
+        return answer
+
+    def turn(self, uncounted, counted):
+        with contextlib.suppress(BrokenPipeError):  # then its last words say why
+            self.process.stdin.write(f"{uncounted} {counted}\n".encode())
+            self.process.stdin.flush()
+        return self.answer()
+
+    def close(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+        self.said.close()
+
+
+def say(row):
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def not_measured(args, impl, why, **what):
+    print(f"not measured: {impl} {' '.join(what.values())}: {why}", file=sys.stderr, flush=True)
+    return say({"what": "not_measured", "impl": impl, "device": args.device, **what, "why": why})
+
+
+def apart(losses, others):
+    return [abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True)]
+
+
+def race(args, model, precision):
+    """All implementations, round after round."""
+    batch = args.batch or (4 if args.tiny else MODELS[model])
+    rows, programs = [], {}
+    with contextlib.ExitStack() as stack:
+        first = {}
+        for impl in args.impl:
+            try:
+                program = Program(args, impl, model, precision, batch)
+                stack.callback(program.close)
+                first[impl] = program.turn(0, FIRST_STEPS)
+                programs[impl] = program
+            except (NotMeasured, OutOfMemory) as why:
+                rows.append(not_measured(args, impl, str(why), model=model, precision=precision))
+        times = {impl: [] for impl in programs}
+        memory = dict(first)
+        names = list(programs)
+        for number in range(args.rounds):
+            for impl in names[number % len(names):] + names[:number % len(names)]:
+                memory[impl] = programs[impl].turn(1, args.steps)
+                times[impl].append(memory[impl]["ms"])
+        for impl in names:
+            found = apart(first[impl]["losses"], first[names[0]]["losses"])
+            rows.append(say({
+                "what": "gpu_step", "impl": impl, "model": model, "precision": precision, "batch": batch, **programs[impl].about, "ms": round(statistics.median(times[impl]), 4),
+                "min_ms": round(min(times[impl]), 4), "runs": len(times[impl]), "ratio": round(statistics.median(a / b for a, b in zip(times[impl], times[names[0]], strict=True)), 4),
+                "ratio_to": names[0], "peak_bytes": memory[impl]["peak_bytes"], "reserved_bytes": memory[impl]["reserved_bytes"], "losses": first[impl]["losses"],
+                "apart": max(found), "equal": found[0] <= APART[precision][0] and max(found) <= APART[precision][1]}))
+    return rows
+
+
+def fits(args, impl, model, precision, batch):
+    """Two steps: the optimizer's state is there in the second."""
+    try:
+        program = Program(args, impl, model, precision, batch)
+    except OutOfMemory:
+        return False
+    try:
+        program.turn(0, 2)
+        return True
+    except OutOfMemory:
+        return False
+    finally:
+        program.close()
+
+
+def largest_batch(args, model, level, impl):
+    """Doubles, then halves what is between, to a sixteenth."""
+    fitting, too_much = 0, 1
+    while too_much <= args.most_samples and fits(args, impl, model, LEVELS[level], too_much):
+        fitting, too_much = too_much, 2 * too_much
+    if too_much <= args.most_samples:
+        while too_much - fitting > max(1, fitting // 16):
+            middle = (fitting + too_much) // 2
+            if fits(args, impl, model, LEVELS[level], middle):
+                fitting = middle
+            else:
+                too_much = middle
+    return say({"what": "gpu_batch", "impl": impl, "model": model, "level": level, "precision": LEVELS[level], "device": args.device, "batch": fitting,
+                "more_than": too_much if too_much <= args.most_samples else None})
+
+
+def two_ranks(args, model, precision):
+    """Half of the batch each, on the one device."""
+    words = [str(args.bin / "bench_gpu_step"), "lockstep", model, "tiny" if args.tiny else "full", precision, "4", args.device, str(args.threads), str(FIRST_STEPS)]
+    run = [str(args.bin / "lockstep"), "run", "-n", "2", "--bind", "none", "--transport", "gloo", "--"]
+    answers = []
+    for start in ([], run):
+        done = subprocess.run([*start, *words], capture_output=True, text=True, timeout=args.timeout, check=False)
+        lines = [line[line.index("{"):] for line in done.stdout.splitlines() if "{" in line]  # "[0] " stands in front
+        if done.returncode != 0 or not lines:
+            return not_measured(args, "lockstep on two ranks" if start else "lockstep", (lines or done.stderr.strip().splitlines() or ["?"])[-1], model=model, precision=precision)
+        answers.append(json.loads(lines[-1]))
+    alone, both = answers
+    found = apart(both["losses"], alone["losses"])
+    return say({"what": "gpu_ranks", "model": model, "precision": precision, "device": args.device, "ranks": both["ranks"], "transport": both["transport"], "losses": both["losses"],
+                "alone": alone["losses"], "apart": max(found), "equal": max(found) <= APART[precision][1]})
+
+
+def table(rows):
+    steps = [row for row in rows if row["what"] == "gpu_step"]
+    for model, precision in dict.fromkeys((row["model"], row["precision"]) for row in steps):
+        same = [row for row in steps if (row["model"], row["precision"]) == (model, precision)]
+        yield f"\n{model} ({same[0]['parameters']:,} parameters), {precision}, batch {same[0]['batch']}, {same[0].get('gpu', same[0]['device'])}, libtorch {same[0]['libtorch']}\n"
+        yield f"| | median ms | least | ratio to {same[0]['ratio_to']} | peak MiB | reserved MiB | losses apart |\n|---|---|---|---|---|---|---|"
+        for row in same:
+            yield (f"| {row['impl']} | {row['ms']:.2f} | {row['min_ms']:.2f} | {row['ratio']:.3f} | {row['peak_bytes'] / (1 << 20):.0f} | {row['reserved_bytes'] / (1 << 20):.0f} | "
+                   f"{row['apart']:.1e}{'' if row['equal'] else ' TOO FAR'} |")
+    for row in rows:
+        if row["what"] == "gpu_batch":
+            yield f"largest batch of {row['model']} with {row['level']} ({row['precision']}), {row['impl']}: {row['batch']}" + ("" if row["more_than"] else " or more")
+        if row["what"] == "gpu_ranks":
+            yield f"{row['ranks']} ranks on one {row['device']} over {row['transport']}, {row['model']}, {row['precision']}: losses {row['apart']:.1e} apart from one rank's{'' if row['equal'] else ', TOO FAR'}"
+        if row["what"] == "not_measured":
+            yield f"not measured: {row['impl']}, {row.get('model', '')} {row.get('precision', '')}: {row['why']}"
+
+
+def some_of(name, allowed):
+    def parse(text):
+        words = text.split(",")
+        for word in words:
+            if word not in allowed:
+                raise argparse.ArgumentTypeError(f'{name} has "{word}"; allowed are {", ".join(allowed)}')
+        return words
+    return parse
+
+
+def at_least(least):
+    def parse(text):
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f'"{text}"; allowed is a number from {least}')
+        return int(text)
+    return parse
+
+
+def read():
+    own = ROOT / ".deps/python/bin/python3"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="models that take milliseconds: shows that all of this runs")
+    parser.add_argument("--parts", type=some_of("--parts", ["step", "batch", "ranks"]), default=["step", "batch", "ranks"])
+    parser.add_argument("--models", type=some_of("--models", list(MODELS)), default=list(MODELS))
+    parser.add_argument("--precisions", type=some_of("--precisions", PRECISIONS), default=PRECISIONS)
+    parser.add_argument("--levels", type=some_of("--levels", list(LEVELS)), default=list(LEVELS), help="of the part batch")
+    parser.add_argument("--impl", type=some_of("--impl", [*LOCKSTEP, *PYTORCH]), help="default: all that the device and the python have")
+    parser.add_argument("--rounds", type=at_least(1), default=7)
+    parser.add_argument("--steps", type=at_least(1), default=10, help="in a turn")
+    parser.add_argument("--batch", type=at_least(1), help="of the part step; default: 8 pieces of text, 64 images")
+    parser.add_argument("--most-samples", type=at_least(1), default=1 << 16, help="where the part batch stops")
+    parser.add_argument("--memory-limit", type=at_least(0), default=0, help="MiB that a process may take of the host, for the part batch with --device cpu")
+    parser.add_argument("--threads", type=at_least(1), default=1, help="of each process on the CPU")
+    parser.add_argument("--timeout", type=at_least(1), default=300, help="s, for a turn")
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
+    parser.add_argument("--python", default=str(own) if own.exists() else sys.executable, help='one that has torch, or "" for none')
+    parser.add_argument("--json", type=pathlib.Path, help="write the lines of JSON to this file too")
+    args = parser.parse_args()
+    if args.impl is None:
+        args.impl = [impl for impl in [*LOCKSTEP, *PYTORCH] if (impl in LOCKSTEP or args.python) and (args.device == "cuda" or impl != "lockstep-nccl")]
+    return args
+
+
+def expect_device(args):
+    """Also says whose GPU it is."""
+    try:
+        tiny = argparse.Namespace(**{**vars(args), "tiny": True})
+        Program(tiny, "lockstep", "gpt", "32", 1).close()
+    except NotMeasured as why:
+        sys.exit(f"gpu.py: --device is {args.device}, which is not here: {why}")
+
+
+def main():
+    args = read()
+    expect_device(args)
+    rows = []
+    if "step" in args.parts:
+        for model in args.models:
+            for precision in args.precisions:
+                rows += race(args, model, precision)
+    if "batch" in args.parts:
+        if args.device == "cpu" and not args.memory_limit:
+            rows.append(not_measured(args, "the largest batch", "a CPU's memory ends with the machine; --memory-limit MIB makes an end"))
+        else:
+            for model in args.models:
+                for level in args.levels:
+                    for impl in (impl for impl in ("lockstep", "pytorch-ddp") if impl in args.impl):
+                        rows.append(largest_batch(args, model, level, impl))
+    if "ranks" in args.parts:
+        for model in args.models:
+            rows.append(two_ranks(args, model, "32"))
+    print("\n".join(table(rows)), file=sys.stderr)
+    if args.json:
+        args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if any(row.get("equal") is False for row in rows):
+        sys.exit("gpu.py: losses are too far apart: these do not compute the same")
+
+
+main()
