@@ -16,6 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/collate.h"
+#include "lockstep/data/each_tensor.h"
 #include "lockstep/data/loader_core.h"
 
 namespace lockstep::data {
@@ -170,8 +171,8 @@ Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& 
       return std::shared_ptr<void>(make_batch(*own, indices, stop));
     };
   };
-  return Loader<BatchFrom<D>>(
-      std::make_shared<LoaderCore>(num_samples, shard, options, new_maker, std::move(on_batch)));
+  const auto tensors = [](void* batch, const SeeTensor& see) { each_tensor(*static_cast<BatchFrom<D>*>(batch), see); };
+  return Loader<BatchFrom<D>>(std::make_shared<LoaderCore>(num_samples, shard, options, new_maker, tensors, std::move(on_batch)));
 }
 
 }  // namespace detail
@@ -189,6 +190,9 @@ concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
 ///
 /// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
 /// from its index and the epoch (SampleRandom); a generator that threads share is used in an order that depends on timing.
+///
+/// With LoaderOptions::device batches are on that device, and their copies were on their way before they were asked for: use them on the stream that was current when they were handed out,
+/// by the thread that drew them, or order others behind it. The host waits for no copy, and for the device only when that is two batches behind. What a copy throws comes out of the loop as it is.
 ///
 /// Throws UsageError for a dataset without samples and for an option outside its range.
 template <MapDataset D>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/rank_page.h"
@@ -25,6 +26,7 @@ LoaderOptions checked(const LoaderOptions& options) {
   if (options.drop_last && options.mode == ShardMode::kExact)
     throw base::UsageError("LoaderOptions.drop_last is true with mode kExact, which promises every sample; allowed is "
                            "drop_last = false, or mode kPad or kDrop");
+  check_device(options.device);
   return options;
 }
 
@@ -64,12 +66,22 @@ void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
 }
 
 LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
-                       std::function<MakeBatch(std::uint64_t epoch)> new_maker, std::function<void(const Position&)> on_batch)
+                       std::function<MakeBatch(std::uint64_t epoch)> new_maker, BatchTensors tensors, std::function<void(const Position&)> on_batch)
     : options_(checked(options)),
       sampler_(num_samples, shard, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
       new_maker_(std::move(new_maker)),
       on_batch_(std::move(on_batch)),
-      position_{.seed = options.seed, .num_samples = num_samples, .shuffle = options.shuffle} {}
+      position_{.seed = options.seed, .num_samples = num_samples, .shuffle = options.shuffle} {
+  if (options.device.is_cpu()) return;
+  copies_ = std::make_unique<DeviceCopies>(options.device, tensors);
+  new_maker_ = [make_unpinned = std::move(new_maker_), tensors = std::move(tensors), device = copies_->device()](std::uint64_t epoch) -> MakeBatch {
+    return [make = make_unpinned(epoch), tensors, device](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
+      auto batch = make(indices, stop);
+      if (batch) pin(batch.get(), tensors, device);
+      return batch;
+    };
+  };
+}
 
 BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
   return BatchPlan(sampler_.epoch(epoch, position), static_cast<std::uint64_t>(options_.batch_size), options_.drop_last);
@@ -112,15 +124,22 @@ void BatchRun::start_workers() {
                                               num_threads * static_cast<std::uint64_t>(options.prefetch), options.timeout);
 }
 
-std::shared_ptr<void> BatchRun::make_or_wait() {
-  const LoaderOptions& options = loader_->options_;
-  if (options.num_workers == 0) {
+/// Null when a worker's is not ready by then.
+std::shared_ptr<void> BatchRun::make(std::uint64_t number, base::Deadline deadline) {
+  if (loader_->options_.num_workers == 0) {
     if (!inline_maker_) inline_maker_ = loader_->new_maker_(start_.epoch);
-    return inline_maker_(plan_.indices(num_taken_), std::stop_token());
+    return inline_maker_(plan_.indices(number), std::stop_token());
   }
   if (!workers_) start_workers();
   std::shared_ptr<void> batch;
-  if (workers_->next(batch, base::Deadline::in(options.timeout)) == OrderedWorkers::Outcome::kTimeout)
+  workers_->next(batch, deadline);
+  return batch;
+}
+
+std::shared_ptr<void> BatchRun::make_or_wait() {
+  const LoaderOptions& options = loader_->options_;
+  auto batch = make(num_taken_, base::Deadline::in(options.timeout));
+  if (!batch)
     throw base::TimeoutError(base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
                              "batch " + std::to_string(num_taken_) + " of " + std::to_string(size()) + " of epoch " +
                                  std::to_string(start_.epoch) + " was not ready after " +
@@ -128,6 +147,37 @@ std::shared_ptr<void> BatchRun::make_or_wait() {
                                  std::to_string(plan_.indices(num_taken_).front()),
                              "the dataset is slow or waits for something; LoaderOptions.timeout allows more");
   return batch;
+}
+
+/// The copy of the one behind it begins before this one is handed out, unless its maker is not done: so it goes on beside what is computed from this one.
+std::shared_ptr<void> BatchRun::on_device() {
+  DeviceCopies& copies = *loader_->copies_;
+  if (!ahead_) {
+    ahead_ = Ahead{make_or_wait(), nullptr};
+    copies.start(ahead_->batch.get());
+  }
+  const Ahead mine = *std::exchange(ahead_, std::nullopt);
+  if (mine.error) std::rethrow_exception(mine.error);
+  copies.hand_over(mine.batch.get());
+  if (num_taken_ + 1 < size()) start_next_copy();
+  return mine.batch;
+}
+
+void BatchRun::start_next_copy() {
+  try {
+    auto batch = make(num_taken_ + 1, base::Deadline::in(std::chrono::milliseconds(0)));
+    if (!batch) return;
+    const LoaderOptions& options = loader_->options_;
+    if (!loader_->copies_->wait_for_users(base::Deadline::in(options.timeout)))
+      throw base::TimeoutError(base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
+                               "batch " + std::to_string(num_taken_ + 1) + " of epoch " + std::to_string(start_.epoch) + " is not copied to " + loader_->copies_->device().str() +
+                                   ", which was not done with the last batch but two after " + std::to_string(options.timeout.count()) + " ms",
+                               "what was put on its stream takes longer, or waits for something; LoaderOptions.timeout allows more");
+    loader_->copies_->start(batch.get());
+    ahead_ = Ahead{std::move(batch), nullptr};
+  } catch (...) {
+    ahead_ = Ahead{nullptr, std::current_exception()};  // thrown when its turn comes
+  }
 }
 
 std::shared_ptr<void> BatchRun::next() {
@@ -140,7 +190,7 @@ std::shared_ptr<void> BatchRun::next() {
     return nullptr;
   }
   failed_ = true;
-  auto batch = make_or_wait();
+  auto batch = loader_->copies_ ? on_device() : make_or_wait();
   failed_ = false;
   ++num_taken_;
   const std::uint64_t drawn_each_step = static_cast<std::uint64_t>(loader_->options_.batch_size) *

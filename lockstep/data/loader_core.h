@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/batch_plan.h"
+#include "lockstep/data/device_copies.h"
 #include "lockstep/data/ordered_workers.h"
 #include "lockstep/data/position.h"
 #include "lockstep/data/sampler.h"
@@ -24,9 +26,12 @@ struct LoaderOptions {
   bool shuffle = true;
   ShardMode mode = ShardMode::kPad;
   bool drop_last = false;  ///< leave out a last batch that is not full; not with kExact
-  int num_workers = 0;     ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for
+  int num_workers = 0;     ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for, with a device one earlier
   int prefetch = 2;        ///< batches that are ready or being made, for each worker, 1 to 1024
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< for a worker's batch, and for its end; more than 0
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< for a worker's batch, its end, and the device; more than 0
+  /// Where batches are when they are handed out, Group::device() for one: their tensors on the host (each_tensor.h) go through pinned memory, and are copied on a stream of the loader's own while
+  /// the batch before is used. Three batches lie on the device then: in use, handed out, on its way; a program that never waits for the GPU waits here before there are more.
+  at::Device device = at::kCPU;
 };
 
 /// Whether several ranks draw equally many batches, so that comparing their counts finds a rank that is out of step.
@@ -58,9 +63,9 @@ class BatchRun;
 class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
  public:
   /// `new_maker` is called once an epoch for each thread that makes batches. `on_batch` is called for each batch that is handed
-  /// out. Throws UsageError for an option out of its range.
+  /// out. `tensors` are those of what a maker makes. Throws UsageError for an option out of its range.
   LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options, std::function<MakeBatch(std::uint64_t epoch)> new_maker,
-             std::function<void(const Position&)> on_batch);
+             BatchTensors tensors, std::function<void(const Position&)> on_batch);
 
   /// Batches of this rank in a whole epoch.
   std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }
@@ -81,6 +86,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   std::function<void(const Position&)> on_batch_;
   Position position_;
   std::optional<Position> restored_;
+  std::unique_ptr<DeviceCopies> copies_;  // null: batches stay on the host
 };
 
 /// One way through an epoch, or what remains of it. Destroyed early, it stops its threads.
@@ -94,14 +100,23 @@ class BatchRun {
   std::uint64_t size() const { return plan_.num_batches(); }
 
  private:
+  struct Ahead {
+    std::shared_ptr<void> batch;
+    std::exception_ptr error;
+  };
+
   void start_workers();
+  std::shared_ptr<void> make(std::uint64_t number, base::Deadline deadline);
   std::shared_ptr<void> make_or_wait();
+  std::shared_ptr<void> on_device();
+  void start_next_copy();
 
   std::shared_ptr<LoaderCore> loader_;
   BatchPlan plan_;
   Position start_;
   std::uint64_t num_taken_ = 0;
   bool failed_ = false;
+  std::optional<Ahead> ahead_;  // number num_taken_, on its way to the device
   MakeBatch inline_maker_;
   std::unique_ptr<OrderedWorkers> workers_;
 };

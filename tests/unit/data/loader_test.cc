@@ -388,6 +388,7 @@ TEST(Loader, RefusesOptionsOutOfRange) {
   EXPECT_THAT(message({.num_workers = -1}), HasSubstr("num_workers is -1; allowed is 0 to 256"));
   EXPECT_THAT(message({.prefetch = 0}), HasSubstr("prefetch is 0; allowed is 1 to 1024"));
   EXPECT_THAT(message({.timeout = std::chrono::milliseconds(0)}), HasSubstr("timeout is 0"));
+  EXPECT_EQ(message({.device = at::kCUDA}), "LoaderOptions.device is cuda, which libtorch cannot use in this process; allowed are cpu and Group::device(), after lockstep::init() has found a GPU");
   EXPECT_THAT(message({.mode = ShardMode::kExact, .drop_last = true}), HasSubstr("drop_last"));
   EXPECT_THAT(message_of<base::UsageError>([] { make_loader(Numbers(0), ShardOf{}); }), HasSubstr("has 0 samples"));
 }

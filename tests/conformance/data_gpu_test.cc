@@ -1,0 +1,231 @@
+// Batches that come to GPUs by themselves. The GPUs are pretended (tests/support/gpu): each thing on a stream takes a while, and streams go on independently of each other, so that a copy
+// that nobody waits for, and memory that is used again too early, show as other numbers.
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "lockstep/data/loader.h"
+#include "tests/support/rank_main.h"
+
+namespace lockstep::data {
+namespace {
+
+using tests::world;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kWidth = 4096;
+constexpr std::int64_t kBatchBytes = 4 * kWidth * 4 + 512;  // of four samples and, rounded up, their targets
+
+/// Sample i is data [i, i, ...] and target i.
+struct Numbers {
+  std::shared_ptr<std::atomic<int>> made = std::make_shared<std::atomic<int>>(0);
+  std::size_t count = 40;
+  std::size_t broken = 1000;
+
+  Example get(std::size_t i) const {
+    ++*made;
+    if (i == broken) throw std::runtime_error("cannot read it");
+    return {torch::full({kWidth}, static_cast<float>(i)), torch::tensor(static_cast<std::int64_t>(i))};
+  }
+  std::uint64_t size() const { return count; }
+};
+
+LoaderOptions options(int num_workers, at::Device device) { return {.batch_size = 4, .seed = 3, .num_workers = num_workers, .device = device}; }
+
+/// Where a batch is looked at only when all are there, so that the host waits for nothing in between.
+template <typename Batches>
+std::vector<Example> kept(Batches&& batches) {
+  std::vector<Example> all;
+  for (auto& batch : batches) all.push_back({batch.data.clone(), batch.target.clone()});
+  return all;
+}
+
+void expect_same(const std::vector<Example>& found, const std::vector<Example>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].data.device(), world().device());
+    EXPECT_TRUE(found[i].target.cpu().equal(expected[i].target)) << i << ": " << found[i].target.cpu() << expected[i].target;
+    EXPECT_TRUE(found[i].data.cpu().equal(expected[i].data)) << i;
+  }
+}
+
+c10::CachingAllocator::Stat device_bytes() {
+  return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(world().device().index()).allocated_bytes[0];
+}
+
+TEST(DataGpu, TheSameBatchesInTheSameOrder) {
+  for (const int workers : {0, 1, 3}) {
+    auto host = make_loader(Numbers(), world(), options(workers, at::kCPU)), gpu = make_loader(Numbers(), world(), options(workers, world().device()));
+    for (const std::uint64_t epoch : {0, 1}) {
+      const auto expected = kept(host.epoch(epoch));
+      expect_same(kept(gpu.epoch(epoch)), expected);
+      EXPECT_EQ(gpu.position(), host.position());
+    }
+  }
+}
+
+TEST(DataGpu, ACopyIsOneBatchAheadAndNoMore) {
+  const std::int64_t before = device_bytes().current;
+  c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(world().device().index());
+  Numbers numbers;
+  auto loader = make_loader(numbers, ShardOf{}, options(0, world().device()));
+  int drawn = 0;
+  for (auto& batch : loader.epoch(0)) {
+    ++drawn;
+    EXPECT_EQ(batch.data.device(), world().device());
+    const int there = std::min(drawn + 1, 10) - drawn + 1;
+    EXPECT_EQ(*numbers.made, 4 * std::min(drawn + 1, 10));
+    EXPECT_EQ(device_bytes().current - before, there * kBatchBytes);
+    EXPECT_EQ(loader.position().samples, static_cast<std::uint64_t>(4 * drawn));
+  }
+  EXPECT_EQ(drawn, 10);
+  EXPECT_EQ(device_bytes().current, before);
+  EXPECT_LE(device_bytes().peak - before, 2 * kBatchBytes);
+}
+
+TEST(DataGpu, MemoryServesAgainWhenItsUsersAreDone) {
+  auto loader = make_loader(Numbers{.count = 160}, ShardOf{}, options(3, world().device()));
+  auto expected = kept(make_loader(Numbers{.count = 160}, ShardOf{}, options(0, at::kCPU)).epoch(0));
+  std::vector<Example> found;
+  for (auto& batch : loader.epoch(0)) {
+    at::Tensor late;
+    for (int i = 0; i < 10; ++i) late = batch.data.clone();  // this stream is far behind that of the copies
+    found.push_back({late, batch.target.clone()});
+  }
+  expect_same(found, expected);
+}
+
+TEST(DataGpu, WhoNeverWaitsTakesNoMoreMemory) {
+  auto loader = make_loader(Numbers{.count = 320}, ShardOf{}, options(1, world().device()));
+  const std::int64_t before = device_bytes().current;
+  std::int64_t pinned = 0;
+  c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(world().device().index());
+  for (const std::uint64_t epoch : {0, 1}) {
+    pinned = at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc;
+    at::Tensor work;
+    for (auto& batch : loader.epoch(epoch))
+      for (int i = 0; i < 5; ++i) work = batch.data.clone();
+  }
+  EXPECT_LE(device_bytes().peak - before, 6 * kBatchBytes);  // three batches, and two of the copies made here
+  EXPECT_GT(pinned, 0);
+  EXPECT_LE(at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc, pinned + 2);
+}
+
+TEST(DataGpu, TheStreamThatIsCurrentFindsThem) {
+  auto loader = make_loader(Numbers(), ShardOf{}, options(1, world().device()));
+  const auto expected = kept(make_loader(Numbers(), ShardOf{}, options(0, at::kCPU)).epoch(0));
+  const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(world().device()));
+  expect_same(kept(loader.epoch(0)), expected);
+}
+
+TEST(DataGpu, GoesOnInTheMiddle) {
+  for (const int workers : {0, 2}) {
+    Position position;
+    auto first = make_loader(Numbers(), world(), options(workers, world().device()));
+    int drawn = 0;
+    for (auto& batch : first.epoch(1)) {
+      EXPECT_TRUE(batch.data.defined());
+      if (++drawn < 3) continue;
+      position = first.position();
+      break;
+    }
+    auto host = make_loader(Numbers(), world(), options(0, at::kCPU)), gpu = make_loader(Numbers(), world(), options(workers, world().device()));
+    host.restore(position);
+    gpu.restore(position);
+    const auto expected = kept(host.epoch(1));
+    expect_same(kept(gpu.epoch(1)), expected);
+    // The loader that was left goes on with another epoch.
+    const auto other = kept(host.epoch(2));
+    expect_same(kept(first.epoch(2)), other);
+  }
+}
+
+TEST(DataGpu, LeavingEarlyLeavesNothingOnTheDevice) {
+  const std::int64_t before = device_bytes().current;
+  for (const int workers : {0, 3}) {
+    auto loader = make_loader(Numbers(), ShardOf{}, options(workers, world().device()));
+    for (auto& batch : loader.epoch(0)) {
+      EXPECT_TRUE(batch.data.defined());
+      break;
+    }
+    EXPECT_EQ(device_bytes().current, before);
+  }
+}
+
+TEST(DataGpu, ABrokenSampleComesAtItsTurn) {
+  for (const int workers : {0, 2}) {
+    Numbers numbers;
+    numbers.broken = 13;
+    LoaderOptions in_order = options(workers, world().device());
+    in_order.shuffle = false;
+    auto loader = make_loader(numbers, ShardOf{}, in_order);
+    std::vector<Example> found;
+    try {
+      for (auto& batch : loader.epoch(0)) found.push_back({batch.data.clone(), batch.target.clone()});
+      FAIL() << "a sample that cannot be read";
+    } catch (const SampleError& error) {
+      EXPECT_EQ(error.index(), 13u);
+      EXPECT_THAT(error.what(), HasSubstr("sample 13: cannot read it"));
+    }
+    ASSERT_EQ(found.size(), 3u);
+    EXPECT_EQ(loader.position().samples, 12u);
+    EXPECT_EQ(found[2].target.cpu()[3].item<std::int64_t>(), 11);
+  }
+}
+
+/// A batch of another shape: only its tensors on the host move.
+struct Page {
+  std::string name;
+  std::vector<std::pair<int, at::Tensor>> lines;
+  std::map<std::string, at::Tensor> notes;
+  at::Tensor nothing;
+  void for_each_tensor(const SeeTensor& see) {
+    each_tensor(lines, see);
+    each_tensor(notes, see);
+    see(nothing);
+  }
+};
+struct Pages {
+  Page get_batch(const std::vector<std::size_t>& indices) const {
+    const auto first = static_cast<float>(indices.front());
+    return {"page", {{7, torch::full({3}, first)}, {8, torch::full({2}, first + 1)}}, {{"left", torch::full({1}, first + 2)}}, {}};
+  }
+  std::uint64_t size() const { return 4; }
+};
+
+TEST(DataGpu, BatchesOfAnyShape) {
+  auto pages = make_loader(Pages(), ShardOf{}, {.batch_size = 2, .shuffle = false, .device = world().device()});
+  float first = 0;
+  for (Page& page : pages.epoch(0)) {
+    EXPECT_EQ(page.name, "page");
+    EXPECT_EQ(page.lines[1].first, 8);
+    EXPECT_TRUE(page.lines[0].second.is_cuda() && page.lines[1].second.is_cuda() && page.notes["left"].is_cuda());
+    EXPECT_TRUE(page.lines[1].second.cpu().equal(torch::full({2}, first + 1)));
+    EXPECT_TRUE(page.notes["left"].cpu().equal(torch::full({1}, first + 2)));
+    EXPECT_FALSE(page.nothing.defined());
+    first += 2;
+  }
+  auto tensors = make_loader(6, [](std::size_t i) { return torch::full({2}, static_cast<float>(i)); }, ShardOf{}, {.batch_size = 3, .shuffle = false, .device = at::kCUDA});
+  for (at::Tensor& batch : tensors.epoch(0)) EXPECT_EQ(batch.device(), world().device());
+  auto pairs = make_loader(6, [](std::size_t i) { return std::tuple(static_cast<int>(i), torch::full({2}, static_cast<float>(i))); }, ShardOf{},
+                           {.batch_size = 3, .shuffle = false, .device = world().device()});
+  for (auto& batch : pairs.epoch(0)) EXPECT_TRUE(std::get<1>(batch[2]).is_cuda());
+}
+
+TEST(DataGpu, AWrongDeviceIsNamed) {
+  const auto message = [](at::Device device) {
+    try {
+      make_loader(Numbers(), ShardOf{}, options(0, device));
+    } catch (const base::UsageError& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(message(at::Device(at::kCUDA, 9)), HasSubstr("LoaderOptions.device is cuda:9, of "));
+  EXPECT_THAT(message(at::kMeta), HasSubstr("LoaderOptions.device is meta, which is no accelerator; allowed are cpu and Group::device()"));
+}
+
+}  // namespace
+}  // namespace lockstep::data
