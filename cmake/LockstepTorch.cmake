@@ -76,3 +76,12 @@ if(NOT TARGET lockstep::torch)
   # libtorch_cpu.so of a CUDA build needs libcudart and libcupti, which its own RPATH finds when the program starts.
   set_property(TARGET lockstep::torch APPEND PROPERTY INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined")
 endif()
+
+#   lockstep::torch_cuda   for the programs that ask for it: libtorch's library for CUDA besides
+if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda AND NOT TARGET lockstep::torch_cuda)
+  add_library(lockstep::c10_cuda SHARED IMPORTED)
+  set_target_properties(lockstep::c10_cuda PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_TORCH_ROOT}/lib/libc10_cuda.so")
+  add_library(lockstep::torch_cuda SHARED IMPORTED)
+  set_target_properties(lockstep::torch_cuda PROPERTIES IMPORTED_LOCATION "${LOCKSTEP_TORCH_ROOT}/lib/libtorch_cuda.so"
+    INTERFACE_LINK_LIBRARIES "lockstep::torch;lockstep::c10_cuda")
+endif()

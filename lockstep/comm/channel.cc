@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/comm/host_part.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -59,6 +61,7 @@ void Channel::begin(Collective& op, const at::Tensor& tensor) {
 
 std::uint64_t Channel::begin(base::FlightNote& what) {
   throw_if_closed();
+  expect_host_part(what.kind);
   watch_->started(count_, ++seq_);
   what.channel = recorded_as_;
   what.seq = seq_;

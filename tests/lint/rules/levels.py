@@ -20,6 +20,7 @@ MAY_INCLUDE = {
     "comm": ("comm/seam", "comm/cuda", "comm/arena", "launch", "job", "base"),
     **{room: BELOW_L3 for room in L3},
     "data/jpeg": ("base",),
+    "cuda": ("comm", "base"),  # links CUDA: nobody includes it
     "data": ("data/jpeg",) + BELOW_L3,
     "train": L3 + BELOW_L3,
     "": ("train",) + L3 + BELOW_L3,  # lockstep/lockstep.h

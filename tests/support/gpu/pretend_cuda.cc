@@ -25,8 +25,16 @@ std::string variable(const char* name) {
 
 namespace {
 
+/// What was put on streams while they were captured.
+struct Graph {
+  std::uint64_t number = 0;
+  bool broken = false;  // by a call that would have waited
+  std::vector<std::function<void()>> tasks;
+};
+
 struct Stream {
   int device = 0;
+  Graph* capture = nullptr;
   std::deque<std::function<void()>> tasks;
   bool busy = false;
   bool served = false;
@@ -34,6 +42,7 @@ struct Stream {
 
 struct Event {
   std::uint64_t recorded = 0, done = 0;
+  Graph* capture = nullptr;  // it was recorded in
 };
 
 enum class Where { kPageable, kPinned, kDevice };
@@ -48,6 +57,7 @@ struct State {
   std::map<int, Stream> defaults;  // by device
   std::map<std::uintptr_t, Range> ranges;
   std::vector<int> visible;  // numbers on the host
+  std::vector<Stream*> joined;  // streams that wait for one that is captured are captured too
 };
 
 State make_state() {
@@ -131,6 +141,13 @@ void drop_range(void* address) {
   state().ranges.erase(reinterpret_cast<std::uintptr_t>(address));
 }
 
+/// Waiting for a stream that is captured breaks the capture.
+bool may_wait(Stream& stream) {
+  const std::lock_guard lock(mutex());
+  if (stream.capture) stream.capture->broken = true;
+  return !stream.capture;
+}
+
 void wait_for(Stream& stream) {
   std::unique_lock lock(mutex());
   changed().wait(lock, [&] { return stream.tasks.empty() && !stream.busy; });
@@ -171,6 +188,7 @@ std::condition_variable& changed() {
 void put_on(void* handle, std::function<void()> task) {
   Stream& stream = stream_of(handle);
   const std::lock_guard lock(mutex());
+  if (stream.capture) return stream.capture->tasks.push_back(std::move(task));
   stream.tasks.push_back(std::move(task));
   if (!std::exchange(stream.served, true)) std::thread([&stream] { serve(stream); }).detach();
   changed().notify_all();
@@ -314,6 +332,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return one.tasks.empty() && !one.busy ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (!may_wait(stream_of(stream))) return fail(cudaErrorStreamCaptureUnsupported);
   wait_for(stream_of(stream));
   return cudaSuccess;
 }
@@ -322,13 +341,48 @@ cudaError_t cudaDeviceSynchronize() {
   wait_for(stream_of(nullptr));
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, std::size_t*) {
+  const std::lock_guard lock(mutex());
+  const Graph* graph = stream_of(stream).capture;
+  *status = !graph ? cudaStreamCaptureStatusNone : graph->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+  if (graph && number) *number = graph->number;
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, std::size_t*) {
-  *status = cudaStreamCaptureStatusNone;
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return cudaStreamGetCaptureInfo(stream, status, nullptr, nullptr, nullptr, nullptr, nullptr);
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const std::lock_guard lock(mutex());
+  static std::uint64_t count = 0;
+  if (stream_of(stream).capture) return fail(cudaErrorIllegalState);
+  stream_of(stream).capture = new Graph{.number = ++count};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard lock(mutex());
+  Graph* captured = std::exchange(stream_of(stream).capture, nullptr);
+  if (!captured) return fail(cudaErrorIllegalState);
+  for (Stream* joined : state().joined) joined->capture = nullptr;
+  state().joined.clear();
+  *graph = captured->broken ? nullptr : reinterpret_cast<cudaGraph_t>(captured);
+  return captured->broken ? fail(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, std::size_t* count) {
+  *count = reinterpret_cast<Graph*>(graph)->tasks.size();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+  *made = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  for (const auto& task : reinterpret_cast<Graph*>(graph)->tasks) put_on(stream, task);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // events may still name it
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
@@ -344,6 +398,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex());
+    one->capture = stream_of(stream).capture;
+    if (one->capture) return cudaSuccess;
     number = ++one->recorded;
   }
   put_on(stream, [one, number] {
@@ -357,6 +413,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::lock_guard lock(mutex());
   const auto* one = reinterpret_cast<Event*>(event);
+  if (one->capture) return fail(cudaErrorCapturedEvent);
   return one->done == one->recorded ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -374,6 +431,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex());
+    if (one->capture && stream_of(stream).capture != one->capture) {
+      stream_of(stream).capture = one->capture;
+      state().joined.push_back(&stream_of(stream));
+    }
+    if (one->capture) return cudaSuccess;
     number = one->recorded;
   }
   put_on(stream, [one, number] {

@@ -1,4 +1,4 @@
-// What the CUDA runtime's headers want of the toolkit's; the wheels have no folder crt.
+// What the headers of the CUDA runtime want of the toolkit; the wheels have no folder crt.
 #pragma once
 
 #define __no_return__ __attribute__((noreturn))

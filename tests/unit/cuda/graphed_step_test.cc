@@ -1,0 +1,263 @@
+// Steps as CUDA graphs: on a CPU, on a GPU that is pretended (tests/support/gpu), and, in the suite GraphedStepOnAGpu, on a real one.
+#include "lockstep/cuda/graphed_step.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "lockstep/amp/autocast.h"
+#include "lockstep/base/error.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/cuda/call_list.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::cuda {
+namespace {
+
+using tests::message_of;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Tensors = GraphedStep::Tensors;
+
+at::Tensor row(at::Device device, std::vector<float> values) { return torch::tensor(values).to(device); }
+std::vector<float> values(const at::Tensor& tensor) {
+  const at::Tensor host = tensor.cpu().contiguous();
+  return {host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel()};
+}
+
+std::string refusal(GraphedStep& step, const Tensors& inputs, int calls) {
+  return message_of<base::UsageError>([&] {
+    for (int i = 0; i < calls; ++i) step(inputs);
+  });
+}
+
+// A weight, its gradient by hand through autograd, and SGD: what the pretended GPU has kernels for.
+struct Line {
+  explicit Line(at::Device device) : weight(row(device, {1, 2, 3}).requires_grad_()) {}
+
+  Tensors step(const Tensors& inputs) {
+    ++runs;
+    if (weight.grad().defined()) weight.mutable_grad().zero_();
+    const at::Tensor y = weight * 2;
+    y.backward(inputs[0]);
+    const at::NoGradGuard no_grad;
+    weight.add_(weight.grad(), -rate);
+    return {y.detach() * 1};
+  }
+  GraphedStep graphed(at::Device device, const GraphedStepOptions& options = {}) {
+    return GraphedStep(device, [this](const Tensors& inputs) { return step(inputs); }, options);
+  }
+
+  at::Tensor weight;
+  double rate = 0.5;
+  int runs = 0;
+};
+
+TEST(GraphedStep, OnACpuTheBodyIsAllThereIs) {
+  Line plain(at::kCPU), graphed(at::kCPU), off(at::kCPU);
+  GraphedStep step = graphed.graphed(at::kCPU), none = off.graphed(at::kCPU, {.enabled = false});
+  for (int i = 0; i < 6; ++i) {
+    const Tensors inputs = {row(at::kCPU, {1, static_cast<float>(i), 0})};
+    const auto expected = values(plain.step(inputs)[0]);
+    EXPECT_EQ(values(step(inputs)[0]), expected);
+    EXPECT_EQ(values(none(inputs)[0]), expected);
+  }
+  EXPECT_EQ(values(graphed.weight), values(plain.weight));
+  EXPECT_EQ(graphed.runs, 6);
+  EXPECT_EQ(step.stats().eager, 6);
+  EXPECT_EQ(step.stats().captured + step.stats().replayed, 0);
+}
+
+TEST(GraphedStep, RefusesOptionsAndDevices) {
+  const auto make = [](at::Device device, GraphedStepOptions options) { GraphedStep(device, [](const Tensors& inputs) { return inputs; }, options); };
+  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.warmup = 0}); }), "GraphedStepOptions.warmup is 0; allowed is 1 to 1000");
+  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.max_graphs = 2000}); }), "GraphedStepOptions.max_graphs is 2000; allowed is 1 to 1024");
+  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kMeta, {}); }), "GraphedStep: the device is meta; allowed are cpu and cuda");
+}
+
+TEST(CallList, HasWhatIsCalledWithWhichNumbers) {
+  const at::Tensor x = torch::ones({2}, torch::kDouble).to(at::kMeta);
+  double factor = 0.5;
+  const auto list = [&] { return calls_of([&] { x.mul(factor).sum(0); }); };
+  const CallList first = list(), again = list();
+  EXPECT_EQ(difference(first, again), std::nullopt);
+  EXPECT_FALSE(first.cpu_tensor);
+  factor = 0.25;
+  EXPECT_EQ(difference(first, list()), "call 1, aten::mul(tensor, 0.25), was aten::mul(tensor, 0.5) in the run before");
+  const CallList more = calls_of([&] { x.mul(0.5).sum(0).neg(); });
+  EXPECT_EQ(difference(first, more), "there were " + std::to_string(more.calls.size()) + " calls, and " + std::to_string(first.calls.size()) + " in the run before");
+  EXPECT_THAT(calls_of([] { torch::ones({2}).add(1); }).cpu_tensor.value_or(""), HasSubstr("tensor on cpu"));
+}
+
+TEST(CallList, SeesBackwardAndTheCountOfTorchsAdam) {
+  torch::nn::Linear net(3, 2);
+  torch::optim::Adam optimizer(net->parameters(), 0.1);
+  const at::Tensor x = torch::ones({4, 3});
+  const auto list = [&] {
+    return calls_of([&] {
+      optimizer.zero_grad();
+      net->forward(x).sum().backward();
+      optimizer.step();
+    });
+  };
+  list();
+  const CallList second = list(), third = list();
+  EXPECT_THAT(second.calls, testing::Contains(HasSubstr("aten::t(")));
+  EXPECT_THAT(difference(second, third).value_or("equal"), AllOf(HasSubstr("call "), HasSubstr("was aten::")));
+}
+
+class GraphedStepPretended : public testing::Test {
+ protected:
+  const comm::Group world = comm::init({.device = "cuda"});
+  const at::Device gpu = world.device();
+};
+
+TEST_F(GraphedStepPretended, AReplayIsAStep) {
+  Line plain(gpu), graphed(gpu);
+  GraphedStep step = graphed.graphed(gpu);
+  for (int i = 0; i < 8; ++i) {
+    const Tensors inputs = {row(gpu, {1, static_cast<float>(i), 0.5})};
+    const auto expected = values(plain.step(inputs)[0]);
+    EXPECT_EQ(values(step(inputs)[0]), expected) << i;
+    EXPECT_EQ(values(graphed.weight), values(plain.weight)) << i;
+  }
+  EXPECT_EQ(graphed.runs, 4);  // three to warm up, and the capture
+  EXPECT_EQ(step.stats().eager, 3);
+  EXPECT_EQ(step.stats().captured, 1);
+  EXPECT_EQ(step.stats().replayed, 5);
+}
+
+TEST_F(GraphedStepPretended, ItStandsInTheOrderOfTheStream) {
+  Line line(gpu);
+  GraphedStep step = line.graphed(gpu, {.warmup = 2});
+  const auto other = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(gpu);
+  std::vector<at::Tensor> kept;
+  {
+    const c10::StreamGuard guard(other);
+    at::Tensor input = row(gpu, {1, 1, 1});
+    for (int i = 0; i < 6; ++i) {
+      for (int k = 0; k < 3; ++k) input = input.clone();  // takes a while, and nobody waits for it but the stream
+      kept.push_back(step({input})[0].clone());
+    }
+    for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(values(kept[i])[2], 6 - 2 * static_cast<float>(i));
+  }
+}
+
+TEST_F(GraphedStepPretended, EachShapeHasAGraphUpToTheLimit) {
+  GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 3}; }, {.warmup = 1, .max_graphs = 2});
+  testing::internal::CaptureStderr();
+  for (int round = 0; round < 4; ++round)
+    for (const std::int64_t length : {1, 2, 3}) EXPECT_EQ(values(step({row(gpu, std::vector<float>(static_cast<std::size_t>(length), 2))})[0]), std::vector<float>(static_cast<std::size_t>(length), 6));
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(step.stats().captured, 2);
+  EXPECT_EQ(step.stats().replayed, 6);
+  EXPECT_EQ(step.stats().eager, 2 + 4);
+  EXPECT_THAT(said, HasSubstr("inputs of more than 2 different shapes (max_graphs); those of further ones, such as Float[3][1], take no graph"));
+  EXPECT_EQ(said.find("max_graphs"), said.rfind("max_graphs"));
+  // Another dtype is another shape.
+  GraphedStep one(gpu, [](const Tensors& inputs) { return inputs; }, {.max_graphs = 1});
+  one({torch::ones({2}).to(gpu)});
+  one({torch::ones({2}, torch::kLong).to(gpu)});
+  EXPECT_EQ(one.stats().eager, 2);
+}
+
+TEST_F(GraphedStepPretended, ANumberThatChangesIsNamed) {
+  Line line(gpu);
+  GraphedStep step(gpu, [&](const Tensors& inputs) {
+    line.rate *= 0.5;
+    return line.step(inputs);
+  });
+  const Tensors inputs = {row(gpu, {1, 1, 1})};
+  EXPECT_THAT(refusal(step, inputs, 4), AllOf(HasSubstr("GraphedStep: the step cannot be a graph: call "), HasSubstr("aten::add_(tensor, tensor, -0.03125), was aten::add_(tensor, tensor, -0.0625) in the run before")));
+  EXPECT_EQ(step.stats().captured, 0);
+  EXPECT_EQ(step.stats().eager, 3);
+  EXPECT_THAT(refusal(step, inputs, 1), HasSubstr("cannot be a graph"));  // and still
+  // What is left behind is not in the way of others.
+  GraphedStep good = line.graphed(gpu);
+  for (int i = 0; i < 5; ++i) good(inputs);
+  EXPECT_EQ(good.stats().replayed, 2);
+}
+
+TEST_F(GraphedStepPretended, WhatIsReadOnTheHostIsNamed) {
+  GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * inputs[0][0].item<float>()}; });
+  EXPECT_THAT(refusal(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("cannot be a graph: "), HasSubstr("capturing")));
+  EXPECT_EQ(step.stats().eager, 3);
+  GraphedStep good(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 2}; });
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(values(good({row(gpu, {1, 2})})[0])[1], 4);
+}
+
+TEST_F(GraphedStepPretended, TensorsOnTheCpuAreNamed) {
+  GraphedStep step(gpu, [this](const Tensors& inputs) -> Tensors { return {inputs[0] + torch::ones({2}).to(gpu)}; });
+  EXPECT_THAT(refusal(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("has a tensor on the CPU"), HasSubstr("aten::")));
+  EXPECT_THAT(refusal(step, {torch::ones({2})}, 1), HasSubstr("GraphedStep: input 0 is on cpu; allowed are dense tensors on cuda:0 (LoaderOptions.device brings batches there)"));
+  EXPECT_THAT(refusal(step, {at::Tensor()}, 1), HasSubstr("input 0 is undefined"));
+}
+
+TEST_F(GraphedStepPretended, AnAutocastBelongsInside) {
+  GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 2}; });
+  const amp::Autocast autocast({.device = at::kCUDA});
+  EXPECT_THAT(refusal(step, {row(gpu, {1})}, 1), HasSubstr("allowed is an Autocast inside the body"));
+}
+
+TEST_F(GraphedStepPretended, OperationsOfAGroupBelongOutside) {
+  comm::Group group = world;
+  GraphedStep step(gpu, [&](const Tensors& inputs) -> Tensors {
+    group.all_reduce(inputs[0]);
+    return inputs;
+  });
+  const at::Tensor input = row(gpu, {1});
+  EXPECT_THAT(refusal(step, {input}, 1), AllOf(HasSubstr("all_reduce inside a step that is to be a CUDA graph"), HasSubstr("allowed is all_reduce before or after it")));
+  group.all_reduce(input);  // the group is as it was
+}
+
+TEST_F(GraphedStepPretended, WhatTheBodyThrowsComesOut) {
+  int run = 0;
+  GraphedStep step(gpu, [&](const Tensors& inputs) -> Tensors {
+    if (++run == 4) throw std::runtime_error("of the body");
+    return {inputs[0] * 2};
+  });
+  const Tensors inputs = {row(gpu, {1, 2})};
+  for (int i = 0; i < 3; ++i) step(inputs);
+  EXPECT_THROW(step(inputs), std::runtime_error);
+  EXPECT_EQ(values(step(inputs)[0])[1], 4);  // captured by the next
+  EXPECT_EQ(step.stats().captured, 1);
+}
+
+// Not run yet anywhere: no GPU was there.
+TEST(GraphedStepOnAGpu, TrainsAsTheBodyDoes) {
+  const comm::Group world = comm::init();
+  if (!world.device().is_cuda()) GTEST_SKIP() << "there is no GPU: capturing and replaying on a real one were left out";
+  const auto train = [&](bool enabled) {
+    torch::manual_seed(1);
+    torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Dropout(0.0), torch::nn::Linear(128, 10));
+    net->to(world.device());
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    GraphedStep step(world.device(), [&](const Tensors& batch) -> Tensors {
+      optimizer.zero_grad();
+      at::Tensor loss;
+      {
+        const amp::Autocast autocast({.device = at::kCUDA, .dtype = torch::kBFloat16});
+        loss = torch::nn::functional::cross_entropy(net->forward(batch[0]), batch[1]);
+      }
+      loss.backward();
+      optimizer.step();
+      return {loss.detach()};
+    }, {.enabled = enabled});
+    std::vector<double> losses;
+    for (int i = 0; i < 20; ++i) {
+      torch::manual_seed(100 + i);
+      const at::Tensor x = torch::randn({i % 5 == 4 ? 16 : 32, 64}).to(world.device());
+      losses.push_back(step({x, torch::randint(10, {x.size(0)}, torch::kLong).to(world.device())})[0].item<double>());
+    }
+    EXPECT_EQ(step.stats().captured, enabled ? 2 : 0);
+    return losses;
+  };
+  const auto expected = train(false), found = train(true);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
+}
+
+}  // namespace
+}  // namespace lockstep::cuda
