@@ -23,7 +23,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HERE = pathlib.Path(__file__).resolve().parent
-MODELS = {"gpt": 8}  # samples in a step
+MODELS = {"gpt": 8, "resnet50": 64}  # samples in a step
 PRECISIONS = ["32", "bf16-mixed", "fp16-mixed"]
 LEVELS = {"O0": "32", "O1": "fp16-mixed"}
 # Name: the word for the program, and variables. PyTorch's are those of gpu_step.py.

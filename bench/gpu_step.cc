@@ -15,12 +15,15 @@
 
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "examples/03_char_gpt/gpt.h"
+#include "examples/04_imagenet/resnet.h"
 
 namespace {
 
@@ -32,7 +35,7 @@ struct Wish {
   bool tiny = false;
   lockstep::amp::Precision precision;
   std::int64_t batch = 0;
-  bool on_gpu = false;
+  std::string device;
   std::int64_t threads = 1, steps = 0;
 };
 
@@ -56,29 +59,24 @@ Wish read(int count, char** words) {
   if (count != 8 && count != 9) throw lockstep::UsageError("bench_gpu_step IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS [STEPS]");
   Wish wish;
   wish.impl = one_of("IMPL", words[1], {"lockstep", "lockstep-fused"});
-  wish.model = one_of("MODEL", words[2], {"gpt"});
+  wish.model = one_of("MODEL", words[2], {"gpt", "resnet50"});
   wish.tiny = one_of("SIZE", words[3], {"full", "tiny"}) == "tiny";
   wish.precision = lockstep::amp::parse_precision(one_of("PRECISION", words[4], {"32", "bf16-mixed", "fp16-mixed"}));
   wish.batch = lockstep::base::parse_int_in("BATCH", words[5], 1, 1 << 24);
-  wish.on_gpu = one_of("DEVICE", words[6], {"cpu", "cuda"}) == "cuda";
+  wish.device = one_of("DEVICE", words[6], {"cpu", "cuda"});
   wish.threads = lockstep::base::parse_int_in("THREADS", words[7], 1, 1024);
   if (count == 9) wish.steps = lockstep::base::parse_int_in("STEPS", words[8], 1, 1000000);
   return wish;
 }
 
-at::Device place(const Wish& wish, const Group& world) {
-  if (!wish.on_gpu) return at::kCPU;
-  if (world.device().is_cpu()) throw lockstep::UsageError("DEVICE is \"cuda\", but this rank sees no GPU; allowed here is cpu");
-  return world.device();
-}
-
-/// The same numbers in every process, in C++ and in Python: drawn on the CPU in the order of the parameters.
+/// The same numbers in every process, in C++ and in Python: drawn on the CPU in the order of the parameters' names.
 void set_weights(torch::nn::Module& net) {
   const torch::NoGradGuard no_grad;
   torch::manual_seed(1);
-  for (auto& parameter : net.named_parameters()) {
-    at::Tensor& value = parameter.value();
-    const bool is_bias = parameter.key().find("bias") != std::string::npos;
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& parameter : net.named_parameters()) parameters[parameter.key()] = parameter.value();
+  for (auto& [name, value] : parameters) {
+    const bool is_bias = name.find("bias") != std::string::npos;
     if (value.dim() > 1)
       value.normal_(0, 1 / std::sqrt(static_cast<double>(value.numel() / value.size(0))));
     else
@@ -97,16 +95,32 @@ Task make_gpt(const Wish& wish) {
   return {net.ptr(), text, next, [net](const at::Tensor& input, const at::Tensor& target) mutable { return net->loss(input, target); }};
 }
 
+/// ResNet-50 on 224 x 224; tiny: ResNet-18 on 32 x 32.
+Task make_resnet(const Wish& wish) {
+  const std::int64_t side = wish.tiny ? 32 : 224, classes = wish.tiny ? 10 : 1000;
+  resnet::Net net(resnet::kArchs.at(wish.tiny ? "resnet18" : "resnet50"), classes);
+  set_weights(*net);
+  torch::manual_seed(2);
+  const at::Tensor images = torch::randn({wish.batch, 3, side, side});
+  const at::Tensor labels = torch::randint(classes, {wish.batch}, torch::kLong);
+  return {net.ptr(), images, labels, [net](const at::Tensor& input, const at::Tensor& target) mutable { return torch::nn::functional::cross_entropy(net->forward(input), target); }};
+}
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch::nn::Module& net, lockstep::DistributedDataParallel& ddp) {
-  if (wish.impl == "lockstep-fused") return std::make_unique<lockstep::optim::AdamW>(ddp, lockstep::optim::AdamWOptions{.lr = 3e-4});
-  return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(3e-4));
+  const bool fused = wish.impl == "lockstep-fused";
+  if (wish.model == "gpt") {
+    if (fused) return std::make_unique<lockstep::optim::AdamW>(ddp, lockstep::optim::AdamWOptions{.lr = 3e-4});
+    return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(3e-4));
+  }
+  if (fused) return std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
+  return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
 }
 
 /// This rank's training.
 class Training {
  public:
   Training(const Wish& wish, Group world)
-      : world_(std::move(world)), device_(place(wish, world_)), precision_(wish.precision), task_(make_gpt(wish)) {
+      : world_(std::move(world)), device_(world_.device()), precision_(wish.precision), task_(wish.model == "gpt" ? make_gpt(wish) : make_resnet(wish)) {
     if (wish.batch % world_.size() != 0)
       throw lockstep::UsageError("BATCH is " + std::to_string(wish.batch) + "; allowed with " + std::to_string(world_.size()) + " ranks are multiples of " + std::to_string(world_.size()));
     const std::int64_t own = wish.batch / world_.size();
@@ -181,7 +195,7 @@ void say(const json& answer) { std::cout << answer.dump() << std::endl; }
 
 void run(const Wish& wish) {
   at::set_num_threads(static_cast<int>(wish.threads));
-  Group world = lockstep::init();
+  Group world = lockstep::init({.device = wish.device});
   Training training(wish, world);
   if (wish.steps > 0) {
     std::vector<double> losses = take_turn(training, wish.steps, 0)["losses"];

@@ -61,7 +61,7 @@ class Gpt(nn.Module):
 def set_weights(net):
     torch.manual_seed(1)
     with torch.no_grad():
-        for name, value in net.named_parameters():
+        for name, value in sorted(net.named_parameters()):
             if value.dim() > 1:
                 value.normal_(0, 1 / math.sqrt(value.numel() // value.size(0)))
             else:
@@ -77,11 +77,83 @@ def make_gpt(tiny, batch):
     return net, text, following, lambda output, target: functional.nll_loss(output.flatten(0, 1), target.flatten())
 
 
-def gpt_optimizer(parameters, way):
+def convolution(source, to, kernel, stride):
+    return nn.Conv2d(source, to, kernel, stride, kernel // 2, bias=False)
+
+
+class Residual(nn.Module):
+    """What a block adds to."""
+
+    def __init__(self, source, to, stride):
+        super().__init__()
+        self.downsample = nn.Sequential(convolution(source, to, 1, stride), nn.BatchNorm2d(to)) if stride != 1 or source != to else None
+
+    def shortcut(self, x):
+        return x if self.downsample is None else self.downsample(x)
+
+
+class Basic(Residual):
+    def __init__(self, source, width, stride):
+        super().__init__(source, width, stride)
+        self.conv1, self.bn1 = convolution(source, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3, 1), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        y = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class Bottleneck(Residual):
+    def __init__(self, source, width, stride):
+        super().__init__(source, 4 * width, stride)
+        self.conv1, self.bn1 = convolution(source, width, 1, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = convolution(width, 4 * width, 1, 1), nn.BatchNorm2d(4 * width)
+
+    def forward(self, x):
+        y = torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
+        return torch.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """examples/04_imagenet/resnet.h"""
+
+    def __init__(self, block, blocks, widening, classes):
+        super().__init__()
+        self.conv1, self.bn1 = convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
+        source = 64
+        for stage, count in enumerate(blocks):
+            width, parts = 64 << stage, []
+            for number in range(count):
+                parts.append(block(source, width, 2 if stage > 0 and number == 0 else 1))
+                source = widening * width
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*parts))
+        self.fc = nn.Linear(source, classes)
+
+    def forward(self, x):
+        x = functional.max_pool2d(torch.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def make_resnet(tiny, batch):
+    side, classes = (32, 10) if tiny else (224, 1000)
+    net = ResNet(Basic, [2, 2, 2, 2], 1, classes) if tiny else ResNet(Bottleneck, [3, 4, 6, 3], 4, classes)
+    set_weights(net)
+    torch.manual_seed(2)
+    return net, torch.randn(batch, 3, side, side), torch.randint(classes, (batch,)), functional.cross_entropy
+
+
+def adamw(parameters, way):
     return torch.optim.AdamW(parameters, 3e-4, weight_decay=1e-2, **way)
 
 
-MODELS = {"gpt": (make_gpt, gpt_optimizer)}
+def sgd(parameters, way):
+    return torch.optim.SGD(parameters, 0.01, momentum=0.9, **way)
+
+
+MODELS = {"gpt": (make_gpt, adamw), "resnet50": (make_resnet, sgd)}
 
 
 class Training:

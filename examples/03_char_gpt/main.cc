@@ -26,6 +26,7 @@ struct Options {
   std::int64_t block = 128;
   double lr = 3e-3;
   std::string precision = "32";
+  std::string device;
   std::int64_t host_sync_every = 1;
   std::int64_t seed = 1;
   std::int64_t sample = 300;
@@ -41,6 +42,7 @@ Options read_options(int argc, char** argv) {
   arguments.integer("--block", options.block, 8, 4096, "characters in a piece of text");
   arguments.number("--lr", options.lr, 1e-6, 1, "highest learning rate");
   arguments.text("--precision", options.precision, "32, bf16-mixed or fp16-mixed: what matrix products are computed in");
+  arguments.text("--device", options.device, "auto (default; a GPU where there is one), cpu, cuda or cuda:N");
   arguments.integer("--host-sync-every", options.host_sync_every, 1, 1000000, "between hosts, average parameters every so many steps, not gradients");
   arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
@@ -65,8 +67,8 @@ double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
   const std::size_t count = std::min<std::size_t>(text.size(), 256);
   const auto piece = [&](std::size_t i) { return text.get(i * text.size() / count); };
   auto loader = lockstep::data::make_loader(
-      count, piece, world, {.batch_size = 32, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
-  torch::Tensor sum = torch::zeros({1}, torch::kFloat64);
+      count, piece, world, {.batch_size = 32, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .device = world.device()});
+  torch::Tensor sum = torch::zeros({1}, at::dtype(torch::kFloat64).device(world.device()));
   for (auto& batch : loader.epoch(0)) sum += model->loss(batch.data, batch.target) * batch.data.size(0);
   world.all_reduce(sum);
   return sum.item<double>() / static_cast<double>(count);
@@ -77,11 +79,12 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(options.lr).weight_decay(0.01));
   auto loader = lockstep::data::make_loader(text, world,
                                             {.batch_size = options.batch_size / world.size(),
-                                             .seed = static_cast<std::uint64_t>(options.seed)});
+                                             .seed = static_cast<std::uint64_t>(options.seed),
+                                             .device = world.device()});
   const lockstep::amp::Precision precision = lockstep::amp::parse_precision(options.precision);
   lockstep::GradScaler scaler({.enabled = precision.loss_scaling, .group = options.host_sync_every > 1 ? std::optional(world) : std::nullopt});
   const auto loss_of = [&](const auto& batch) {
-    const lockstep::Autocast autocast({.dtype = precision.autocast, .enabled = precision.autocast.has_value()});
+    const lockstep::Autocast autocast({.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
     return model->loss(batch.data, batch.target);
   };
   lockstep::train::Progress progress(
@@ -122,7 +125,7 @@ std::string write(Gpt& model, const Vocabulary& vocabulary, const torch::Tensor&
 }
 
 void run(const Options& options) {
-  lockstep::Group world = lockstep::init();
+  lockstep::Group world = lockstep::init({.device = options.device});
   const bool first = world.rank() == 0;
   if (options.batch_size % world.size() != 0)
     throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
@@ -136,6 +139,7 @@ void run(const Options& options) {
 
   lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
   Gpt model(GptOptions{.vocabulary = static_cast<std::int64_t>(vocabulary.size()), .block = options.block});
+  model->to(world.device());
   lockstep::broadcast_parameters(*model, world);
   std::int64_t num_parameters = 0;
   for (const auto& parameter : model->parameters()) num_parameters += parameter.numel();
@@ -150,7 +154,7 @@ void run(const Options& options) {
   if (!first) return;
   std::printf("validation loss after: %.4f (before: %.4f)\n", after, before);
   if (!options.save.empty()) lockstep::save(model, options.save);
-  const torch::Tensor start = validation.get(0).data;
+  const torch::Tensor start = validation.get(0).data.to(world.device());
   if (options.sample > 0) std::printf("\n%s\n", write(model, vocabulary, start, options.sample).c_str());
 }
 

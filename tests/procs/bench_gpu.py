@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-PARAMETERS = {"gpt": 29216}
+PARAMETERS = {"gpt": 29216, "resnet50": 11181642}
 # Of losses after updates, which round differently. A layer that adds its bias in a pass of its own is 8e-4 away with bfloat16.
 APART = {"32": 1e-6, "bf16-mixed": 3e-4}
 STEP = {"what", "impl", "model", "precision", "batch", "device", "libtorch", "parameters", "ms", "min_ms", "runs", "ratio", "ratio_to", "peak_bytes", "reserved_bytes", "losses", "apart", "equal"}
