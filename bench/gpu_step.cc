@@ -95,9 +95,9 @@ Task make_gpt(const Wish& wish) {
   return {net.ptr(), text, next, [net](const at::Tensor& input, const at::Tensor& target) mutable { return net->loss(input, target); }};
 }
 
-/// ResNet-50 on 224 x 224; tiny: ResNet-18 on 32 x 32.
+/// ResNet-50 on 224 x 224; tiny: ResNet-18 on 64 x 64.
 Task make_resnet(const Wish& wish) {
-  const std::int64_t side = wish.tiny ? 32 : 224, classes = wish.tiny ? 10 : 1000;
+  const std::int64_t side = wish.tiny ? 64 : 224, classes = wish.tiny ? 10 : 1000;
   resnet::Net net(resnet::kArchs.at(wish.tiny ? "resnet18" : "resnet50"), classes);
   set_weights(*net);
   torch::manual_seed(2);
@@ -112,8 +112,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch:
     if (fused) return std::make_unique<lockstep::optim::AdamW>(ddp, lockstep::optim::AdamWOptions{.lr = 3e-4});
     return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(3e-4));
   }
-  if (fused) return std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
-  return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  if (fused) return std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 1e-4, .momentum = 0.9});
+  return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(1e-4).momentum(0.9));
 }
 
 /// This rank's training.
@@ -127,9 +127,10 @@ class Training {
     task_.input = task_.input.narrow(0, own * world_.rank(), own).to(device_);
     task_.target = task_.target.narrow(0, own * world_.rank(), own).to(device_);
     task_.net->to(device_);
+    if (world_.size() > 1 && wish.model == "resnet50") lockstep::convert_sync_batch_norm(*task_.net, world_);  // means of all ranks' images, as one rank has them
     ddp_ = std::make_unique<lockstep::DistributedDataParallel>(*task_.net, world_);
     optimizer_ = make_optimizer(wish, *task_.net, *ddp_);
-    scaler_ = std::make_unique<lockstep::GradScaler>(lockstep::amp::GradScalerOptions{.enabled = precision_.loss_scaling});
+    scaler_ = std::make_unique<lockstep::GradScaler>(lockstep::amp::GradScalerOptions{.init_scale = 1024, .enabled = precision_.loss_scaling});
   }
 
   at::Tensor step() {

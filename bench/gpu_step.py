@@ -138,7 +138,7 @@ class ResNet(nn.Module):
 
 
 def make_resnet(tiny, batch):
-    side, classes = (32, 10) if tiny else (224, 1000)
+    side, classes = (64, 10) if tiny else (224, 1000)
     net = ResNet(Basic, [2, 2, 2, 2], 1, classes) if tiny else ResNet(Bottleneck, [3, 4, 6, 3], 4, classes)
     set_weights(net)
     torch.manual_seed(2)
@@ -150,7 +150,7 @@ def adamw(parameters, way):
 
 
 def sgd(parameters, way):
-    return torch.optim.SGD(parameters, 0.01, momentum=0.9, **way)
+    return torch.optim.SGD(parameters, 1e-4, momentum=0.9, **way)
 
 
 MODELS = {"gpt": (make_gpt, adamw), "resnet50": (make_resnet, sgd)}
@@ -169,7 +169,7 @@ class Training:
             self.net = nn.parallel.DistributedDataParallel(self.net)
         self.optimizer = make_optimizer(self.net.parameters(), WAYS[impl])
         self.dtype = AUTOCAST[precision]
-        self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16-mixed")
+        self.scaler = torch.amp.GradScaler(device, init_scale=1024, enabled=precision == "fp16-mixed")
 
     def step(self):
         self.optimizer.zero_grad()

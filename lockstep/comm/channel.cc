@@ -29,6 +29,9 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
+/// Of a failure, by an exception, in this process.
+std::atomic<bool> somebody_was_told{false};
+
 /// Waits until it is done, the deadline, or until there is something to look at.
 bool done_within(Pending& pending, Deadline deadline) {
   while (!pending.wait_until(earlier(deadline, Deadline::in(kSlice))))
@@ -44,9 +47,13 @@ Channel::Channel(std::string name, std::vector<int> members, int rank, std::shar
       watch_(std::move(watch)), count_(watch_->count_of(name_)), recorded_as_(page_.flight.add_channel(name_)) {}
 
 Channel::~Channel() {
-  if (!follower_ || follower_->idle() || std::uncaught_exceptions() == 0) return;
-  transport_->abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(),
-                                                           "rank " + std::to_string(watch_->rank()) + " dropped " + name_ + " because of an error")));
+  if (!follower_) return;
+  const bool unwinding = std::uncaught_exceptions() > 0;
+  if (unwinding && !follower_->idle())
+    transport_->abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(),
+                                                             "rank " + std::to_string(watch_->rank()) + " dropped " + name_ + " because of an error")));
+  follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+  if (closed_ && !unwinding && !somebody_was_told) std::rethrow_exception(closed_);  // to std::terminate()
 }
 
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
@@ -76,7 +83,9 @@ void Channel::throw_if_closed() const {
     const std::lock_guard lock(mutex_);
     closed = closed_;
   }
-  if (closed) std::rethrow_exception(closed);
+  if (!closed) return;
+  somebody_was_told = true;
+  std::rethrow_exception(closed);
 }
 
 /// False when it was closed before, by another error.
@@ -170,12 +179,14 @@ void Channel::abandon(const std::string& why) noexcept {
   const auto error = std::make_exception_ptr(
       base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(), text));
   if (!close(error)) return;
+  somebody_was_told = true;  // of what this one leaves for
   watch_->abandon(name_, watch_->rank(), text);
   transport_->abort(error);
 }
 
 void Channel::fail(const CommError& error) {
   const std::exception_ptr thrown = std::current_exception();
+  if (!follower_ || Lane::current() != follower_.get()) somebody_was_told = true;
   close(thrown);
   watch_->publish(error);
   if (error.cause() == base::Cause::kPeerUnreachable) {

@@ -24,7 +24,8 @@ class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
           std::shared_ptr<Watch> watch);
-  /// Operations on a GPU come to their ends, unless an error unwinds the stack.
+  /// Operations on a GPU come to their ends, unless an error unwinds the stack. When one of them has failed and nobody has been told of any failure, as after the last call
+  /// of a program, that ends the process as an exception that nobody catches does: its results are not those that it takes them for.
   ~Channel();
 
   const std::string& name() const { return name_; }

@@ -122,5 +122,8 @@ TEST(GpuFailures, OneDies) {
   EXPECT_THAT(error.text, HasSubstr("rank 1 was killed by SIGKILL"));
 }
 
+/// It fails on the GPU when nothing is called any more.
+TEST(GpuFailures, AfterTheLastCall) { world().all_reduce(ones()); }
+
 }  // namespace
 }  // namespace lockstep

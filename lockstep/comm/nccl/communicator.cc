@@ -8,6 +8,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/rank_page.h"
 
 namespace lockstep::comm {
 namespace {
@@ -112,7 +113,7 @@ void Communicator::close() noexcept {
   if (!comm_ || stage_ != Stage::kConnected) return abort();
   const Deadline limit = Deadline::in(kOthersLetGo);
   ncclResult_t state = nccl_.comm_finalize(comm_);
-  while ((state == ncclSuccess || state == ncclInProgress) && !limit.expired()) {
+  while ((state == ncclSuccess || state == ncclInProgress) && !limit.expired() && base::RankPage::process().stop.load() == 0) {
     if (nccl_.comm_get_async_error(comm_, &state) != ncclSuccess) break;
     if (state == ncclSuccess) {
       nccl_.comm_destroy(comm_);

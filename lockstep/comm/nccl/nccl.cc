@@ -238,6 +238,7 @@ bool GpuEnd::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   try {
+    const c10::DeviceGuard device(event_.device());  // else asking makes a context on this thread's, which takes memory there
     if (const auto error = transport ? transport->aborted() : nullptr)
       finish(error);  // which may have ended it on the GPU, too
     else if (event_.query())

@@ -155,8 +155,11 @@ ncclResult_t put(const char* call, ncclComm_t comm, cudaStream_t stream, std::fu
   const int number = comm->operations++;
   const bool stuck = planned("hang", comm->rank) != ncclSuccess || (plan().call == "hang" && plan().rank == comm->rank);
   const bool fails = plan().call == "async" && plan().rank == comm->rank;
-  if (fails) comm->busy_for_ever = true;
   put_on(stream, [comm, number, stuck, fails, work = std::move(work)] {
+    if (fails) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call has returned by then
+      comm->busy_for_ever = true;
+    }
     while ((stuck || fails) && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!comm->aborted) work(number);
   });
