@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lockstep/amp/autocast.h"
+#include "lockstep/amp/check_finite.h"
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/amp/master_weights.h"
 #include "lockstep/amp/precision.h"

@@ -38,6 +38,12 @@ void train_in_bfloat16(lockstep::Group& world) {
   }
   // docs: end keep
   expect(out.scalar_type() == torch::kFloat, "kept in float32");
+
+  // docs: begin finite
+  const lockstep::amp::CheckFinite finite(*net);
+  const auto loss = net->forward(batch(world, 21)).pow(2).mean();
+  finite.check(loss);  // "the output of module '2' (aten::addmm) is not finite, [16, 1]: least -inf, greatest 3.1; what it was given was"
+  // docs: end finite
 }
 
 void train_with_a_scaler(lockstep::Group& world) {

@@ -38,8 +38,13 @@ class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::opti
  private:
   AdagradRule read(const torch::optim::AdagradOptions& options, std::int64_t steps, std::vector<double>& numbers) const override {
     numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(), static_cast<double>(steps)});
-    return {.rate = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()), .eps = options.eps(), .weight_decay = options.weight_decay()};
+    return {.rate = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()),
+            .lr = options.lr(),
+            .lr_decay = options.lr_decay(),
+            .eps = options.eps(),
+            .weight_decay = options.weight_decay()};
   }
+  bool skips(const AdagradRule&) const override { return true; }
   std::int64_t count(const torch::optim::AdagradParamState& state) const override { return state.step(); }
   std::vector<at::Tensor> list(const torch::optim::AdagradParamState& state) const override { return {state.sum()}; }
   void store(torch::optim::AdagradParamState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {

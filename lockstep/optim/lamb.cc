@@ -50,9 +50,11 @@ class LayerwiseRule final : public TorchRule<Options, State, LambRule> {
             .weight_decay = values.weight_decay,
             .bias1 = values.bias_correction ? 1 - std::pow(values.betas[0], now) : 1,
             .bias2 = values.bias_correction ? 1 - std::pow(values.betas[1], now) : 1,
+            .correct_bias = values.bias_correction,
             .adapt = values.adapt,
             .ratio = 1};
   }
+  bool skips(const LambRule&) const override { return true; }
   std::int64_t count(const State& state) const override { return state.step(); }
   std::vector<at::Tensor> list(const State& state) const override { return {state.exp_avg(), state.exp_avg_sq()}; }
   void store(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {

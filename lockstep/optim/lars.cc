@@ -55,6 +55,7 @@ class LayerwiseRule final : public TorchRule<Options, State, LarsRule> {
             .first = steps == 0,
             .ratio = 1};
   }
+  bool skips(const LarsRule&) const override { return true; }
   std::int64_t count(const State& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
   std::vector<at::Tensor> list(const State& state) const override { return {state.momentum_buffer()}; }
   void store(State& state, std::int64_t, const std::vector<at::Tensor>& states) const override { state.momentum_buffer(states[0]); }

@@ -39,12 +39,14 @@ struct AdamRule {
 /// torch::optim::Adagrad's, after Duchi, Hazan and Singer, JMLR 12 (2011). The state is the sum of squares.
 struct AdagradRule {
   double rate;  // of this step
+  double lr, lr_decay;  // what it comes from
   double eps, weight_decay;
 };
 /// After You et al., arXiv:1904.00962, algorithm 2. States are the two moments.
 struct LambRule {
   double lr, beta1, beta2, eps, weight_decay;
   double bias1, bias2;  // 1 - beta^step, or 1
+  bool correct_bias;    // which says the same
   bool adapt;
   double ratio;  // of the norms of parameter and step
 };

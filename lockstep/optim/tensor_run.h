@@ -17,11 +17,11 @@ struct TensorRun {
   at::Tensor skip;                              ///< undefined, or float of one element on the same device: not 0, and nothing changes
 };
 
-// The results are those of the loops within rounding. Nothing is read on the host. The counts in `steps` are what bias corrections of Adam come from, not those of the rule.
+// The results are those of the loops within rounding. Nothing is read on the host. The counts in `steps` are what corrections of bias and decays of rates come from, not those of the rule.
 void update(const TensorRun& run, const SgdRule& rule);
 void update(const TensorRun& run, const AdamRule& rule);
 void update(const TensorRun& run, const AdagradRule& rule);
-// These need the norms of whole parameters, and do not heed `skip`.
+// These need the norms of whole parameters. With `skip`, copies of what they change.
 void update(const TensorRun& run, const LambRule& rule);
 void update(const TensorRun& run, const LarsRule& rule);
 

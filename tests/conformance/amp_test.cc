@@ -6,8 +6,10 @@
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/lamb.h"
+#include "lockstep/optim/lars.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/conformance/optim_reference.h"
 
@@ -22,19 +24,18 @@ struct Way {
   const char* name;
   std::function<Optimizer(DistributedDataParallel&, const std::vector<at::Tensor>&)> make;
 };
+template <typename Fused, typename Options>
+Way by_operations(const char* name, const Options& options) {
+  return {name, [options](auto& ddp, auto&) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), optim::FusedOptions{.by_operations = true}); }};
+}
+
 const Way kWays[] = {
     {"torch SGD", [](auto&, auto& all) { return std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.02).momentum(0.9)); }},
     {"torch AdamW", [](auto&, auto& all) { return std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01)); }},
     {"fused SGD", [](auto& ddp, auto&) { return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9}); }},
     {"fused AdamW", [](auto& ddp, auto&) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); }},
-    {"SGD by operations",
-     [](auto& ddp, auto&) {
-       return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9}, std::vector<optim::SGD::Group>(), optim::FusedOptions{.by_operations = true});
-     }},
-    {"AdamW by operations",
-     [](auto& ddp, auto&) {
-       return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}, std::vector<optim::AdamW::Group>(), optim::FusedOptions{.by_operations = true});
-     }},
+    by_operations<optim::SGD>("SGD by operations", optim::SGDOptions{.lr = 0.02, .momentum = 0.9}),
+    by_operations<optim::AdamW>("AdamW by operations", optim::AdamWOptions{.lr = 0.01}),
     {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
 };
 
@@ -123,6 +124,9 @@ void expect_same(const Way& way, const Plan& plan) {
 
 TEST(Amp, AnInfinityOnOneRankSkipsTheStepOnAll) {
   for (const Way& way : kWays) expect_same(way, {});
+  expect_same(by_operations<optim::Adagrad>("Adagrad by operations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.2}), {});
+  expect_same(by_operations<optim::LAMB>("LAMB by operations", optim::LAMBOptions{.lr = 0.01, .weight_decay = 0.1}), {});
+  expect_same(by_operations<optim::LARS>("LARS by operations", optim::LARSOptions{.lr = 0.1, .momentum = 0.9}), {});
 }
 
 /// What a device would skip without telling anybody is not counted, in state_dict() and in torch's archive.

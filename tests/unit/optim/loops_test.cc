@@ -86,8 +86,8 @@ TEST(Loops, AreTheSameBitsWhateverTheVectors) {
       }
 }
 
-constexpr AdagradRule kAdagrad{.rate = 0.01, .eps = 1e-8, .weight_decay = 0.1};
-constexpr LambRule kLamb{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .bias1 = 0.2, .bias2 = 0.1, .adapt = true, .ratio = 0.3};
+constexpr AdagradRule kAdagrad{.rate = 0.01, .lr = 0.01, .lr_decay = 0, .eps = 1e-8, .weight_decay = 0.1};
+constexpr LambRule kLamb{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .bias1 = 0.2, .bias2 = 0.1, .correct_bias = true, .adapt = true, .ratio = 0.3};
 constexpr LarsRule kLars{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .trust = 1, .eps = 0, .nesterov = true, .adapt = true, .first = false, .ratio = 0.3};
 
 /// Everything that the other loops compute, of one case.
