@@ -24,9 +24,9 @@ struct Images {
   ImageDataset validation;
 };
 
-Images find_images(const Options& options, at::Device device) {
+Images find_images(const Options& options) {
   // docs: begin images
-  const lockstep::data::ImageOptions seen{.size = options.image_size, .seed = static_cast<std::uint64_t>(options.seed), .pinned = device.is_cuda()};
+  const lockstep::data::ImageOptions seen{.size = options.image_size, .seed = static_cast<std::uint64_t>(options.seed)};
   lockstep::data::ImageOptions train = seen, validation = seen;
   train.augment = true;
   if (options.skip_broken) {
@@ -41,17 +41,10 @@ Images find_images(const Options& options, at::Device device) {
   return images;
 }
 
-/// A batch where the network is, as it wants it.
-struct OnDevice {
-  OnDevice(const lockstep::data::Example& batch, at::Device device, const lockstep::amp::Precision& precision)
-      : data(lockstep::data::normalize_images(batch.data.to(device, /*non_blocking=*/true), precision.weights)), target(batch.target.to(device, /*non_blocking=*/true)) {}
-  at::Tensor data, target;
-};
-
 class Training {
  public:
   Training(const Options& options, lockstep::Group world)
-      : options_(options), world_(std::move(world)), precision_(lockstep::amp::parse_precision(options.precision)), images_(find_images(options, world_.device())) {
+      : options_(options), world_(std::move(world)), precision_(lockstep::amp::parse_precision(options.precision)), images_(find_images(options)) {
     if (world_.rank() == 0) {
       examples::expect_place_for("--save", options.save);
       examples::expect_place_for("--loss-log", options.loss_log);
@@ -79,7 +72,7 @@ class Training {
     }
     lockstep::DistributedDataParallel ddp(net_, world_);
     auto loader = lockstep::data::make_loader(images_.train, world_,
-                                              {.batch_size = options_.batch, .seed = static_cast<std::uint64_t>(options_.seed), .drop_last = true, .num_workers = static_cast<int>(options_.workers)});
+                                              {.batch_size = options_.batch, .seed = static_cast<std::uint64_t>(options_.seed), .drop_last = true, .num_workers = static_cast<int>(options_.workers), .device = world_.device()});
     const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
     if (steps_per_epoch == 0)
       throw lockstep::UsageError("--batch is \"" + std::to_string(options_.batch) + "\"; allowed with " + std::to_string(images_.train.size()) + " images and " + std::to_string(world_.size()) +
@@ -90,7 +83,7 @@ class Training {
     for (std::int64_t epoch = 0; epoch < options_.epochs; ++epoch) {
       net_->train();
       for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
-        const at::Tensor seen = train_on({batch, world_.device(), precision_}, updates);
+        const at::Tensor seen = train_on(batch, updates);
         // For the screen only, and seldom: whoever reads a number waits for the GPU.
         if (steps_++ % kShowEvery == 0 || !options_.loss_log.empty()) shown = show(seen);
         progress.step(shown);
@@ -104,14 +97,15 @@ class Training {
  private:
   static constexpr std::int64_t kShowEvery = 10;
 
-  at::Tensor forward(const at::Tensor& data) {
+  at::Tensor forward(const at::Tensor& images) {
+    const at::Tensor data = lockstep::data::normalize_images(images, precision_.weights);
     const lockstep::Autocast autocast({.device = data.device().type(), .dtype = precision_.autocast, .enabled = precision_.autocast.has_value()});
     return net_->forward(data).to(at::kFloat);
   }
 
   // docs: begin step
   /// Loss and part of the images that were known.
-  at::Tensor train_on(const OnDevice& batch, Updates& updates) {
+  at::Tensor train_on(const lockstep::data::Example& batch, Updates& updates) {
     const at::Tensor output = forward(batch.data);
     const at::Tensor loss = functional::cross_entropy(output, batch.target, functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     updates.backward_and_step(loss);
@@ -133,10 +127,9 @@ class Training {
     net_->eval();
     auto loader = lockstep::data::make_loader(
         images_.validation, world_,
-        {.batch_size = options_.batch, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .num_workers = static_cast<int>(options_.workers)});
+        {.batch_size = options_.batch, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .num_workers = static_cast<int>(options_.workers), .device = world_.device()});
     const at::Tensor sums = torch::zeros({4}, at::TensorOptions(world_.device()).dtype(at::kDouble));  // images, loss, known, among the first five
-    for (auto& read : loader.epoch(0)) {
-      const OnDevice batch(read, world_.device(), precision_);
+    for (auto& batch : loader.epoch(0)) {
       const at::Tensor output = forward(batch.data);
       const at::Tensor hits = std::get<1>(output.topk(std::min<std::int64_t>(5, output.size(1)), 1)).eq(batch.target.unsqueeze(1));
       sums[0] += batch.target.ge(0).sum();

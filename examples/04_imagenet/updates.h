@@ -10,7 +10,7 @@
 
 #include "examples/04_imagenet/options.h"
 
-/// The optimizer of lockstep, which updates in the pass that averages; or torch's, where weights are on a GPU, and where it updates copies in float32 of weights in lower precision.
+/// The optimizer of lockstep, which updates in the pass that averages; or torch's, where it updates copies in float32 of weights in lower precision.
 class Updates {
  public:
   Updates(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp, const lockstep::amp::Precision& precision, const Options& options, std::int64_t steps_per_epoch)
@@ -21,7 +21,7 @@ class Updates {
     std::vector<at::Tensor> weights, others;
     for (const at::Tensor& parameter : parameters) (parameter.dim() > 1 ? weights : others).push_back(parameter);
     // docs: end groups
-    if (precision.master_weights || !parameters[0].is_cpu()) {
+    if (precision.master_weights) {
       const auto with_decay = [&](double decay) { return std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(options.lr).momentum(options.momentum).weight_decay(decay)); };
       std::vector<torch::optim::OptimizerParamGroup> groups;
       groups.emplace_back(weights, with_decay(options.weight_decay));

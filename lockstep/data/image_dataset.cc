@@ -123,8 +123,7 @@ Example ImageDataset::get(std::size_t index) {
 
 Example ImageDataset::get_batch(const std::vector<std::size_t>& indices) {
   const auto count = static_cast<std::int64_t>(indices.size());
-  const auto options = at::TensorOptions().pinned_memory(options_.pinned);
-  Example batch{at::empty({count, 3, options_.size, options_.size}, options.dtype(at::kByte).memory_format(at::MemoryFormat::ChannelsLast)), at::empty({count}, options.dtype(at::kLong))};
+  Example batch{at::empty({count, 3, options_.size, options_.size}, at::dtype(at::kByte).memory_format(at::MemoryFormat::ChannelsLast)), at::empty({count}, at::dtype(at::kLong))};
   auto* rgb = batch.data.data_ptr<std::uint8_t>();
   auto* target = batch.target.data_ptr<std::int64_t>();
   for (const std::size_t index : indices) {

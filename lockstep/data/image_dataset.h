@@ -35,7 +35,6 @@ struct ImageOptions {
   BrokenImages broken = BrokenImages::kRefuse;
   /// With augment, a crop that is at least twice as large as a sample is decoded in half the size, or a quarter, or an eighth. false: resized from the whole, always.
   bool shrink_in_decoder = true;
-  bool pinned = false;          ///< batches lie in memory from which a GPU copies beside other work
 };
 
 /// Each image as bytes: data uint8 [3, size, size], target int64 []. Batches are channels last, and so is what normalize_images() makes of them. Bytes travel to a device in a
