@@ -131,6 +131,12 @@ TEST(ImageDataset, NormalizesAsTorchvisionDoes) {
   EXPECT_TRUE(got.is_contiguous(at::MemoryFormat::ChannelsLast));
   const at::Tensor wanted = torch::tensor({(0 - 0.485) / 0.229, (128 / 255.0 - 0.456) / 0.224, (1 - 0.406) / 0.225}, torch::kFloat);
   EXPECT_TRUE(torch::allclose(got.mean({0, 2, 3}), wanted, 1e-5, 1e-6));
+  torch::manual_seed(1);
+  const at::Tensor many = torch::randint(256, {2, 3, 5, 7}, torch::kByte);
+  const at::Tensor planes = normalize_images(many);
+  EXPECT_TRUE(planes.is_contiguous());
+  EXPECT_TRUE(torch::equal(planes, normalize_images(many.contiguous(at::MemoryFormat::ChannelsLast))));
+  EXPECT_TRUE(torch::equal(planes[1], normalize_images(many[1])));
   EXPECT_EQ(normalize_images(bytes, torch::kBFloat16).scalar_type(), torch::kBFloat16);
 }
 
