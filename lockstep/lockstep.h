@@ -29,6 +29,7 @@
 #include "lockstep/optim/schedule.h"
 #include "lockstep/optim/scheduler.h"
 #include "lockstep/optim/sgd.h"
+#include "lockstep/train/trainer.h"
 
 namespace lockstep {
 
@@ -74,6 +75,9 @@ using data::seed_everything;
 
 using checkpoint::load;
 using checkpoint::save;
+
+using train::Trainer;
+using train::TrainerOptions;
 
 using launcher::launch;
 using launcher::LaunchOptions;

@@ -206,7 +206,23 @@ struct Training {
   lockstep::SyncBatchNorm norm{nullptr};
   torch::nn::BatchNorm1d plain{2};
   at::Tensor normed;
+  lockstep::GradScaler scaler;
 };
+
+struct Watched : torch::nn::Module {
+  at::Tensor validation_step(at::Tensor& batch, lockstep::train::StepLog&) { return batch.mean(); }
+};
+
+void use_what_a_rank_has_alone(Training& t) {
+  {
+    const lockstep::Autocast autocast;
+    const lockstep::amp::KeepFp32 keep;
+    t.net->forward(torch::ones({3, 2}));
+  }
+  lockstep::amp::MasterWeights(t.net->parameters()).take_values();
+  lockstep::optim::Ema(*t.net).update();
+  lockstep::optim::Scheduler(t.optimizer, lockstep::optim::constant()).step();
+}
 
 std::vector<Row> rows_of_training(Group& world, Training& t) {
   const auto forward = [&t] { t.loss = t.net->forward(torch::ones({3, 2})).sum(); };
@@ -230,10 +246,14 @@ std::vector<Row> rows_of_training(Group& world, Training& t) {
       both("its forward() in eval()", [&t] { t.norm->eval(), t.norm->forward(torch::ones({3, 2})); }),
       both("convert_sync_batch_norm()", [&] { lockstep::convert_sync_batch_norm(t.plain, world); }),
       both("DistributedDataParallel::stats(), group()", [&t] { t.parallel->stats(), t.parallel->group(); }),
-      {"optim::SGD(ddp), Adam, AdamW", Waits::kRanks, [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
+      {"optim::SGD(ddp), Adam, AdamW, Adagrad, LAMB, LARS", Waits::kRanks, [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
       both("backward() with it", [forward, backward] { forward(), backward(); }),
       {"its clip_grad_norm()", Waits::kRanks, [&t] { t.fused->clip_grad_norm(1); }},
+      both("its clip_grad_value()", [&t] { t.fused->clip_grad_value(1); }),
       {"its step()", Waits::kRanks, [&t] { t.fused->step(); }},
+      both("GradScaler::scale()", [&t, forward] { forward(), t.scaler.scale(t.loss).backward(); }),
+      {"its unscale_(), step() with it", Waits::kRanks, [&t] { t.scaler.unscale_(*t.fused), t.scaler.step(*t.fused); }},
+      both("its update()", [&t] { t.scaler.update(); }),
       {"its average_gradients()", Waits::kRanks, [&t] { t.fused->average_gradients(); }},
       {"its change_parameters(), load_state_dict()", Waits::kRanks, [&t] { t.fused->change_parameters([] {}); }},
       both("its zero_grad(), state_dict(), destructor", [&t] { t.fused->zero_grad(), t.fused->state_dict(), t.fused.reset(); }),
@@ -256,6 +276,14 @@ std::vector<Row> what_stands_around_training(Group& world, Training& t, const st
       {"data::make_loader(), its epochs and batches", Waits::kNothing, walk, walk},
       {"seed_everything()", Waits::kNothing, [] { lockstep::seed_everything(1); }},
       {"save(), load()", Waits::kNothing, [&t, file] { lockstep::save(t.net, file), lockstep::load(t.net, file); }},
+      {"Autocast, KeepFp32, MasterWeights, Ema, Scheduler", Waits::kNothing, [&t] { use_what_a_rank_has_alone(t); }},
+      {"CheckFinite, its check()", Waits::kDevice, [&t] { lockstep::amp::CheckFinite(*t.net).check(t.net->forward(torch::ones({3, 2}))); }},
+      {"DataParallel::forward()", Waits::kNothing, [&t] { lockstep::DataParallel(t.net, lockstep::DataParallelOptions{.devices = {at::kCPU, at::kCPU}}).forward(torch::ones({3, 2})); }},
+      {"Trainer() in a rank", Waits::kNothing, [] { const lockstep::Trainer trainer; }},
+      {"its fit(), validate()", Waits::kRanks, [&world] {
+         lockstep::Trainer trainer;
+         trainer.validate(std::make_shared<Watched>(), lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
+       }},
       {"train::Progress, its step()", Waits::kNothing, [&world] { lockstep::train::Progress(world, {}).step(); }},
       {"tensor.item(), tensor.cpu()", Waits::kDevice, [] { part().cpu()[0].item<double>(); }},
       {"torch::cuda::synchronize()", Waits::kDevice,

@@ -68,6 +68,9 @@ class Loader {
   /// Batches of this rank in a whole epoch.
   std::uint64_t batches_per_epoch() const { return core_->batches_per_epoch(); }
 
+  /// Whether ranks together see every sample at most once an epoch: not where some come twice so that all have equally many.
+  bool exact() const { return core_->exact(); }
+
   /// Where the data stands: the batch that the loop holds counts as drawn. The same on all ranks between two steps.
   const Position& position() const { return core_->position(); }
   /// Goes on there, in this world whatever the size of the one that saved it, when epoch(position.epoch) is called next.

@@ -72,6 +72,7 @@ class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
   /// Begins `epoch`, at the restored position when that is of this epoch, otherwise at its beginning.
   std::unique_ptr<BatchRun> start(std::uint64_t epoch);
 
+  bool exact() const { return options_.mode != ShardMode::kPad || position_.num_samples % static_cast<std::uint64_t>(sampler_.shard().size) == 0; }
   const Position& position() const { return position_; }
   void restore(const Position& position);
 

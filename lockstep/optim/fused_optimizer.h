@@ -47,7 +47,7 @@ struct FusedOptions {
 /// Elsewhere backward() averages gradients, and each rank updates its own parameters from them in one pass. Sparse gradients are a UsageError everywhere.
 ///
 /// Parameters on a device are updated by ATen's operations (FusedOptions.by_operations) from gradients that backward() has averaged. Nobody waits for the device there: not in step(), not in clipping, which
-/// then writes .grad(), and not in GradScaler::step() with SGD (without dampening), Adam and AdamW.
+/// then writes .grad(), and not in GradScaler::step(), but for the first update of SGD with dampening.
 ///
 /// Results are torch::optim's on the averaged gradients within rounding, and the same bits on every rank and in every run. Gradients, options
 /// and state may be of any dtype that a loop is made for (loops.h); of bfloat16 and half, sums and state are in float. Ranks that share

@@ -1,0 +1,89 @@
+// A loader and the method of a module that takes its batches, without their types.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "lockstep/data/loader.h"
+#include "lockstep/train/step_log.h"
+
+namespace lockstep::train {
+
+class Batches {
+ public:
+  virtual ~Batches() = default;
+  virtual std::int64_t per_epoch() const = 0;
+  /// Every sample once over all ranks, none twice.
+  virtual bool exact() const = 0;
+  virtual void begin(std::uint64_t epoch) = 0;
+  /// Draws the next batch of the epoch that has begun; false after the last.
+  virtual bool next() = 0;
+  /// Stops its threads, if the epoch has not come to its end.
+  virtual void end() = 0;
+  virtual std::int64_t num_samples() const = 0;  ///< of the batch that was drawn
+  /// The module's own step with the batch that was drawn. Undefined when it gives nothing back.
+  virtual at::Tensor step(StepLog& log) = 0;
+  /// Tensors of floating point become `dtype`, as weights in lower precision want them.
+  virtual void cast(at::ScalarType dtype) = 0;
+};
+
+template <typename Batch, typename Step>
+class LoaderBatches final : public Batches {
+ public:
+  LoaderBatches(data::Loader<Batch> loader, Step step) : loader_(std::move(loader)), step_(std::move(step)) {}
+
+  std::int64_t per_epoch() const override { return static_cast<std::int64_t>(loader_.batches_per_epoch()); }
+  bool exact() const override { return loader_.exact(); }
+  void begin(std::uint64_t epoch) override {
+    end();
+    epoch_.emplace(loader_.epoch(epoch));
+  }
+  bool next() override {
+    if (at_)
+      ++*at_;
+    else
+      at_.emplace(epoch_->begin());
+    return *at_ != std::default_sentinel;
+  }
+  void end() override {
+    at_.reset();
+    epoch_.reset();
+  }
+  std::int64_t num_samples() const override {
+    std::int64_t count = 0;
+    data::each_tensor(**at_, [&](at::Tensor& tensor) {
+      if (count == 0 && tensor.defined() && tensor.dim() > 0) count = tensor.size(0);
+    });
+    return count > 0 ? count : 1;
+  }
+  at::Tensor step(StepLog& log) override {
+    if constexpr (std::is_void_v<decltype(step_(**at_, log))>) {
+      step_(**at_, log);
+      return {};
+    } else {
+      return step_(**at_, log);
+    }
+  }
+  void cast(at::ScalarType dtype) override {
+    data::each_tensor(**at_, [&](at::Tensor& tensor) {
+      if (tensor.defined() && tensor.is_floating_point()) tensor = tensor.to(dtype);
+    });
+  }
+
+ private:
+  data::Loader<Batch> loader_;
+  Step step_;
+  std::optional<data::Epoch<Batch>> epoch_;
+  std::optional<typename data::Epoch<Batch>::Iterator> at_;
+};
+
+template <typename Batch, typename Step>
+std::unique_ptr<Batches> make_batches(data::Loader<Batch> loader, Step step) {
+  return std::make_unique<LoaderBatches<Batch, Step>>(std::move(loader), std::move(step));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,85 @@
+// What is called at certain moments of a training.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/train/progress.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::train {
+
+/// Why a training ended. The same on all ranks.
+enum class EndReason {
+  kDone,      ///< max_epochs, or there was nothing to do
+  kMaxSteps,
+  kMaxTime,
+  kStopped,   ///< somebody asked this job to leave: SIGTERM, SIGUSR1
+  kCallback,  ///< a callback had seen enough
+};
+
+/// A training as callbacks see it, and steer it.
+class Fit {
+ public:
+  virtual comm::Group& world() = 0;
+  virtual torch::nn::Module& module() = 0;
+  virtual const std::vector<torch::optim::Optimizer*>& optimizers() const = 0;
+  virtual std::int64_t epoch() const = 0;  ///< from 0
+  virtual std::int64_t step() const = 0;   ///< updates made, over all epochs
+  /// The training ends after this step, or this validation. All ranks call it alike: what a callback decides by must be the same on all, as means over ranks are.
+  virtual void end(EndReason reason) = 0;
+
+ protected:
+  ~Fit() = default;
+};
+
+/// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the training.
+class Callback {
+ public:
+  virtual ~Callback() = default;
+  virtual void on_fit_start(Fit&) {}
+  /// After each update. Is called in every step: what takes long belongs elsewhere.
+  virtual void on_step(Fit&) {}
+  /// Every log_every_n_steps, with means over all ranks since the last time.
+  virtual void on_log(Fit&, const NamedValues&) {}
+  virtual void on_validation_end(Fit&, const NamedValues&) {}
+  virtual void on_epoch_end(Fit&) {}
+  /// Not after an exception.
+  virtual void on_fit_end(Fit&, EndReason) {}
+};
+
+struct EarlyStoppingOptions {
+  std::string monitor = "val_loss";  ///< a value of the validation
+  bool maximize = false;             ///< more is better
+  std::int64_t patience = 3;         ///< validations in a row that may be no better
+  double min_delta = 0;              ///< by which a value must be better than the best to count
+  bool check_finite = true;          ///< ends at once when the value is infinite or NaN
+};
+
+/// Ends a training that gets no better.
+class EarlyStopping : public Callback {
+ public:
+  /// Throws UsageError.
+  explicit EarlyStopping(const EarlyStoppingOptions& options = {});
+  /// Throws UsageError when the validation has no such value, with those that it has.
+  void on_validation_end(Fit& fit, const NamedValues& values) override;
+  double best() const { return best_; }
+
+ private:
+  const EarlyStoppingOptions options_;
+  double best_;
+  std::int64_t no_better_ = 0;
+};
+
+/// The value with that name. Throws UsageError "`who`: there is no `name` among ...".
+double value_of(const NamedValues& values, const std::string& name, const std::string& who);
+
+}  // namespace lockstep::train

@@ -1,0 +1,90 @@
+// What a user says of a training: how long, on what, how often, and what else.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/amount.h"
+
+namespace lockstep::train {
+
+/// How many ranks on a host, or which GPUs they have: `.devices = 8`, `.devices = {0, 2}`; by default one for each GPU that is there, else one for each physical core.
+class Devices {
+ public:
+  Devices() = default;
+  Devices(int count) : count_(count) {}                       // NOLINT(google-explicit-constructor): .devices = 8
+  Devices(std::vector<int> gpus) : gpus_(std::move(gpus)) {}  // NOLINT(google-explicit-constructor)
+  Devices(std::initializer_list<int> gpus) : gpus_(std::vector<int>(gpus)) {}
+
+  std::optional<int> count() const { return count_; }
+  const std::optional<std::vector<int>>& gpus() const { return gpus_; }
+  bool operator==(const Devices&) const = default;
+
+ private:
+  std::optional<int> count_;
+  std::optional<std::vector<int>> gpus_;
+};
+
+struct TrainerOptions {
+  // Where. When no launcher has started the program the Trainer starts its own ranks.
+  int nodes = 1;    ///< hosts, which are those of the SLURM allocation; 1: this one. More than 1 must be what the job has, whoever has started it
+  Devices devices;  ///< only looked at when the Trainer starts the ranks
+
+  // How long: what is reached first. Nothing set: 1000 epochs.
+  std::int64_t max_epochs = -1;  ///< -1: not limited by epochs; 0: nothing is trained
+  std::int64_t max_steps = -1;   ///< updates of the parameters, over all epochs; -1: not limited
+  std::chrono::seconds max_time{0};  ///< of fit(), over all its restarts; 0: not limited. The training ends at a step's edge, is saved, and that is no failure
+
+  // How.
+  std::string precision = "32";  ///< amp::parse_precision()'s names
+  int accumulate = 1;            ///< batches whose gradients make one step
+  double clip_norm = 0;          ///< of all gradients together, before each step; 0: not clipped
+  double clip_value = 0;         ///< of each element; 0: not clipped
+  bool sync_batch_norm = false;  ///< batch norms become those of all ranks
+  double ema = 0;                ///< decay of averaged weights, with which is validated then; 0: none
+  std::optional<std::uint64_t> seed;  ///< of every generator, on each rank its own (seed_everything()); the modules of fit() were made before
+  bool deterministic = false;    ///< operations that have no deterministic way are errors
+
+  // How much.
+  Amount limit_train_batches = 1.0;  ///< of this rank's batches of an epoch
+  Amount limit_val_batches = 1.0;    ///< 0: no validation
+  Amount val_check_interval = 1.0;   ///< validates after so many batches of an epoch; 1.0: at its end
+  int check_val_every_n_epoch = 1;
+  int num_sanity_val_steps = 2;      ///< batches of a validation before the training, so that a mistake in it is known before an epoch has passed; 0: none
+  Amount overfit_batches = 0;        ///< trains on these first batches alone, always in the same order, and validates on them, too; 0: does not
+  int fast_dev_run = 0;              ///< so many batches of each kind in one epoch: shows that everything runs; 0: does not
+
+  // What one sees.
+  int log_every_n_steps = 50;
+  bool progress_bar = true;
+  bool barebones = false;        ///< no bar, no validation before the training: for measuring what a training itself takes
+};
+
+/// `options` as they hold together: what fast_dev_run, overfit_batches and barebones mean is written into the others, and "nothing set" has become 1000 epochs. Pure. Throws UsageError that names the option, its value and
+/// what is allowed.
+TrainerOptions settle(TrainerOptions options);
+
+/// What an epoch consists of, once it is known how many batches there are.
+struct EpochPlan {
+  std::int64_t train_batches = 0;  ///< of this rank
+  std::int64_t val_batches = 0;
+  std::int64_t val_every = 0;      ///< batches between two validations of an epoch; 0: none
+  std::int64_t accumulate = 1;
+  std::int64_t steps = 0;          ///< updates in an epoch
+
+  /// Of batch `index` from 0: how many batches make the step that it belongs to; fewer at the end of an epoch.
+  std::int64_t batches_of_step(std::int64_t index) const;
+  /// Whether the step is made after this batch.
+  bool steps_after(std::int64_t index) const;
+  bool validates_after(std::int64_t epoch, std::int64_t index) const;
+
+  std::int64_t val_every_epochs = 1;
+};
+
+/// Pure. `options` has gone through settle(). Throws UsageError for shares of which nothing is left, and for a validation that would come in the middle of a step.
+EpochPlan plan_epoch(const TrainerOptions& options, std::int64_t train_batches, std::int64_t val_batches);
+
+}  // namespace lockstep::train
