@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <thread>
 
 #include "lockstep/base/env.h"
@@ -301,6 +302,25 @@ TEST(Refused, WhatASourceMayBe) {
   const at::Tensor result = world().rank() == 0 ? number(7).expand({3}) : at::empty({3}, at::kDouble);
   world().broadcast(result, 0);
   EXPECT_EQ(result[2].item<double>(), 7);
+}
+
+std::size_t num_threads() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(threads), end(threads)));
+}
+
+/// Each model of a program has channels of its own, and a program may make many one after another.
+TEST(Groups, LeaveNoThreadsBehind) {
+  const auto use_one = [] {
+    Group group = world().split(0);
+    group.all_reduce(number(1));
+    group.all_reduce(at::ones({300000}));  // long, between hosts
+    group.barrier();
+  };
+  use_one();  // what is made once
+  const std::size_t before = num_threads();
+  for (int i = 0; i < 3; ++i) use_one();
+  EXPECT_LE(num_threads(), before);
 }
 
 TEST(Wire, WhereNothingCrossesNothingIsRoundedAndWhoCannotRoundSaysSo) {

@@ -42,8 +42,10 @@ class HierarchyTransport final : public Transport {
     }
     flat_ = options.make_outer(Leg::kFlat, "flat", options.members);
   }
+  /// What is under this one is not aborted, which would leave threads of it behind: it aborts what is still under way by itself.
   ~HierarchyTransport() override {
-    abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "hierarchy", rank_, rank_, "the transport was closed")));
+    aborted_ = true;
+    end_drivers(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "hierarchy", rank_, rank_, "the transport was closed")));
   }
 
   std::string_view name() const override { return "hierarchy"; }
@@ -67,11 +69,9 @@ class HierarchyTransport final : public Transport {
   void abort(std::exception_ptr cause) noexcept override {
     const std::lock_guard lock(abort_mutex_);
     if (aborted_.exchange(true)) return;
-    short_.driver.end(cause);
-    for (Track& track : long_) {
-      track.driver.end(cause);
+    end_drivers(cause);
+    for (Track& track : long_)
       if (track.outer) track.outer->abort(cause);
-    }
     if (leaders_) leaders_->abort(cause);
     if (flat_) flat_->abort(cause);
   }
@@ -87,6 +87,11 @@ class HierarchyTransport final : public Transport {
   };
   // Long operations take turns: while the last pieces of one travel, the first of the next do too, and the wire is not idle in between.
   static constexpr std::size_t kTracks = 2;
+
+  void end_drivers(const std::exception_ptr& cause) noexcept {
+    short_.driver.end(cause);
+    for (Track& track : long_) track.driver.end(cause);
+  }
 
   PendingPtr start_short(const Collective& op) {
     auto operation = std::make_shared<ShortOperation>(op, *short_.boards, ++short_.number, plan_, rank_, leaders_.get(), results_);
