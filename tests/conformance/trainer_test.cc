@@ -321,7 +321,9 @@ TEST(Trainer, EndsAfterItsTime) {
   const FitResult result = trainer.fit(net, loader_of());
   EXPECT_EQ(result.reason, EndReason::kMaxTime);
   EXPECT_EQ(result.exit_code(), 0);
-  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));
+  if (world().rank() == 0) {
+    EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));  // it is its clock that counts
+  }
   const std::int64_t steps = result.steps;
   for (const std::string& other : world().all_gather_bytes(std::to_string(steps))) EXPECT_EQ(other, std::to_string(steps));
 }
