@@ -214,7 +214,7 @@ TEST(Trainer, SeveralOptimizersTakeTurns) {
       plain->named_parameters()[parameter.key()].copy_(pair->named_parameters()[parameter.key()]);
     }
     pair->fused = fused;
-    Trainer trainer(quiet({.max_epochs = 1}));
+    Trainer trainer(quiet({.max_epochs = 1, .accumulate = 2}));
     trainer.fit(pair, loader_of());
 
     DistributedDataParallel first(plain->generator, world()), second(plain->judge, world());
@@ -222,16 +222,22 @@ TEST(Trainer, SeveralOptimizersTakeTurns) {
     Metrics unused;
     StepLog log(unused, "");
     auto loader = loader_of();
+    const auto batches = static_cast<std::int64_t>(loader.batches_per_epoch());
+    std::int64_t index = 0;
     for (auto& batch : loader.epoch(0)) {
+      const bool alone = index % 2 == 0 && index + 1 == batches, last = index % 2 == 1 || alone;
+      std::optional<DistributedDataParallel::NoSync> held[2];
+      if (!last) held[0].emplace(first), held[1].emplace(second);
       for (const int turn : {0, 1}) {
         log.optimizer = turn;
         for (const auto& parameter : plain->generator->parameters()) parameter.requires_grad_(turn == 0);
         for (const auto& parameter : plain->judge->parameters()) parameter.requires_grad_(turn == 1);
         auto& optimizer = turn == 0 ? generator : judge;
-        optimizer.zero_grad();
-        plain->training_step(batch, log).backward();
-        optimizer.step();
+        if (index % 2 == 0) optimizer.zero_grad();
+        (plain->training_step(batch, log) / (alone ? 1.0 : 2.0)).backward();
+        if (last) optimizer.step();
       }
+      ++index;
     }
     const auto a = pair->parameters(), b = plain->parameters();
     for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-5, 1e-6)) << fused << " " << i;
