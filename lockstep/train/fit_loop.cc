@@ -118,7 +118,8 @@ class FitLoop final : public Fit {
   void run_epoch() {
     epoch_metrics_.clear();
     parts_.train->begin(options_.overfit_batches == Amount(0) ? static_cast<std::uint64_t>(epoch_) : 0);
-    for (std::int64_t index = 0; index < plan_.train_batches && !ended_ && parts_.train->next(); ++index) {
+    std::int64_t index = 0;
+    for (; index < plan_.train_batches && !ended_ && parts_.train->next(); ++index) {
       train_on(index);
       if (plan_.steps_after(index)) end_step();
       if (!ended_ && plan_.validates_after(epoch_, index)) run_validation();
@@ -126,7 +127,7 @@ class FitLoop final : public Fit {
     parts_.train->end();
     tell();
     result_.train_values = mean_over_ranks(epoch_metrics_, world_);
-    if (ended_ && *ended_ != EndReason::kMaxSteps && *ended_ != EndReason::kCallback) return;  // in the middle of it
+    if (index < plan_.train_batches) return;  // it has not come to its end
     for (Updater& updater : updaters_)
       if (updater.scheduler && updater.schedule_by_epoch) updater.scheduler->step();
     for (const auto& callback : parts_.callbacks) callback->on_epoch_end(*this);

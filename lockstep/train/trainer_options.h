@@ -54,7 +54,7 @@ struct TrainerOptions {
   Amount val_check_interval = 1.0;   ///< validates after so many batches of an epoch; 1.0: at its end
   int check_val_every_n_epoch = 1;
   int num_sanity_val_steps = 2;      ///< batches of a validation before the training, so that a mistake in it is known before an epoch has passed; 0: none
-  Amount overfit_batches = 0;        ///< trains on these first batches alone, always in the same order, and validates on them, too; 0: does not
+  Amount overfit_batches = 0;        ///< trains on these first batches alone, always in the same order, and validates on as many; 0: does not
   int fast_dev_run = 0;              ///< so many batches of each kind in one epoch: shows that everything runs; 0: does not
 
   // What one sees.

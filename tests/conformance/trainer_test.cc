@@ -308,6 +308,9 @@ TEST(Trainer, EndsWhenACallbackHasSeenEnough) {
   const FitResult result = trainer.fit(net, loader_of());
   EXPECT_EQ(result.reason, EndReason::kCallback);
   EXPECT_EQ(result.steps, 3);
+  EXPECT_EQ(result.epochs, 0);
+  EXPECT_EQ(notes->told.back(), "end");
+  EXPECT_EQ(notes->told[notes->told.size() - 2], "step 3");
   EXPECT_EQ(result.exit_code(), 0);
 }
 
