@@ -49,12 +49,18 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::fail(const char* what) const { throw base::SystemError(what + path_, errno); }
 
 void AtomicFile::write(const void* data, std::size_t num_bytes) {
+  write_again(num_bytes_, data, num_bytes);
+  num_bytes_ += num_bytes;
+}
+
+void AtomicFile::write_again(std::uint64_t offset, const void* data, std::size_t num_bytes) {
   const auto* bytes = static_cast<const char*>(data);
   while (num_bytes > 0) {
-    const ssize_t written = ::write(file_.get(), bytes, num_bytes);
+    const ssize_t written = ::pwrite(file_.get(), bytes, num_bytes, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) fail("cannot write ");
     bytes += written;
+    offset += static_cast<std::uint64_t>(written);
     num_bytes -= static_cast<std::size_t>(written);
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "lockstep/base/fd.h"
@@ -23,6 +24,8 @@ class AtomicFile {
 
   /// Appends. Throws SystemError: no space, quota, a failing disk.
   void write(const void* data, std::size_t num_bytes);
+  /// Writes over what was written at `offset`. Throws SystemError.
+  void write_again(std::uint64_t offset, const void* data, std::size_t num_bytes);
 
   /// Waits until the disk has the bytes, moves the file to `path`, and waits until the disk has that too. Throws SystemError.
   void commit();
@@ -35,6 +38,7 @@ class AtomicFile {
   std::string temp_name_;  // empty: nothing to remove
   base::Fd folder_;
   base::Fd file_;
+  std::uint64_t num_bytes_ = 0;
 };
 
 }  // namespace lockstep::checkpoint

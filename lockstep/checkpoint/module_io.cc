@@ -129,7 +129,7 @@ void save(const torch::nn::Module& module, const std::string& path, const SaveOp
 }
 
 LoadReport load(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
-  const SafetensorsReader reader(path);
+  const SafetensorsReader reader(path, {.verify = options.verify});
   Matching matching = match(reader.tensors(), state_of(module), options);
   check(matching, path, options);
   std::vector<at::Tensor> values;

@@ -19,6 +19,7 @@ namespace lockstep::checkpoint {
 struct LoadOptions {
   bool strict = true;          ///< false: names that only one side has are passed over, and reported
   bool convert_dtype = false;  ///< true: values of another dtype are converted instead of refused
+  bool verify = true;          ///< false: hashes that the file carries are not looked at
 };
 
 /// What load() passed over; both lists are empty when it was strict.

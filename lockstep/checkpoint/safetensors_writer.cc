@@ -5,15 +5,20 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/content_hash.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/utf8.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/integrity.h"
 #include "lockstep/checkpoint/limits.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/sealed_text.h"
 
 namespace lockstep::checkpoint {
 namespace {
+
+constexpr std::size_t kHashedAtOnce = std::size_t{1} << 20;  // and written while it is in cache
 
 struct Planned {
   const std::string* name;
@@ -46,20 +51,27 @@ std::vector<Planned> planned(const TensorMap& tensors) {
   return plan;
 }
 
-nlohmann::ordered_json metadata_of(const SaveOptions& options) {
-  nlohmann::ordered_json metadata = {{"format", "pt"}};
-  for (const auto& [key, value] : options.metadata) {
-    if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) || !base::is_utf8(value))
+// ,"key":"value" for each.
+std::string metadata_text(const SaveOptions& options) {
+  auto metadata = options.metadata;
+  metadata.emplace("format", "pt");
+  std::string text;
+  for (const auto& [key, value] : metadata) {
+    if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) || !base::is_utf8(value) || key.starts_with(kOurKeys))
       throw base::UsageError("SaveOptions.metadata has " + base::quoted(key, 80) + " = " + base::quoted(value, 80) +
-                             "; allowed are keys of at most 1024 bytes and values of at most 128 KiB, both UTF-8");
-    metadata[key] = value;
+                             "; allowed are keys of at most 1024 bytes that do not begin with \"lockstep.\", and values of at most 128 KiB, both UTF-8");
+    text += "," + nlohmann::json(key).dump() + ":" + nlohmann::json(value).dump();
   }
-  return metadata;
+  return text;
 }
 
-std::pair<std::string, std::uint64_t> header_of(const std::vector<Planned>& plan, const SaveOptions& options) {
-  nlohmann::ordered_json metadata = metadata_of(options);
-  std::string text = "{\"__metadata__\":" + metadata.dump();
+struct Header {
+  std::string text;
+  std::uint64_t num_data_bytes = 0;
+};
+
+Header header_of(const std::vector<Planned>& plan, const std::vector<std::string>& hashes, const SaveOptions& options) {
+  std::string text = sealed_beginning(hashes) + metadata_text(options) + "}";
   std::uint64_t end = 0;
   for (const auto& [name, tensor, dtype] : plan) {
     const std::uint64_t begin = end;
@@ -70,27 +82,41 @@ std::pair<std::string, std::uint64_t> header_of(const std::vector<Planned>& plan
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
+  seal_header(text);
   return {text, end};
+}
+
+// Returns the hash of what was written.
+std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_neg().contiguous();
+  const auto* const bytes = static_cast<const char*>(dense.const_data_ptr());
+  base::ContentHash hash;
+  for (std::size_t at = 0; at < dense.nbytes(); at += kHashedAtOnce) {
+    const std::size_t now = std::min(dense.nbytes() - at, kHashedAtOnce);
+    hash.add(bytes + at, now);
+    file.write(bytes + at, now);
+  }
+  return hash.digits();
 }
 
 }  // namespace
 
 void save_tensors(const TensorMap& tensors, const std::string& path, const SaveOptions& options) {
   const auto plan = planned(tensors);
-  const auto [header, num_data_bytes] = header_of(plan, options);
-  if (header.size() > kMaxHeaderBytes)
+  // The hashes are known when the data have gone by: until then the header is one of the same length.
+  std::vector<std::string> hashes(plan.size(), kNoSeal);
+  const Header draft = header_of(plan, hashes, options);
+  if (draft.text.size() > kMaxHeaderBytes)
     throw base::FormatError(path + ":0: the header of " + std::to_string(tensors.size()) + " tensors has " +
-                            std::to_string(header.size()) + " bytes; allowed is 16 MiB");
+                            std::to_string(draft.text.size()) + " bytes; allowed is 16 MiB");
   // Nothing is written that could not be read.
-  parse_header(header, num_data_bytes, path);
+  parse_header(draft.text, draft.num_data_bytes, path);
   AtomicFile file(path);
-  const std::uint64_t header_bytes = header.size();
+  const std::uint64_t header_bytes = draft.text.size();
   file.write(&header_bytes, sizeof header_bytes);
-  file.write(header.data(), header.size());
-  for (const auto& entry : plan) {
-    const at::Tensor dense = entry.tensor->detach().to(c10::kCPU).resolve_neg().contiguous();
-    file.write(dense.const_data_ptr(), dense.nbytes());
-  }
+  file.write(draft.text.data(), header_bytes);
+  for (std::size_t i = 0; i < plan.size(); ++i) hashes[i] = write_tensor(file, *plan[i].tensor);
+  file.write_again(kHeaderOffset, header_of(plan, hashes, options).text.data(), header_bytes);
   file.commit();
 }
 

@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <sstream>
 
+#include "lockstep/base/content_hash.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/launch/content_hash.h"
 #include "lockstep/launch/examination.h"
 #include "lockstep/launch/program.h"
 
@@ -26,7 +26,7 @@ constexpr auto kHashes = 10s;
 std::string hash_of(const std::string& path) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::vector<char> bytes(std::size_t{1} << 20);
-  ContentHash hash;
+  base::ContentHash hash;
   const Deadline deadline = Deadline::in(kHashes);
   ssize_t size = fd ? 1 : -1;
   while (size > 0 && !deadline.expired()) {

@@ -9,10 +9,10 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lockstep/base/content_hash.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/launch/content_hash.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -44,7 +44,7 @@ Cargo cargo_of(const std::string& path) {
   }
   const std::string name = path.substr(path.rfind('/') + 1);
   cargo.name = is_plain(name) ? name : "program";
-  ContentHash hash;
+  base::ContentHash hash;
   hash.add(cargo.content);
   cargo.hash = hash.digits();
   return cargo;

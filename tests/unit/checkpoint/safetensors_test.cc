@@ -131,7 +131,7 @@ TEST(Safetensors, RefusesABoolThatIsNone) {
   auto file = read_file(folder / "x");
   file[file.size() - 2] = 2;
   const auto path = folder.write("x", file);
-  EXPECT_EQ(message_of<base::FormatError>([&] { load_tensors(path); }),
+  EXPECT_EQ(message_of<base::FormatError>([&] { load_tensors(path, {.verify = false}); }),
             path + ":" + std::to_string(file.size() - 2) + ": a BOOL of tensor \"b\" is 2; allowed is 0 and 1");
 }
 
@@ -166,7 +166,7 @@ TEST(Safetensors, EveryCutAndEveryFlippedByteEndsInOrderAndInLittleMemory) {
   const auto look = [&](const std::string& content) {
     const auto path = folder.write("x", content);
     try {
-      load_tensors(path);
+      load_tensors(path, {.verify = false});
       ++taken;
     } catch (const base::FormatError& error) {
       ASSERT_TRUE(std::string(error.what()).starts_with(path + ":")) << error.what();

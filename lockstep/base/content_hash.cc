@@ -1,4 +1,4 @@
-#include "lockstep/launch/content_hash.h"
+#include "lockstep/base/content_hash.h"
 
 #define XXH_INLINE_ALL
 #define XXH_NO_INLINE_HINTS 1  // a build with a sanitizer does not inline what it is told to
@@ -6,7 +6,7 @@
 
 #include <new>
 
-namespace lockstep::launcher {
+namespace lockstep::base {
 
 struct ContentHash::State {
   XXH3_state_t* of = XXH3_createState();
@@ -30,4 +30,4 @@ std::string ContentHash::digits() const {
   return hex;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep::base
