@@ -6,7 +6,7 @@
 #include <lockstep/ddp/replicas.h>
 #include <lockstep/launch/launch.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/progress.h>
+#include <lockstep/train/view/progress.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -284,7 +284,7 @@ std::vector<Row> what_stands_around_training(Group& world, Training& t, const st
          lockstep::Trainer trainer;
          trainer.validate(std::make_shared<Watched>(), lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
        }},
-      {"train::Progress, its step()", Waits::kNothing, [&world] { lockstep::train::Progress(world, {}).step(); }},
+      {"train::Progress, its step()", Waits::kNothing, [&world] { lockstep::train::Progress(world.rank(), {}).step(); }},
       {"tensor.item(), tensor.cpu()", Waits::kDevice, [] { part().cpu()[0].item<double>(); }},
       {"torch::cuda::synchronize()", Waits::kDevice,
        [] {

@@ -3,7 +3,7 @@
 //   lockstep run -n 2 02_mnist --data mnist
 #include <lockstep/data/mnist.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/progress.h>
+#include <lockstep/train/view/progress.h>
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -129,7 +129,7 @@ void train(const Options& options) {
   const std::int64_t num_steps = options.epochs * steps_per_epoch;
   std::int64_t step = 0;
   lockstep::train::Progress progress(
-      world, {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
+      world.rank(), {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
   for (std::int64_t epoch = 0; epoch < options.epochs; ++epoch) {
     for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
       const double done = static_cast<double>(++step) / static_cast<double>(num_steps);  // rises for a tenth, then falls

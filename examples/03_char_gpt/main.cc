@@ -4,7 +4,7 @@
 #include <lockstep/data/corpus.h>
 #include <lockstep/data/vocabulary.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/progress.h>
+#include <lockstep/train/view/progress.h>
 
 #include <cmath>
 #include <cstdio>
@@ -88,7 +88,7 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
     return model->loss(batch.data, batch.target);
   };
   lockstep::train::Progress progress(
-      world, {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
+      world.rank(), {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
   std::int64_t step = 0;
   for (std::uint64_t epoch = 0; step < options.steps; ++epoch)
     for (auto& batch : loader.epoch(epoch)) {

@@ -2,7 +2,7 @@
 //   lockstep run -n 2 04_imagenet --data imagenet --arch resnet50
 #include <lockstep/data/image_dataset.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/progress.h>
+#include <lockstep/train/view/progress.h>
 
 #include <cstdio>
 #include <fstream>
@@ -78,7 +78,7 @@ class Training {
       throw lockstep::UsageError("--batch is \"" + std::to_string(options_.batch) + "\"; allowed with " + std::to_string(images_.train.size()) + " images and " + std::to_string(world_.size()) +
                                  " ranks are at most " + std::to_string((images_.train.size() + static_cast<std::size_t>(world_.size()) - 1) / static_cast<std::size_t>(world_.size())));
     Updates updates(*net_, ddp, precision_, options_, steps_per_epoch);
-    lockstep::train::Progress progress(world_, {.num_epochs = options_.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options_.batch * world_.size()});
+    lockstep::train::Progress progress(world_.rank(), {.num_epochs = options_.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options_.batch * world_.size()});
     lockstep::train::NamedValues shown;
     for (std::int64_t epoch = 0; epoch < options_.epochs; ++epoch) {
       net_->train();

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 
 #include "lockstep/base/env.h"
@@ -13,8 +14,11 @@ namespace {
 
 constexpr int kPatienceMs = 500;
 
+std::atomic<bool> bar_on_row = false;
+
 void write_line(std::string_view prefix, std::string_view text) {
-  std::string line(prefix);
+  std::string line(bar_on_row.load(std::memory_order_relaxed) && ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "");
+  line.append(prefix);
   line.append(text).append("\n");
   // A terminal that is stuck (Ctrl-S) takes nothing: rather than wait for it the line is dropped.
   pollfd room{STDERR_FILENO, POLLOUT, 0};
@@ -47,5 +51,7 @@ void log_debug(std::string_view text) {
 }
 
 void log_warning(std::string_view text) { write_line("lockstep: warning: ", text); }
+
+void bar_stands(bool stands) { bar_on_row.store(stands, std::memory_order_relaxed); }
 
 }  // namespace lockstep::base

@@ -16,4 +16,7 @@ void log_debug(std::string_view text);
 /// "lockstep: warning: TEXT", at every level.
 void log_warning(std::string_view text);
 
+/// Whether a progress bar stands on the row of the terminal where the cursor is: then a line on stderr, if that is a terminal, takes its place.
+void bar_stands(bool stands);
+
 }  // namespace lockstep::base

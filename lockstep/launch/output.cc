@@ -40,13 +40,15 @@ base::Fd create(const std::string& path) {
   return fd;
 }
 
-}  // namespace
-
-int terminal_columns() {
+int columns_of(int fd) {
   winsize size{};
-  if (!can_redraw(STDOUT_FILENO) || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  if (!can_redraw(fd) || ::ioctl(fd, TIOCGWINSZ, &size) != 0) return 0;
   return size.ws_col > 0 ? size.ws_col : 80;
 }
+
+}  // namespace
+
+int terminal_columns() { return columns_of(STDOUT_FILENO); }
 
 Output::Destination::Destination(int descriptor)
     : fd(descriptor), screen(can_redraw(descriptor)), writer(kScreenLimit, true) {}
@@ -79,6 +81,7 @@ void Output::show(int rank, Stream stream, const std::vector<Piece>& pieces) {
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   Destination& to = destination(stream);
   std::string bytes;
+  to.screen.resize(columns_of(to.fd));
   for (const Piece& piece : pieces) {
     if (stream == Stream::kErr) remember(output, piece);
     if (rank == 0 || !only_rank_zero_) bytes += to.screen.show(output.prefix, 2 * rank + static_cast<int>(stream), piece);
@@ -102,6 +105,7 @@ void Output::end(int rank) {
 
 void Output::note(std::string_view text) {
   Destination& to = destination(Stream::kErr);
+  to.screen.resize(columns_of(to.fd));
   to.writer.write(to.fd, to.screen.show("lockstep: " + std::string(text) + "\n"), 1, true);
 }
 

@@ -1,5 +1,7 @@
 #include "lockstep/launch/screen.h"
 
+#include <algorithm>
+
 namespace lockstep::launcher {
 namespace {
 
@@ -7,7 +9,23 @@ const char* const kEraseRow = "\r\x1b[K";
 
 }  // namespace
 
-std::string Screen::above_bar(std::string text) const { return bar_.empty() ? text : kEraseRow + text + bar_; }
+std::string cut_to_row(std::string_view text, int columns) {
+  int room = columns - 1;  // in the last column some terminals begin a new row
+  bool coloured = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\x1b' && i + 1 < text.size() && text[i + 1] == '[') {
+      coloured = true;
+      i = std::min(text.find_first_not_of("0123456789;?", i + 2), text.size());
+    } else if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80 && room-- <= 0) {
+      return std::string(text.substr(0, i)) + (coloured ? "\x1b[0m" : "");
+    }
+  }
+  return std::string(text);
+}
+
+std::string Screen::shown_bar() const { return columns_ > 0 ? cut_to_row(bar_, columns_) : bar_; }
+
+std::string Screen::above_bar(std::string text) const { return bar_.empty() ? text : kEraseRow + text + shown_bar(); }
 
 std::string Screen::show_plain(const std::string& line, const Piece& piece) const {
   switch (piece.end) {
@@ -26,7 +44,7 @@ std::string Screen::show(const std::string& prefix, int owner, const Piece& piec
   if (piece.end == PieceEnd::kReturn || piece.end == PieceEnd::kOpen) {
     bar_ = std::move(line);
     bar_owner_ = owner;
-    return kEraseRow + bar_;
+    return kEraseRow + shown_bar();
   }
   const bool only_newline = piece.over_bar && piece.text.empty();
   if (bar_owner_ != owner) return only_newline ? "" : above_bar(line + "\n");

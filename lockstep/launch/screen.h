@@ -14,6 +14,9 @@ class Screen {
  public:
   explicit Screen(bool terminal) : terminal_(terminal) {}
 
+  /// The terminal has so many columns now; 0: nobody knows. A bar that is wider is cut: one of two rows could not be erased.
+  void resize(int columns) { columns_ = columns; }
+
   /// The bytes that show `piece` of stream `owner`, with `prefix`, "[rank] ", in front; "[rank]+" marks the rest of a line that was cut.
   std::string show(const std::string& prefix, int owner, const Piece& piece);
   /// The bytes that show a whole text of our own, which ends with \n.
@@ -24,10 +27,15 @@ class Screen {
  private:
   std::string show_plain(const std::string& line, const Piece& piece) const;
   std::string above_bar(std::string text) const;
+  std::string shown_bar() const;
 
   bool terminal_;
+  int columns_ = 0;
   std::string bar_;  // empty: none
   int bar_owner_ = -1;
 };
+
+/// What of `text` has room in a row of `columns`. Sequences that colour it take none, and are ended. Pure.
+std::string cut_to_row(std::string_view text, int columns);
 
 }  // namespace lockstep::launcher

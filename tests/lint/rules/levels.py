@@ -90,7 +90,7 @@ SAMPLE = {
     "lockstep/data/loader.h": '#include "lockstep/ddp/gradient_source.h"\n#include "lockstep/ddp/ddp.h" @flag\n',
     "lockstep/train/t.cc": '#include "lockstep/ddp/ddp.h"\n#include "lockstep/comm/gloo/gloo.h" @flag\n',
     "lockstep/attic/x.h": "#pragma once @flag\n",
-    "lockstep/lockstep.h": '#include "lockstep/train/progress.h"\n#include "lockstep/comm/self/self.h" @flag\n',
+    "lockstep/lockstep.h": '#include "lockstep/train/view/progress.h"\n#include "lockstep/comm/self/self.h" @flag\n',
     "programs/lockstep.cc": '#include "lockstep/launch/run.h"\n#include "lockstep/comm/init.h" @flag\n',
     "programs/probe.cc": '#include "lockstep/comm/init.h"\n',
     "examples/01/main.cc": "#include <lockstep/lockstep.h>\n#include <lockstep/comm/gloo/gloo.h> @flag\n",

@@ -57,5 +57,22 @@ TEST(Screen, TheNewestBarWins) {
   EXPECT_EQ(screen.leave(), "");
 }
 
+TEST(Screen, ABarHasRoomInARow) {
+  Screen screen(true);
+  screen.resize(10);
+  EXPECT_EQ(screen.show("[0] ", 0, piece("\u2501\u2501\u2501 123", PieceEnd::kReturn)), kErase + "[0] \u2501\u2501\u2501 1");
+  screen.resize(7);
+  EXPECT_EQ(screen.show("[1] ", 2, piece("a long line is not cut")), kErase + "[1] a long line is not cut\n[0] \u2501\u2501");
+  screen.resize(80);
+  EXPECT_EQ(screen.show("[0] ", 0, piece("", PieceEnd::kNewline, true)), kErase + "[0] \u2501\u2501\u2501 123\n");
+}
+
+TEST(Screen, ColoursTakeNoRoom) {
+  EXPECT_EQ(cut_to_row("\x1b[1;32mgreen\x1b[0m", 6), "\x1b[1;32mgreen\x1b[0m");
+  EXPECT_EQ(cut_to_row("\x1b[1;32mgreen\x1b[0m", 4), "\x1b[1;32mgre\x1b[0m");
+  EXPECT_EQ(cut_to_row("ab\x1b[", 3), "ab\x1b[");
+  EXPECT_EQ(cut_to_row("abc", 1), "");
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

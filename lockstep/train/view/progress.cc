@@ -1,14 +1,16 @@
-#include "lockstep/train/progress.h"
+#include "lockstep/train/view/progress.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <string_view>
+#include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::train {
@@ -17,7 +19,8 @@ namespace {
 constexpr std::size_t kLongestBar = 30;
 constexpr std::size_t kShortestBar = 10;
 constexpr std::size_t kGap = 2;  // blanks between fields
-constexpr auto kRedrawEvery = std::chrono::milliseconds(100);
+constexpr int kPatienceMs = 500;
+const char* const kEraseRow = "\r\x1b[K";
 constexpr double kSmoothing = 0.05;  // weight of the newest step in the mean time of a step
 
 struct Field {
@@ -70,6 +73,7 @@ std::string bar_of(double fraction, std::size_t width) {
 
 std::vector<Field> fields_of(const ProgressState& state) {
   std::vector<Field> fields;
+  if (!state.label.empty()) fields.push_back({state.label, 45});
   if (state.num_epochs > 1) fields.push_back({format("epoch %lld/%lld", state.epoch + 1LL, 0LL + state.num_epochs), 40});
   fields.push_back({"", kBar});
   fields.push_back({format("%d%%", static_cast<int>(fraction_of(state) * 100)), 0});
@@ -78,6 +82,7 @@ std::vector<Field> fields_of(const ProgressState& state) {
   for (const auto& [name, value] : state.values)
     fields.push_back({name + " " + format_value(value), std::min(order++, kBar - 1)});
   if (state.samples_per_second >= 0) fields.push_back({format_rate(state.samples_per_second) + " samples/s", kBar + 1});
+  else if (state.steps_per_second >= 0) fields.push_back({format_rate(state.steps_per_second) + " steps/s", kBar + 1});
   if (state.seconds_left >= 0) fields.push_back({"ETA " + format_time(state.seconds_left), 50});
   return fields;
 }
@@ -94,6 +99,18 @@ std::string joined(const std::vector<Field>& fields) {
   std::string line;
   for (const Field& field : fields) line += (line.empty() ? "" : std::string(kGap, ' ')) + field.text;
   return line;
+}
+
+void require(const ProgressOptions& options) {
+  if (options.num_epochs < 1 || options.steps_per_epoch < 1)
+    throw base::UsageError("ProgressOptions: " + std::to_string(options.num_epochs) + " epochs of " + std::to_string(options.steps_per_epoch) +
+                           " steps; allowed is at least 1 of each");
+  if (options.steps_done < 0 || options.samples_per_step < 0)
+    throw base::UsageError("ProgressOptions: steps_done is " + std::to_string(options.steps_done) + ", samples_per_step " +
+                           std::to_string(options.samples_per_step) + "; allowed is 0 or more");
+  if (options.redraw_every.count() < 0 || options.line_every.count() < 0)
+    throw base::UsageError("ProgressOptions: redraw_every is " + std::to_string(options.redraw_every.count()) + " ms, line_every " +
+                           std::to_string(options.line_every.count()) + " ms; allowed is 0 or more");
 }
 
 }  // namespace
@@ -124,42 +141,29 @@ int terminal_columns(const base::Env& env) {
   return size.ws_col > 0 ? size.ws_col : 80;
 }
 
-Progress::Progress(const comm::Group& world, const ProgressOptions& options)
-    : options_(options), shown_(world.rank() == 0), last_step_(Clock::now()), last_line_(last_step_) {
-  if (options.num_epochs < 1 || options.steps_per_epoch < 1)
-    throw base::UsageError("ProgressOptions: " + std::to_string(options.num_epochs) + " epochs of " +
-                           std::to_string(options.steps_per_epoch) + " steps; allowed is at least 1 of each");
-  if (shown_) columns_ = terminal_columns(base::Env::process());
+Progress::Progress(int rank, const ProgressOptions& options)
+    : options_(options), shown_(rank == 0), steps_(options.steps_done), last_step_(Clock::now()), last_line_(last_step_) {
+  require(options);
+  const base::Env& env = base::Env::process();
+  if (shown_ && terminal_columns(env) > 0) screen_ = env.lockstep_terminal ? Screen::kLauncher : Screen::kTerminal;
 }
 
 Progress::~Progress() {
-  if (row_width_ > 0) std::fputs("\n", stdout);
-  if (shown_) std::fflush(stdout);
+  if (!row_open_) return;
+  row_open_ = false;
+  if (options_.stays) write("\n", true);
+  else if (screen_ == Screen::kTerminal) write(kEraseRow, true);  // a launcher puts the next bar in its place
 }
 
-void Progress::step(const NamedValues& values) {
-  if (!shown_) return;
+bool Progress::advance() {
+  if (!shown_) return false;
   const Clock::time_point now = Clock::now();
-  const std::int64_t before = steps_++;
-  const std::int64_t all = options_.num_epochs * options_.steps_per_epoch;
-  measure(now, before % options_.steps_per_epoch == 0);
-
+  measure(now, steps_++ % options_.steps_per_epoch == 0);
   const bool last_of_epoch = steps_ % options_.steps_per_epoch == 0;
-  const std::chrono::milliseconds pause = columns_ > 0 ? kRedrawEvery : options_.line_every;
-  if (!last_of_epoch && now - last_line_ < pause) return;
+  const std::chrono::milliseconds pause = screen_ == Screen::kNone ? options_.line_every : options_.redraw_every;
+  if (now - last_line_ < pause && !(last_of_epoch && options_.stays)) return false;
   last_line_ = now;
-
-  ProgressState state{.epoch = before / options_.steps_per_epoch,
-                      .num_epochs = options_.num_epochs,
-                      .step = before % options_.steps_per_epoch + 1,
-                      .num_steps = options_.steps_per_epoch,
-                      .values = values};
-  if (step_seconds_ > 0) {
-    if (options_.samples_per_step > 0)
-      state.samples_per_second = static_cast<double>(options_.samples_per_step) / step_seconds_;
-    state.seconds_left = step_seconds_ * static_cast<double>(std::max<std::int64_t>(0, all - steps_));
-  }
-  draw(state, last_of_epoch);
+  return true;
 }
 
 void Progress::measure(Clock::time_point now, bool first_of_epoch) {
@@ -169,14 +173,45 @@ void Progress::measure(Clock::time_point now, bool first_of_epoch) {
   step_seconds_ = step_seconds_ < 0 ? seconds : (1 - kSmoothing) * step_seconds_ + kSmoothing * seconds;
 }
 
-void Progress::draw(const ProgressState& state, bool last_of_epoch) {
-  std::string line = progress_line(state, columns_);
-  const std::size_t width = width_of(line);
-  if (row_width_ > width) line.append(row_width_ - width, ' ');
-  const bool stays = columns_ == 0 || last_of_epoch;
-  row_width_ = stays ? 0 : width;
-  std::fputs((line + (stays ? "\n" : "\r")).c_str(), stdout);
+void Progress::draw(const NamedValues& values) {
+  const std::int64_t per_epoch = options_.steps_per_epoch;
+  ProgressState state{.label = options_.label,
+                      .epoch = (steps_ - 1) / per_epoch,
+                      .num_epochs = options_.num_epochs,
+                      .step = (steps_ - 1) % per_epoch + 1,
+                      .num_steps = per_epoch,
+                      .values = values};
+  if (step_seconds_ > 0) {
+    if (options_.samples_per_step > 0) state.samples_per_second = static_cast<double>(options_.samples_per_step) / step_seconds_;
+    state.steps_per_second = 1 / step_seconds_;
+    state.seconds_left = step_seconds_ * static_cast<double>(std::max<std::int64_t>(0, options_.num_epochs * per_epoch - steps_));
+  }
+  // The size may be another one since the last line.
+  std::string line = progress_line(state, screen_ == Screen::kNone ? 0 : terminal_columns(base::Env::process()));
+  const bool stays = screen_ == Screen::kNone || (state.step == per_epoch && options_.stays);
+  if (screen_ == Screen::kTerminal) line.insert(0, kEraseRow);
+  // The launcher knows by the \r that it is a bar. On a terminal the cursor stays behind it: what somebody else writes then does not hide it.
+  line += stays ? "\n" : screen_ == Screen::kLauncher ? "\r" : "";
+  row_open_ = !stays;
+  write(std::move(line), stays);
+}
+
+void Progress::print(std::string_view line) {
+  if (!shown_) return;
+  std::string text(line);
+  if (screen_ == Screen::kTerminal && row_open_) text.insert(0, kEraseRow);
+  row_open_ = row_open_ && screen_ == Screen::kLauncher;  // which keeps the bar below
+  write(text + "\n", true);
+  last_line_ -= options_.redraw_every;  // the next step draws
+}
+
+void Progress::write(std::string text, bool patient) {
   std::fflush(stdout);
+  base::bar_stands(screen_ == Screen::kTerminal && row_open_);
+  pollfd room{STDOUT_FILENO, POLLOUT, 0};
+  if (::poll(&room, 1, patient ? kPatienceMs : 0) == 0) return;
+  // Nobody can be told when it fails.
+  [[maybe_unused]] const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
 }  // namespace lockstep::train

@@ -1,13 +1,15 @@
-#include "lockstep/train/progress.h"
+#include "lockstep/train/view/progress.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <map>
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/init.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::train {
@@ -83,28 +85,66 @@ TEST(TerminalColumns, ComeFromTheLauncher) {
 }
 
 TEST(Progress, WritesLinesWhereThereIsNoTerminal) {
-  const comm::Group world = comm::init();
   testing::internal::CaptureStdout();
   {
-    Progress progress(world, {.num_epochs = 2, .steps_per_epoch = 3});
+    Progress progress(0, {.num_epochs = 2, .steps_per_epoch = 3});
     for (int i = 0; i < 6; ++i) progress.step({{"loss", i}});
   }
   const std::string text = testing::internal::GetCapturedStdout();
-  EXPECT_THAT(text, testing::MatchesRegex("epoch 1/2  100%  3/3  loss 2.000  ETA 0:00\n"
-                                          "epoch 2/2  100%  3/3  loss 5.000  ETA 0:00\n"));
+  EXPECT_THAT(text, testing::MatchesRegex("epoch 1/2  100%  3/3  loss 2.000  [0-9.kM]* steps/s  ETA 0:00\n"
+                                          "epoch 2/2  100%  3/3  loss 5.000  [0-9.kM]* steps/s  ETA 0:00\n"));
 }
 
 TEST(Progress, WritesALineForEachStepWhenAsked) {
-  const comm::Group world = comm::init();
   testing::internal::CaptureStdout();
-  Progress(world, {.steps_per_epoch = 2, .line_every = std::chrono::milliseconds(0)}).step();
+  Progress(0, {.steps_per_epoch = 2, .line_every = std::chrono::milliseconds(0)}).step();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "50%  1/2\n");
 }
 
-TEST(Progress, RefusesNoSteps) {
-  const comm::Group world = comm::init();
-  EXPECT_EQ(tests::message_of<base::UsageError>([&] { Progress(world, {.steps_per_epoch = 0}); }),
-            "ProgressOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
+TEST(Progress, OfOtherRanksWritesNothing) {
+  testing::internal::CaptureStdout();
+  Progress(1, {.line_every = std::chrono::milliseconds(0)}).step();
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+}
+
+TEST(Progress, GoesOnWhereAnotherRunEnded) {
+  testing::internal::CaptureStdout();
+  Progress(0, {.label = "again", .num_epochs = 3, .steps_per_epoch = 10, .steps_done = 14, .line_every = std::chrono::milliseconds(0)}).step();
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::StartsWith("again  epoch 2/3  50%  5/10"));
+}
+
+TEST(Progress, AsksForValuesOnlyWhenItDraws) {
+  testing::internal::CaptureStdout();
+  int asked = 0;
+  {
+    Progress progress(0, {.steps_per_epoch = 10});
+    for (int i = 0; i < 10; ++i)
+      progress.step([&] {
+        ++asked;
+        return NamedValues{{"loss", 2}};
+      });
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStdout(), HasSubstr("loss 2.000"));
+  EXPECT_EQ(asked, 1);
+}
+
+TEST(Progress, CostsLittleWhereNothingIsDrawn) {
+  Progress progress(0, {.steps_per_epoch = 10'000'000});
+  auto best = std::chrono::nanoseconds::max();
+  for (int turn = 0; turn < 20; ++turn) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 1000; ++i) progress.step([] { return NamedValues{{"loss", 1}}; });
+    best = std::min(best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 1000);
+  }
+  EXPECT_LT(best.count(), 1000);
+  RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
+}
+
+TEST(Progress, RefusesOptionsThatMakeNoSense) {
+  const auto refused = [](const ProgressOptions& options) { return tests::message_of<base::UsageError>([&] { Progress(0, options); }); };
+  EXPECT_EQ(refused({.steps_per_epoch = 0}), "ProgressOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
+  EXPECT_EQ(refused({.steps_done = -1}), "ProgressOptions: steps_done is -1, samples_per_step 0; allowed is 0 or more");
+  EXPECT_EQ(refused({.line_every = std::chrono::milliseconds(-5)}), "ProgressOptions: redraw_every is 100 ms, line_every -5 ms; allowed is 0 or more");
 }
 
 }  // namespace
