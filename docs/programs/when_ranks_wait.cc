@@ -6,6 +6,8 @@
 #include <lockstep/ddp/replicas.h>
 #include <lockstep/launch/launch.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/train/gather_records.h>
+#include <lockstep/train/view/loggers.h>
 #include <lockstep/train/view/progress.h>
 #include <torch/torch.h>
 
@@ -285,6 +287,8 @@ std::vector<Row> what_stands_around_training(Group& world, Training& t, const st
          trainer.validate(std::make_shared<Watched>(), lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
        }},
       {"train::Progress, its step()", Waits::kNothing, [&world] { lockstep::train::Progress(world.rank(), {}).step(); }},
+      {"train::Loggers, its calls", Waits::kNothing, [&world, file] { lockstep::train::Loggers(world.rank(), {.directory = file + ".logs"}).scalars(0, {{"x", 1}}); }},
+      {"train::gather_records()", Waits::kRanks, [&world] { lockstep::train::gather_records(world, lockstep::train::RankRecorder({}).record()); }},
       {"tensor.item(), tensor.cpu()", Waits::kDevice, [] { part().cpu()[0].item<double>(); }},
       {"torch::cuda::synchronize()", Waits::kDevice,
        [] {

@@ -19,6 +19,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
+#include "lockstep/base/monotonic.h"
 #include "lockstep/base/parse.h"
 
 namespace lockstep::base {
@@ -45,8 +46,6 @@ void put(char (&place)[n], const std::string& text) {
   std::memcpy(place, text.data(), length);
   place[length] = 0;
 }
-
-std::int64_t monotonic_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 /// Of numbers that may be anybody's: it may wrap.
 std::int64_t difference(std::int64_t a, std::int64_t b) { return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b)); }

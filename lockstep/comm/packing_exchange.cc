@@ -5,6 +5,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/base/check.h"
+#include "lockstep/base/monotonic.h"
+#include "lockstep/base/span_log.h"
 #include "lockstep/comm/bucket_plan.h"
 
 namespace lockstep::comm {
@@ -25,6 +27,9 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
          a.scalar_type() == b.scalar_type();
 }
+
+/// 0 when nobody wants a trace.
+std::int64_t time_for_trace() { return base::SpanLog::process() ? base::monotonic_ns() : 0; }
 
 }  // namespace
 
@@ -113,6 +118,7 @@ void PackingExchange::order_streams(Filling& filling) {
 void PackingExchange::start_bucket(Filling& filling) {
   order_streams(filling);
   Bucket& bucket = filling.bucket;
+  filling.begun_ns = time_for_trace();
   stats_.bytes += static_cast<std::int64_t>(bucket.buffer.nbytes());
   if (!finishing_) ++stats_.started_early;
   if (options_.hook) {
@@ -267,13 +273,24 @@ std::vector<at::Tensor> PackingExchange::exchange_late() {
 
 void PackingExchange::finish_buckets() {
   for (Filling& filling : buckets_) {
+    const std::int64_t waits_ns = time_for_trace();
     wait(*filling.pending, filling.bucket.names.front());
+    if (waits_ns != 0) trace(filling, waits_ns);
     if (options_.hook) {
       Wire way = wire(filling.bucket.names.front());
       options_.hook->finish(filling.bucket, way);
     }
     if (rest_ != 1) filling.bucket.buffer.mul_(rest_);
   }
+}
+
+void PackingExchange::trace(const Filling& filling, std::int64_t waits_ns) {
+  const std::string& name = filling.bucket.names.front();
+  const std::uint64_t bytes = filling.bucket.buffer.nbytes();
+  const std::int64_t now_ns = base::monotonic_ns();
+  base::SpanLog& log = *base::SpanLog::process();
+  if (filling.begun_ns != 0) log.add({"bucket", name, bytes, filling.begun_ns, now_ns});
+  log.add({"wait", name, bytes, waits_ns, now_ns});
 }
 
 void PackingExchange::deliver(Sink& sink, const std::vector<at::Tensor>& late) {

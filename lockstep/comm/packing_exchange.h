@@ -58,6 +58,7 @@ class PackingExchange final : public HeadedExchange {
     std::size_t missing = 0;
     PendingPtr pending;
     std::optional<c10::Stream> stream;  // of a GPU: where it was written last
+    std::int64_t begun_ns = 0;          // for a trace; 0: nobody wants one
   };
 
   void lay_out(const std::vector<std::size_t>& order);
@@ -72,6 +73,7 @@ class PackingExchange final : public HeadedExchange {
   void exchange_flags();
   std::vector<at::Tensor> exchange_late();
   void finish_buckets();
+  static void trace(const Filling& filling, std::int64_t waits_ns);
   void deliver(Sink& sink, const std::vector<at::Tensor>& late);
   void note_use();
   bool any_fresh(std::size_t index) const { return dense(index) || sparse(index); }

@@ -1,9 +1,17 @@
 """read_events.py FOLDER: what TensorBoard makes of the event files that unit_train_samples wrote there. Runs in TensorBoard's environment."""
 
 import io
+import json
 import math
+import pathlib
+import re
 import struct
+import subprocess
 import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
 
 from PIL import Image
 from tensorboard.backend.event_processing import event_accumulator
@@ -19,7 +27,7 @@ def rounded(number):
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
-def main(folder):
+def by_reader(folder):
     seen = event_accumulator.EventAccumulator(folder, size_guidance={name: 0 for name in event_accumulator.DEFAULT_SIZE_GUIDANCE})
     seen.Reload()
     tags = seen.Tags()
@@ -29,7 +37,7 @@ def main(folder):
     check(seen.Scalars('a,"b"')[0].value, math.inf, "an infinity")
     check(math.isnan(seen.Scalars("odd")[0].value), True, "a NaN")
     check(seen.Scalars("fc.weight/not_finite")[0].value, 1.0, "what is not finite in a histogram")
-    check(abs(seen.Scalars("train/loss")[0].wall_time - __import__("time").time()) < 300, True, "the time")
+    check(abs(seen.Scalars("train/loss")[0].wall_time - time.time()) < 300, True, "the time")
 
     check(tags["histograms"], ["fc.weight"], "histograms")
     first, second = (e.histogram_value for e in seen.Histograms("fc.weight"))
@@ -47,4 +55,59 @@ def main(folder):
     check(list(Image.open(io.BytesIO(seen.Images("grey")[0].encoded_image_string)).tobytes()), [0, 255], "the grey one")
 
 
-main(sys.argv[1])
+class Server:
+    """The program tensorboard, on a port that nobody else has."""
+
+    PATIENCE = 60  # seconds
+
+    def __init__(self, folder):
+        program = pathlib.Path(sys.executable).with_name("tensorboard")
+        self.end = time.monotonic() + self.PATIENCE
+        self.process = subprocess.Popen([program, "--logdir", folder, "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        said = ""
+        for line in self.process.stderr:
+            said += line
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)/", line):
+                self.address = f"http://127.0.0.1:{found.group(1)}/data/plugin/"
+                return
+        sys.exit(f"tensorboard ended and said {said}")
+
+    def ask(self, path, **arguments):
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.address + path + ("?" + urllib.parse.urlencode(arguments) if arguments else ""), timeout=self.PATIENCE) as answer:
+            return answer.read()
+
+    def ask_until(self, good, path, **arguments):
+        """It reads files in the background."""
+        while True:
+            try:
+                got = json.loads(self.ask(path, **arguments))
+                if good(got) or time.monotonic() > self.end:
+                    return got
+            except urllib.error.HTTPError:
+                if time.monotonic() > self.end:
+                    raise
+            time.sleep(0.2)
+
+
+def by_program(folder):
+    server = Server(folder)
+    try:
+        losses = server.ask_until(lambda got: len(got) == 10, "scalars/scalars", run=".", tag="train/loss")
+        check([(step, value) for _, step, value in losses], [(s, 10.0 - s) for s in range(6)] + [(s, 100.0 + s) for s in range(6, 10)], "train/loss of the program")
+        histograms = server.ask_until(lambda got: len(got) == 2, "histograms/histograms", run=".", tag="fc.weight")
+        check([step for _, step, _ in histograms], [4, 5], "histograms of the program")
+        check(round(sum(count for _, _, count in histograms[0][2])), 1000, "numbers in one")
+        texts = server.ask_until(bool, "text/text", run=".", tag="sample")
+        check("second: \u2713" in texts[0]["text"] and "&lt;b" in texts[0]["text"], True, f"the text of the program, {texts}")
+        images = server.ask_until(bool, "images/images", run=".", tag="input", sample=0)
+        check((images[0]["step"], images[0]["width"], images[0]["height"]), (7, 3, 2), "the image of the program")
+        image = Image.open(io.BytesIO(server.ask("images/individualImage?" + images[0]["query"])))
+        check(image.size, (3, 2), "its pixels")
+    finally:
+        server.process.terminate()
+        server.process.wait(30)
+
+
+by_reader(sys.argv[1])
+by_program(sys.argv[1])

@@ -1,13 +1,17 @@
 """readers.py CASE SAMPLES DEPS: the files that the program SAMPLES writes are read by those whom users read them with. 77: one of them is not on this machine."""
 
 import csv
+import html
 import json
 import math
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree
 
 SKIPPED = 77
 
@@ -18,7 +22,7 @@ def check(got, want, what):
 
 
 def tensorboard(samples, deps, folder):
-    """TensorBoard's own reader, once with its fall-back in Python and once with the server that the program tensorboard uses."""
+    """TensorBoard: its reader in Python, and the program, which has another one, asked as its page asks it."""
     python = deps / "tensorboard/bin/python"
     if not python.exists():
         sys.exit(SKIPPED)
@@ -55,7 +59,86 @@ def tables(samples, _, folder):
     check(sum(lines[13]["histogram"]["fc.weight"]["counts"]), 1000, "numbers in a histogram")
 
 
+def report(samples, _, folder):
+    """An XML parser: it is well-formed, all text is text, nothing comes from elsewhere."""
+    subprocess.run([samples, "report", folder], check=True)
+    text = (pathlib.Path(folder) / "report.html").read_text(encoding="utf-8")
+    check(len(text) < 600_000, True, f"{len(text)} bytes of a report, allowed are 600000")
+    tree = xml.etree.ElementTree.fromstring(text)
+    tags = {element.tag.split("}")[1] for element in tree.iter()}
+    check(tags & {"script", "img", "link", "iframe", "object"}, set(), "elements that load or run something")
+    check(tree.findtext(".//{*}h1"), "char-gpt <script>document.title='broken'</script>", "the title")
+    for element in tree.iter():
+        for name, value in element.attrib.items():
+            check(name in ("href", "src") or "url(" in value, False, f"{element.tag} {name}={value}")
+            if name in ("d", "x", "y", "width", "height", "cx", "cy", "style") and re.search("nan|inf", value):
+                sys.exit(f"{element.tag} {name}={value[:80]} is drawn nowhere")
+    titles = [element.text for element in tree.iter() if element.tag.endswith("}h2")]
+    check(titles[:3], ["loss", "learning rate", "throughput/samples_per_second"], "drawings")
+    check({"time of a step, ms", "CPU use, cores", "memory, MiB", "ranks"} <= set(titles), True, f"drawings of ranks in {titles}")
+    rows = [element for element in tree.iter() if element.tag.endswith("}tr")]
+    check(len(rows), 5, "rows of the table")
+
+
+def browser(samples, _, folder):
+    """A browser without a window, in light and dark, on a phone and on a desk. The page has no script: one is added that says what it sees."""
+    program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    if program is None:
+        sys.exit(SKIPPED)
+    subprocess.run([samples, "report", folder], check=True)
+    text = (pathlib.Path(folder) / "report.html").read_text(encoding="utf-8")
+    seen_by = """<script>//<![CDATA[
+      const wide = [...document.querySelectorAll("main *, h1, dl")].filter(e => !e.closest(".scroll") && !e.closest("svg") && e.getBoundingClientRect().right > innerWidth + 1);
+      const small = [...document.querySelectorAll("svg text")].map(e => e.getBoundingClientRect().height).filter(h => h > 0);
+      document.body.innerHTML = "<pre>" + JSON.stringify({scripts: document.scripts.length, images: document.images.length, title: document.querySelector("h1").textContent,
+        drawings: document.querySelectorAll("svg").length, wide: wide.map(e => e.tagName + "." + e.className), page: document.documentElement.scrollWidth, width: innerWidth,
+        small: Math.min(...small), back: getComputedStyle(document.body).backgroundColor, text: getComputedStyle(document.body).color,
+        columns: new Set([...document.querySelectorAll("section")].map(e => Math.round(e.getBoundingClientRect().left))).size}) + "</pre>";
+    //]]></script></body>"""
+    page = pathlib.Path(folder) / "seen.html"
+    page.write_text(text.replace("</body>", seen_by), encoding="utf-8")
+    for width, columns in ((360, 1), (1200, 3)):
+        for scheme, back in ((1, "rgb(246, 247, 249)"), (0, "rgb(18, 22, 28)")):  # 0 is dark to Chromium
+            command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile", f"--window-size={width},800",
+                       f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            found = re.search("<pre>(.*)</pre>", done.stdout)
+            if not found:
+                sys.exit(f"the browser ended with {done.returncode} and said {done.stderr[-2000:]}")
+            seen = json.loads(html.unescape(found.group(1)))
+            what = f"at {width} points, scheme {scheme}: "
+            check(seen["scripts"], 1, what + "scripts, the added one among them")
+            check(seen["images"], 0, what + "images")
+            check(seen["title"], "char-gpt <script>document.title='broken'</script>", what + "the title")
+            check(seen["drawings"] >= 12, True, what + f"{seen['drawings']} drawings")
+            check((seen["width"], seen["wide"], seen["page"] <= seen["width"]), (width, [], True), what + "what is wider than the page")
+            check(seen["small"] >= 9, True, what + f"height of the smallest text, {seen['small']}")
+            check(seen["back"], back, what + "the background")
+            check(seen["columns"], columns, what + "columns")
+
+
+def trace(samples, _, folder):
+    """What the viewers ask of a trace: each event has what its kind needs, spans of a track nest, ranks are on one axis."""
+    subprocess.run([samples, "trace", folder], check=True)
+    with open(pathlib.Path(folder) / "trace.json", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    check(names, {0: "rank 0 on alpha", 1: "rank 1 on alpha", 2: "rank 2 on beta.example.org", 3: "rank 3 on beta.example.org"}, "processes")
+    spans = [event for event in events if event["ph"] == "X"]
+    check(len(spans), 4 * 32 * (1 + 4 + 3), "spans")
+    check(min(event["ts"] for event in spans), 0, "the first moment")
+    tracks = {}
+    for event in spans:
+        tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for track, times in tracks.items():
+        times.sort()
+        for (_, end), (begin, _) in zip(times, times[1:]):
+            check(begin >= end - 0.002, True, f"spans of track {track} that overlap at {begin}")
+    ends = {rank: [e["ts"] + e["dur"] for e in spans if e["pid"] == rank and e["name"] == "step 2990"][0] for rank in names}
+    check(max(ends.values()) - min(ends.values()) < 1000, True, f"ends of one step, of clocks an hour apart: {ends}")
+
+
 if __name__ == "__main__":
     case, program, deps_folder = sys.argv[1:]
     with tempfile.TemporaryDirectory() as work:
-        {"tensorboard": tensorboard, "tables": tables}[case](program, pathlib.Path(deps_folder), os.path.join(work, "runs/x"))
+        {function.__name__: function for function in (tensorboard, tables, report, browser, trace)}[case](program, pathlib.Path(deps_folder), os.path.join(work, "runs/x"))
