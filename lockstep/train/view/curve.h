@@ -27,7 +27,8 @@ struct CurvePoint {
 class Curve {
  public:
   /// `max_points` >= 2, rounded up to an even number.
-  explicit Curve(std::size_t max_points = 400) : max_points_((max_points + 1) / 2 * 2) {}
+  Curve() : Curve(400) {}
+  explicit Curve(std::size_t max_points) : max_points_((max_points + 1) / 2 * 2) {}
   /// One that was recorded elsewhere.
   static Curve of(std::vector<CurvePoint> points);
 
