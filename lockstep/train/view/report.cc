@@ -63,8 +63,8 @@ std::string complaint_of(const ChartLine& line) {
   const Summary all = summary_of(line);
   if (!all.first_bad) return "";
   const std::string first = std::to_string(static_cast<std::int64_t>(all.first_bad->first_step)), last = std::to_string(static_cast<std::int64_t>(all.first_bad->last_step));
-  return paragraph(line.name + " is NaN or infinite " + std::to_string(all.num_bad) + (all.num_bad == 1 ? " time" : " times") + ", first at step " + first +
-                       (first == last ? "" : " or at most " + last),
+  return paragraph(line.name + " is NaN or infinite " + std::to_string(all.num_bad) + (all.num_bad == 1 ? " time" : " times") + ", first " +
+                       (first == last ? "at step " + first : "between steps " + first + " and " + last),
                    true);
 }
 
