@@ -1,28 +1,16 @@
 #include "lockstep/checkpoint/atomic_file.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
-#include <cstdio>
 
 #include "lockstep/base/error.h"
+#include "lockstep/checkpoint/folder.h"
 
 namespace lockstep::checkpoint {
-namespace {
-
-std::string random_name() {
-  std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw base::SystemError("cannot draw random bytes", errno);
-  char name[40];
-  std::snprintf(name, sizeof name, ".lockstep-tmp-%016llx", static_cast<unsigned long long>(bits));
-  return name;
-}
-
-}  // namespace
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   const std::size_t slash = path.rfind('/');
@@ -30,16 +18,12 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   name_ = slash == std::string::npos ? path : path.substr(slash + 1);
   if (name_.empty() || name_ == "." || name_ == ".." || path.find('\0') != std::string::npos)
     throw base::UsageError("cannot write \"" + path + "\": it names no file");
-  folder_.reset(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat status {};
-  if (!folder_ || ::fstat(folder_.get(), &status) != 0) fail("cannot open the folder of ");
-  if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0)
-    throw base::UsageError("cannot write " + path + ": its folder is writable for everybody and has no sticky bit",
-                           "chmod o-w " + folder);
-  const std::string temp_name = random_name();
-  file_.reset(::openat(folder_.get(), temp_name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  folder_ = open_folder(folder, path);
+  const std::string temp = temp_name();
+  file_.reset(::openat(folder_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file_) fail("cannot make a file in the folder of ");
-  temp_name_ = temp_name;
+  temp_name_ = temp;
+  ::flock(file_.get(), LOCK_EX | LOCK_NB);  // who finds it locked does not take it for one that was left (AtomicFolder)
 }
 
 AtomicFile::~AtomicFile() {
@@ -70,8 +54,7 @@ void AtomicFile::commit() {
   if (::close(file_.release()) != 0) fail("cannot close ");
   if (::renameat(folder_.get(), temp_name_.c_str(), folder_.get(), name_.c_str()) != 0) fail("cannot put in place ");
   temp_name_.clear();
-  // A few file systems know no fsync of a folder and say EINVAL; there a rename is as durable as it gets.
-  if (::fsync(folder_.get()) != 0 && errno != EINVAL) fail("cannot bring to the disk the folder of ");
+  sync_folder(folder_, path_);
 }
 
 }  // namespace lockstep::checkpoint

@@ -16,7 +16,9 @@ constexpr std::array kDtypes = {
     Dtype{"U8", ScalarType::Byte, 1},            Dtype{"BOOL", ScalarType::Bool, 1},
     Dtype{"U64", ScalarType::UInt64, 8},         Dtype{"U32", ScalarType::UInt32, 4},
     Dtype{"U16", ScalarType::UInt16, 2},         Dtype{"F8_E4M3", ScalarType::Float8_e4m3fn, 1},
-    Dtype{"F8_E5M2", ScalarType::Float8_e5m2, 1},
+    Dtype{"F8_E5M2", ScalarType::Float8_e5m2, 1}, Dtype{"F8_E4M3FNUZ", ScalarType::Float8_e4m3fnuz, 1},
+    Dtype{"F8_E5M2FNUZ", ScalarType::Float8_e5m2fnuz, 1}, Dtype{"F8_E8M0", ScalarType::Float8_e8m0fnu, 1},
+    Dtype{"C64", ScalarType::ComplexFloat, 8},
 };
 
 template <typename Predicate>

@@ -36,6 +36,7 @@ TensorHashes::TensorHashes(std::string_view text, SafetensorsHeader& header, con
   if (!text.starts_with(kBegin) || !seal_holds(text, kBegin.size()))
     refuse("the header is damaged: it is not the one whose hash it carries (a program that copies the metadata \"" + std::string(kOurKeys) +
            "...\" into a file of its own does that, too)");
+  seal_ = text.substr(kBegin.size(), kSealBytes);
   for (std::size_t i = 0; ours.contains(std::string(kTensors) + std::to_string(i)); ++i) digits_ += ours[std::string(kTensors) + std::to_string(i)];
   for (const auto& [name, entry] : header.tensors) places_.emplace_back(entry.begin, entry.end);
   std::sort(places_.begin(), places_.end());

@@ -29,6 +29,8 @@ class TensorHashes {
   TensorHashes(std::string_view text, SafetensorsHeader& header, const std::string& file);
 
   bool any() const { return any_; }
+  /// The header's own hash: since it covers those of all tensors it stands for the whole file. "" of a file that is not ours.
+  const std::string& seal() const { return seal_; }
   /// Of one of the header's tensors, where there are any.
   std::string_view of(const TensorEntry& entry) const;
 
@@ -36,6 +38,7 @@ class TensorHashes {
   using Place = std::pair<std::uint64_t, std::uint64_t>;  // begin and end
 
   bool any_ = false;
+  std::string seal_;
   std::string digits_;         // of one after another
   std::vector<Place> places_;  // sorted; those of tensors without bytes may be there twice, and have the same hash
 };

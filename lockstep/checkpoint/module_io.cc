@@ -3,11 +3,14 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "lockstep/base/parse.h"
+#include "lockstep/checkpoint/torch_file.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -59,9 +62,47 @@ std::string shape_text(at::IntArrayRef shape) {
   return text.str();
 }
 
-std::string dtype_text(const at::Tensor& tensor) {
-  const Dtype* const dtype = find_dtype(tensor.scalar_type());
-  return dtype ? std::string(dtype->name) : c10::toString(tensor.scalar_type());
+std::string dtype_text(c10::ScalarType type) {
+  const Dtype* const dtype = find_dtype(type);
+  return dtype ? std::string(dtype->name) : c10::toString(type);
+}
+
+// What a file has, whatever its format is.
+struct Source {
+  struct Entry {
+    std::vector<std::int64_t> shape;
+    c10::ScalarType type;
+  };
+  std::map<std::string, Entry> entries;
+  std::function<at::Tensor(const std::string&)> read;
+  std::map<std::string, std::string> metadata;
+};
+
+Source from_safetensors(const std::string& path, const LoadOptions& options) {
+  const auto reader = std::make_shared<SafetensorsReader>(path, ReadOptions{.verify = options.verify});
+  Source source{{}, [reader](const std::string& name) { return reader->read(name); }, reader->metadata()};
+  for (const auto& [name, entry] : reader->tensors()) source.entries.emplace(name, Source::Entry{entry.shape, entry.dtype->type});
+  return source;
+}
+
+Source from_torch_file(const std::string& path, const LoadOptions& options) {
+  const auto refuse = [&](const std::string& what) {
+    throw base::UsageError(path + " holds " + what + "; allowed is a state_dict: tensors under their names", "load_torch_file() gives all that is in it", base::Cause::kBadFile);
+  };
+  const Value value = load_torch_file(path, {.verify = options.verify});
+  const auto* const dict = value.as<Dict>();
+  if (!dict) refuse(std::string(kind_of(value)));
+  const auto tensors = std::make_shared<TensorMap>();
+  Source source{{}, [tensors](const std::string& name) { return tensors->at(name); }, {}};
+  for (const auto& item : dict->items) {
+    const auto* const name = item.key.as<std::string>();
+    const auto* const tensor = item.value.as<at::Tensor>();
+    if (!name) refuse("a dictionary with a key that is " + std::string(kind_of(item.key)));
+    if (!tensor) refuse(std::string(kind_of(item.value)) + " under the name " + base::quoted(*name, 80));
+    source.entries.emplace(*name, Source::Entry{tensor->sizes().vec(), tensor->scalar_type()});
+    tensors->emplace(*name, *tensor);
+  }
+  return source;
 }
 
 // What goes where: pairs of a name in the file and a tensor of the module; and what fits nowhere.
@@ -72,14 +113,14 @@ struct Matching {
   Differences dtypes;
 };
 
-std::string prefix_to_skip(const std::map<std::string, TensorEntry>& entries, const TensorMap& state) {
+std::string prefix_to_skip(const std::map<std::string, Source::Entry>& entries, const TensorMap& state) {
   const auto wrapped = [](const auto& item) { return item.first.starts_with(kWrapper); };
   const bool skip = !entries.empty() && std::all_of(entries.begin(), entries.end(), wrapped) &&
                     std::none_of(state.begin(), state.end(), wrapped);
   return std::string(skip ? kWrapper : "");
 }
 
-Matching match(const std::map<std::string, TensorEntry>& entries, const TensorMap& state, const LoadOptions& options) {
+Matching match(const std::map<std::string, Source::Entry>& entries, const TensorMap& state, const LoadOptions& options) {
   Matching matching;
   const std::string prefix = prefix_to_skip(entries, state);
   for (const auto& [name, entry] : entries) {
@@ -92,9 +133,9 @@ Matching match(const std::map<std::string, TensorEntry>& entries, const TensorMa
     if (tensor.sizes() != at::IntArrayRef(entry.shape))
       matching.shapes.add(base::quoted(name, 80) + " " + shape_text(entry.shape) + " in the file, " +
                           shape_text(tensor.sizes()) + " in the module");
-    else if (tensor.scalar_type() != entry.dtype->type && !options.convert_dtype)
-      matching.dtypes.add(base::quoted(name, 80) + " " + std::string(entry.dtype->name) + " in the file, " +
-                          dtype_text(tensor) + " in the module");
+    else if (tensor.scalar_type() != entry.type && !options.convert_dtype)
+      matching.dtypes.add(base::quoted(name, 80) + " " + dtype_text(entry.type) + " in the file, " +
+                          dtype_text(tensor.scalar_type()) + " in the module");
     else
       matching.pairs.emplace_back(name, tensor);
   }
@@ -125,18 +166,23 @@ void check(const Matching& matching, const std::string& path, const LoadOptions&
 }  // namespace
 
 void save(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
-  save_tensors(state_of(module), path, options);
+  const TensorMap state = state_of(module);
+  if (!names_torch_file(path)) return save_tensors(state, path, options);
+  if (!options.metadata.empty()) throw base::UsageError("cannot save " + path + " with SaveOptions.metadata: files of PyTorch have none; allowed is another name than .pt and .pth");
+  Dict dict{{}, true};
+  for (const auto& [name, tensor] : state) dict.add(name, tensor.detach());
+  save_torch_file(dict, path);
 }
 
 LoadReport load(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
-  const SafetensorsReader reader(path, {.verify = options.verify});
-  Matching matching = match(reader.tensors(), state_of(module), options);
+  Source source = is_torch_file(path) ? from_torch_file(path, options) : from_safetensors(path, options);
+  Matching matching = match(source.entries, state_of(module), options);
   check(matching, path, options);
   std::vector<at::Tensor> values;
-  for (const auto& [name, tensor] : matching.pairs) values.push_back(reader.read(name));
+  for (const auto& [name, tensor] : matching.pairs) values.push_back(source.read(name));
   const torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < values.size(); ++i) matching.pairs[i].second.copy_(values[i]);
-  matching.report.metadata = reader.metadata();
+  matching.report.metadata = std::move(source.metadata);
   return std::move(matching.report);
 }
 

@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/integrity.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 
@@ -46,17 +46,21 @@ class SafetensorsReader {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Whether the file carries hashes, and they are compared.
   bool verifies() const { return verify_ && hashes_.any(); }
+  /// One hash that stands for all of the file; "" when it does not verify.
+  const std::string& seal() const { return hashes_.seal(); }
+  std::uint64_t num_bytes() const { return file_.num_bytes(); }
 
   /// Reads a tensor into new memory on the CPU. UsageError for a name that is not there; FormatError that names the tensor when
   /// its bytes are not those that save_tensors() wrote, for a BOOL that is neither 0 nor 1, and when the file has become shorter meanwhile.
   at::Tensor read(const std::string& name) const;
+  /// Compares the bytes of all tensors with their hashes, without keeping them. Throws FormatError that names the first one that is damaged. A file that has no hashes is not looked at.
+  void verify() const;
 
  private:
-  void read_at(std::uint64_t offset, void* data, std::uint64_t num_bytes) const;
+  void compare(const std::string& name, const TensorEntry& entry, const std::string& got) const;
   void read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const;
 
-  std::string path_;
-  base::Fd file_;
+  InputFile file_;
   std::uint64_t data_offset_ = 0;
   SafetensorsHeader header_;
   bool verify_;

@@ -88,7 +88,7 @@ Header header_of(const std::vector<Planned>& plan, const std::vector<std::string
 
 // Returns the hash of what was written.
 std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
-  const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_neg().contiguous();
+  const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_conj().resolve_neg().contiguous();
   const auto* const bytes = static_cast<const char*>(dense.const_data_ptr());
   base::ContentHash hash;
   for (std::size_t at = 0; at < dense.nbytes(); at += kHashedAtOnce) {

@@ -92,18 +92,21 @@ Watch::Count& Watch::count_of(const std::string& channel) {
 }
 
 void Watch::add_starter() {
+  if (apart_) return;
   const std::lock_guard lock(mutex_);
   starters_.insert(acting_thread());
   last_starter_.store(acting_thread(), std::memory_order_relaxed);
 }
 
 Watch::LaneWait::LaneWait(Watch& watch, const Lane* lane, PendingPtr pending) : watch_(watch) {
+  if (apart_) return;
   const std::lock_guard lock(watch_.mutex_);
   watch_.lane_waited_for_ = lane;
   watch_.pending_waited_for_ = std::move(pending);
 }
 
 Watch::LaneWait::~LaneWait() {
+  if (apart_) return;
   const std::lock_guard lock(watch_.mutex_);
   watch_.lane_waited_for_ = nullptr;
   watch_.pending_waited_for_ = nullptr;
@@ -111,7 +114,7 @@ Watch::LaneWait::~LaneWait() {
 
 /// Whether the wait of this thread keeps the process from starting anything else.
 bool Watch::blocked_locked() const {
-  if (starters_.size() != 1) return false;
+  if (starters_.size() != 1 || apart_) return false;
   if (!Lane::current()) return starters_.contains(acting_thread());
   return lane_waited_for_ == Lane::current() && !pending_waited_for_->done();
 }

@@ -43,7 +43,7 @@ struct Waiting {
 /// while it is blocked); a beat that moved between two looks proves that B was blocked while A was, which then can never end.
 ///
 /// A process is blocked when no thread of it can start another operation: it has one thread that ever started one, and that
-/// thread waits, in an operation itself or for the lane of an asynchronous one. An asynchronous operation that nobody waits for
+/// thread waits, in an operation itself or for the lane of an asynchronous one; threads that are Apart do not count. An asynchronous operation that nobody waits for
 /// blocks nothing, and of a process in which several threads start operations it is not known: such waits end at their deadlines.
 ///
 /// A wait also ends when its limit has passed since anybody got on of whom it depends: the ranks that have not come to its operation, and, of
@@ -74,6 +74,15 @@ class Watch {
    private:
     const std::thread::id thread_;
     const std::thread::id* const before_;
+  };
+
+  /// While it lives, this thread starts operations only on channels where no other kind of thread does: that it waits blocks nobody else, and that it may start more unblocks nobody.
+  class Apart {
+   public:
+    Apart() { apart_ = true; }
+    ~Apart() { apart_ = false; }
+    Apart(const Apart&) = delete;
+    Apart& operator=(const Apart&) = delete;
   };
 
   /// While it lives, this thread waits, however long it takes, for `pending`, which is in the queue of `lane`.
@@ -132,6 +141,7 @@ class Watch {
   struct Peer;
   static std::thread::id acting_thread() { return behalf_ ? *behalf_ : std::this_thread::get_id(); }
   inline static constinit thread_local const std::thread::id* behalf_ = nullptr;
+  inline static constinit thread_local bool apart_ = false;
   void add_starter();
   base::Deadline patience(const Waiting& waiting) const;
   std::optional<Peer> peer_in(const std::string& key, const Waiting& waiting);

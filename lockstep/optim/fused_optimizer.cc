@@ -36,7 +36,7 @@ void FusedOptimizer::settle() const { update_->settle(); }
 void FusedOptimizer::skip_step() { update_->skip_step(); }
 void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
 
-std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict() const { return update_->state_dict(); }
+std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict(bool copies) const { return update_->state_dict(copies); }
 void FusedOptimizer::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) { update_->load_state_dict(state); }
 
 }  // namespace lockstep::optim

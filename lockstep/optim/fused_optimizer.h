@@ -82,8 +82,9 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   bool shares_parameters() const;
 
   /// "fc.weight.exp_avg", "fc.weight.step" …: copies, whole, of parameters that have been updated. Waits for nobody; with FusedOptions.shard_state all ranks call it alike, and wait for
-  /// each other. It can be loaded with any number of ranks.
-  std::vector<std::pair<std::string, at::Tensor>> state_dict() const;
+  /// each other. It can be loaded with any number of ranks. Without `copies` tensors are those in use where this rank has the whole of them: who saves them copies them before its next step, as
+  /// Checkpoints::save_async() does.
+  std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies = true) const;
   /// The reverse, on all ranks with the same values. Throws UsageError for names that are missing or belong to no parameter: nothing has changed then.
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
 

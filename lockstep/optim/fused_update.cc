@@ -361,7 +361,7 @@ void FusedUpdate::adopt_loaded() {
       if (loaded[part][i].defined()) home_.keep(part, i, loaded[part][i]);
 }
 
-std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() {
+std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict(bool copies) {
   settle();
   std::vector<std::pair<std::string, at::Tensor>> all;
   for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
@@ -369,7 +369,7 @@ std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict() {
     const std::string& name = home_.parameters()[part].name;
     all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(part), at::kLong));
     for (std::size_t i = 0; i < home_.states(part).size(); ++i)
-      all.emplace_back(name + "." + rule_.state_names()[i], shards_ ? shards_->gather(part, home_.states(part)[i]) : home_.states(part)[i].clone());
+      all.emplace_back(name + "." + rule_.state_names()[i], shards_ ? shards_->gather(part, home_.states(part)[i]) : copies ? home_.states(part)[i].clone() : home_.states(part)[i].detach());
   }
   return all;
 }

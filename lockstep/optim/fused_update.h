@@ -41,7 +41,7 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
 
   /// What torch's Optimizer::load() has put into the rule's place moves into this memory.
   void adopt_loaded();
-  std::vector<std::pair<std::string, at::Tensor>> state_dict();
+  std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies);
   void load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state);
 
  private:

@@ -231,6 +231,13 @@ TEST(Optim, UnusedParametersStayAndThoseOfSomeRanksMove) {
     any |= name == "head1.weight.step";
   }
   EXPECT_TRUE(any);
+  const auto copies = fused.state_dict(), in_use = fused.state_dict(false), again = fused.state_dict(false);
+  ASSERT_EQ(in_use.size(), copies.size());
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    EXPECT_TRUE(in_use[i].second.equal(copies[i].second)) << copies[i].first;
+    EXPECT_FALSE(copies[i].second.is_alias_of(in_use[i].second));
+    EXPECT_EQ(in_use[i].second.is_alias_of(again[i].second), !copies[i].first.ends_with(".step")) << copies[i].first;
+  }
 }
 
 TEST(Optim, SeveralBackwardsAddUp) {

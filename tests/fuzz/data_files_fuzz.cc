@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
+#include "lockstep/checkpoint/integrity.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/data/idx.h"
 #include "lockstep/data/jpeg/jpeg.h"
@@ -31,10 +32,13 @@ void idx(std::string_view bytes) {
 void safetensors(std::string_view bytes) {
   if (bytes.size() < 2) return;
   const std::uint64_t num_data_bytes = 4 * static_cast<unsigned char>(bytes[0]);
-  const auto header = checkpoint::parse_header(bytes.substr(1), num_data_bytes, "file");
+  auto header = checkpoint::parse_header(bytes.substr(1), num_data_bytes, "file");
   std::uint64_t sum = 0;
   for (const auto& [name, entry] : header.tensors) sum += entry.end - entry.begin;
   if (sum != num_data_bytes) std::abort();
+  const checkpoint::TensorHashes hashes(bytes.substr(1), header, "file");
+  for (const auto& [name, entry] : header.tensors)
+    if (hashes.any() && hashes.of(entry).size() != 32) std::abort();
 }
 
 void vocabulary(std::string_view bytes) {

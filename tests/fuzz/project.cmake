@@ -17,8 +17,10 @@ file(GLOB sources CONFIGURE_DEPENDS "${root}/lockstep/base/*.cc" "${root}/lockst
 foreach(name doctor_options doctor_wire host_list host_options interface_choice option_values options placement plan program remote wire)
   list(APPEND sources "${root}/lockstep/launch/${name}.cc")
 endforeach()
-add_library(rooms STATIC ${sources} "${root}/lockstep/data/idx.cc" "${root}/lockstep/data/vocabulary.cc" "${root}/lockstep/data/position.cc" "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}"
-  "${root}/lockstep/checkpoint/safetensors_header.cc" "${root}/lockstep/checkpoint/dtype.cc")
+foreach(name dtype input_file integrity manifest pickle_calls pickle_check pickle_machine safetensors_header sealed_text strict_json torch_dtype zip_reader)
+  list(APPEND sources "${root}/lockstep/checkpoint/${name}.cc")
+endforeach()
+add_library(rooms STATIC ${sources} "${root}/lockstep/data/idx.cc" "${root}/lockstep/data/vocabulary.cc" "${root}/lockstep/data/position.cc" "${root}/lockstep/data/jpeg/${LOCKSTEP_JPEG_SOURCES}")
 target_include_directories(rooms PUBLIC "${root}" SYSTEM PUBLIC "${TORCH_INCLUDE}")
 target_compile_definitions(rooms PUBLIC LOCKSTEP_VERSION="${VERSION}")
 target_link_libraries(rooms PUBLIC Threads::Threads ZLIB::ZLIB ${LOCKSTEP_JPEG_LINK} nlohmann_json::nlohmann_json lockstep::sodium)

@@ -92,7 +92,7 @@ TEST(Safetensors, RefusesToSaveWhatTheFormatDoesNotHave) {
     return message_of<base::UsageError>([&] { save_tensors(tensors, path, options); });
   };
   EXPECT_THAT(reason({{"u", at::Tensor()}}), HasSubstr("undefined tensor \"u\""));
-  EXPECT_THAT(reason({{"c", torch::ones({1}, torch::kComplexFloat)}}), HasSubstr("tensor \"c\" of dtype ComplexFloat; allowed are dense tensors of F64"));
+  EXPECT_THAT(reason({{"c", torch::ones({1}, torch::kComplexDouble)}}), HasSubstr("tensor \"c\" of dtype ComplexDouble; allowed are dense tensors of F64"));
   EXPECT_THAT(reason({{"s", torch::ones({2, 2}).to_sparse()}}), HasSubstr("which is sparse"));
   EXPECT_THAT(reason({{"\xff", torch::ones({1})}}), HasSubstr("allowed is UTF-8 of at most 1024 bytes"));
   EXPECT_THAT(reason({{std::string(1025, 'n'), torch::ones({1})}}), HasSubstr("allowed is UTF-8 of at most 1024 bytes"));

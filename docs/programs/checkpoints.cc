@@ -1,0 +1,105 @@
+// The program of docs/17-checkpoints.md: a training that is stopped and goes on, and files that Python reads.
+//   lockstep run -n 2 docs_checkpoints
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "docs/programs/small_training.h"
+
+namespace {
+
+namespace checkpoint = lockstep::checkpoint;
+
+/// All ranks get rank 0's name of a folder that nobody has.
+std::string new_folder(lockstep::Group& world) {
+  char name[] = "/tmp/docs-checkpoints-XXXXXX";
+  return world.broadcast_bytes(world.rank() == 0 ? ::mkdtemp(name) : "", 0);
+}
+
+// docs: begin state
+checkpoint::StateDict tensors_of(const torch::nn::Module& module) {
+  checkpoint::StateDict state;
+  for (const auto& item : module.named_parameters()) state[item.key()] = item.value().detach();
+  for (const auto& item : module.named_buffers()) state[item.key()] = item.value();
+  return state;
+}
+// docs: end state
+
+// docs: begin loop
+torch::Tensor train(lockstep::Group& world, const std::string& folder, int steps) {
+  auto net = make_net();
+  checkpoint::Checkpoints checkpoints(world, folder);
+  const auto found = checkpoints.newest();
+  if (found) lockstep::load(net, found->path() + "/model.safetensors");
+  lockstep::DistributedDataParallel ddp(*net, world);
+  lockstep::optim::AdamW optimizer(ddp, {.lr = 1e-2});
+  int step = 0;
+  if (found) {
+    std::vector<std::pair<std::string, torch::Tensor>> state;
+    for (const auto& [name, value] : found->read("optimizer")) state.emplace_back(name, std::get<at::Tensor>(value));
+    optimizer.load_state_dict(state);
+    step = static_cast<int>(checkpoint::value_of<std::int64_t>(found->read("trainer"), "step"));
+  }
+  for (; step < steps; ++step) {
+    optimizer.zero_grad();
+    net->forward(batch(world, step)).pow(2).mean().backward();
+    optimizer.step();
+    if ((step + 1) % 5 != 0) continue;
+    checkpoint::Parts parts = {{"random", {{"seed", std::int64_t{step + 1}}}}};  // what is this rank's own
+    auto optimizer_state = optimizer.state_dict(false);                          // all ranks call it; the copy is made below
+    if (world.rank() == 0) {
+      parts["model"] = tensors_of(*net);
+      parts["optimizer"] = {optimizer_state.begin(), optimizer_state.end()};
+      parts["trainer"] = {{"step", std::int64_t{step + 1}}};
+    }
+    checkpoints.save_async(step + 1, parts);  // a thread writes a copy; the next save waits for it
+  }
+  checkpoints.wait();
+  return torch::nn::utils::parameters_to_vector(net->parameters()).detach().clone();
+}
+// docs: end loop
+
+void interchange(const std::string& folder) {
+  auto net = make_net();
+  // docs: begin torch
+  lockstep::save(net, folder + "/net.pt");  // torch.load("net.pt", weights_only=True) in Python
+  lockstep::load(net, folder + "/net.pt");  // and what Python's torch.save(net.state_dict(), ...) wrote
+  const checkpoint::Value tree = checkpoint::load_torch_file(folder + "/net.pt");
+  for (const auto& item : tree.as<checkpoint::Dict>()->items)
+    expect(item.key.as<std::string>() && item.value.as<at::Tensor>(), "names and tensors");
+  // docs: end torch
+  // docs: begin verify
+  lockstep::save(net, folder + "/net.safetensors");
+  lockstep::load(net, folder + "/net.safetensors", {.verify = false});  // without a look at its hashes
+  // docs: end verify
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
+  net->forward(torch::ones({1, 8})).sum().backward();
+  optimizer.step();
+  // docs: begin optimizer
+  const auto state = checkpoint::optimizer_state_dict(optimizer, *net);  // "0.weight.exp_avg", "0.weight.step", "group.0.lr" ...
+  checkpoint::load_optimizer_state_dict(optimizer, *net, state);
+  checkpoint::save_torch_file(checkpoint::python_optimizer_state(optimizer), folder + "/optimizer.pt");  // optimizer.load_state_dict(torch.load(...)) in Python
+  checkpoint::load_python_optimizer_state(optimizer, checkpoint::load_torch_file(folder + "/optimizer.pt"));
+  // docs: end optimizer
+  expect(state.contains("0.weight.exp_avg") && state.contains("group.0.lr"), "names of an optimizer's state");
+}
+
+}  // namespace
+
+int main_of_ranks(int, char**) {
+  lockstep::Group world = lockstep::init();
+  const std::string whole = new_folder(world), parted = new_folder(world);
+  const torch::Tensor want = train(world, whole, 20);
+  train(world, parted, 12);  // stops; the newest checkpoint is that of step 10
+  expect(train(world, parted, 20).equal(want), "resumed equals never stopped");
+  if (world.rank() == 0) interchange(whole);
+  world.barrier();
+  if (world.rank() == 0) {
+    std::filesystem::remove_all(whole);
+    std::filesystem::remove_all(parted);
+  }
+  return 0;
+}
+
+int main(int argc, char** argv) { return lockstep::main(argc, argv, main_of_ranks); }

@@ -1,0 +1,375 @@
+#include "lockstep/checkpoint/optimizer_state.h"
+
+#include <torch/nn/module.h>
+#include <torch/optim.h>
+
+#include <functional>
+#include <memory>
+#include <unordered_map>
+
+#include "lockstep/amp/unscaling.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+
+// One optimizer's fields, each named once: `field(name, reference)` for all of them. needs(): whether a state without this tensor would break the next step.
+template <typename Options, typename Visit>
+void visit_adam_options(Options& options, Visit&& field) {
+  field("lr", options.lr());
+  field("betas.0", std::get<0>(options.betas()));
+  field("betas.1", std::get<1>(options.betas()));
+  field("eps", options.eps());
+  field("weight_decay", options.weight_decay());
+  field("amsgrad", options.amsgrad());
+}
+template <typename State, typename Visit>
+void visit_adam_state(State& state, Visit&& field) {
+  field("step", state.step());
+  field("exp_avg", state.exp_avg());
+  field("exp_avg_sq", state.exp_avg_sq());
+  field("max_exp_avg_sq", state.max_exp_avg_sq());
+}
+
+struct Adam {
+  using Options = torch::optim::AdamOptions;
+  using State = torch::optim::AdamParamState;
+  template <typename Visit>
+  static void options(Options& options, Visit&& field) { visit_adam_options(options, field); }
+  template <typename Visit>
+  static void state(State& state, Visit&& field) { visit_adam_state(state, field); }
+  static bool needs(std::string_view name, const Options& options) { return name != "max_exp_avg_sq" || options.amsgrad(); }
+};
+struct AdamW {
+  using Options = torch::optim::AdamWOptions;
+  using State = torch::optim::AdamWParamState;
+  template <typename Visit>
+  static void options(Options& options, Visit&& field) { visit_adam_options(options, field); }
+  template <typename Visit>
+  static void state(State& state, Visit&& field) { visit_adam_state(state, field); }
+  static bool needs(std::string_view name, const Options& options) { return name != "max_exp_avg_sq" || options.amsgrad(); }
+};
+struct Sgd {
+  using Options = torch::optim::SGDOptions;
+  using State = torch::optim::SGDParamState;
+  template <typename Visit>
+  static void options(Options& options, Visit&& field) {
+    field("lr", options.lr());
+    field("momentum", options.momentum());
+    field("dampening", options.dampening());
+    field("weight_decay", options.weight_decay());
+    field("nesterov", options.nesterov());
+  }
+  template <typename Visit>
+  static void state(State& state, Visit&& field) { field("momentum_buffer", state.momentum_buffer()); }
+  static bool needs(std::string_view, const Options&) { return true; }
+};
+struct RmsProp {
+  using Options = torch::optim::RMSpropOptions;
+  using State = torch::optim::RMSpropParamState;
+  template <typename Visit>
+  static void options(Options& options, Visit&& field) {
+    field("lr", options.lr());
+    field("alpha", options.alpha());
+    field("eps", options.eps());
+    field("weight_decay", options.weight_decay());
+    field("momentum", options.momentum());
+    field("centered", options.centered());
+  }
+  template <typename Visit>
+  static void state(State& state, Visit&& field) {
+    field("step", state.step());
+    field("square_avg", state.square_avg());
+    field("momentum_buffer", state.momentum_buffer());
+    field("grad_avg", state.grad_avg());
+  }
+  static bool needs(std::string_view name, const Options& options) { return name == "momentum_buffer" ? options.momentum() > 0 : name != "grad_avg" || options.centered(); }
+};
+struct Adagrad {
+  using Options = torch::optim::AdagradOptions;
+  using State = torch::optim::AdagradParamState;
+  template <typename Visit>
+  static void options(Options& options, Visit&& field) {
+    field("lr", options.lr());
+    field("lr_decay", options.lr_decay());
+    field("weight_decay", options.weight_decay());
+    field("initial_accumulator_value", options.initial_accumulator_value());
+    field("eps", options.eps());
+  }
+  template <typename Visit>
+  static void state(State& state, Visit&& field) {
+    field("step", state.step());
+    field("sum", state.sum());
+  }
+  static bool needs(std::string_view, const Options&) { return true; }
+};
+
+// Calls `action(Kind())` for the kind of optimizer that has these options.
+template <typename... Kinds, typename Action>
+bool dispatch(const OptimizerOptions& options, const Action& action) {
+  return ((dynamic_cast<const typename Kinds::Options*>(&options) ? (action(Kinds()), true) : false) || ...);
+}
+template <typename Action>
+void with_kind(const OptimizerOptions& options, const Action& action) {
+  if (!dispatch<Adam, AdamW, Sgd, RmsProp, Adagrad>(options, action))
+    throw base::UsageError("the state of an optimizer of another class; allowed are torch's Adam, AdamW, SGD, RMSprop and Adagrad");
+}
+
+// Fields to values under PREFIX.NAME; tensors that are not defined are left out.
+struct Reader {
+  StateDict& into;
+  const std::string prefix;
+
+  void operator()(const char* name, const at::Tensor& tensor) const {
+    if (tensor.defined()) into[prefix + name] = tensor;
+  }
+  template <typename T>
+  void operator()(const char* name, const T& value) const {
+    into[prefix + name] = StateValue(value);
+  }
+};
+
+// The reverse. Takes what it uses out of `from`.
+struct Writer {
+  StateDict& from;
+  const std::string prefix;
+  const at::Tensor* like;  // the parameter; null for options
+
+  void operator()(const char* name, at::Tensor& tensor) const {
+    const auto found = from.find(prefix + name);
+    if (found == from.end()) return;
+    const at::Tensor& value = value_of<at::Tensor>(from, prefix + name);
+    if (!value.defined() || value.sizes() != like->sizes() || value.is_floating_point() != like->is_floating_point() || value.is_complex() != like->is_complex())
+      throw base::UsageError("the state's tensor " + base::quoted(prefix + name, 120) + " has another shape than its parameter, or is not of its kind of numbers");
+    tensor = value.detach().to(like->options().dtype(value.scalar_type()), /*non_blocking=*/false, /*copy=*/true);
+    from.erase(found);
+  }
+  template <typename T>
+  void operator()(const char* name, T& value) const {
+    value = value_of<T>(from, prefix + name);
+    from.erase(prefix + name);
+  }
+};
+
+template <typename Kind>
+struct Completeness {
+  const typename Kind::Options& options;
+  const std::string prefix;
+
+  void operator()(const char* name, const at::Tensor& tensor) const {
+    if (!tensor.defined() && Kind::needs(name, options)) throw base::UsageError("the state has no value " + base::quoted(prefix + name, 120));
+  }
+  template <typename T>
+  void operator()(const char*, const T&) const {}
+};
+
+// Those of lockstep::optim are torch's by their class, but keep their state elsewhere.
+void refuse_fused(const torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<const amp::UnscalingOptimizer*>(&optimizer)) throw base::UsageError("the state of an optimizer of lockstep::optim; allowed are torch's own", "it has a state_dict() and a load_state_dict()");
+}
+
+// What is loaded, until all of it is known to be good.
+struct Loaded {
+  std::vector<std::unique_ptr<OptimizerOptions>> options;
+  std::unordered_map<void*, std::unique_ptr<OptimizerParamState>> states;
+};
+
+// `name_of` a parameter is the prefix of its fields. Each parameter has a state or none: none of its fields is there then.
+Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state, const std::function<std::string(const at::Tensor&)>& name_of) {
+  refuse_fused(optimizer);
+  const torch::NoGradGuard no_grad;
+  Loaded made;
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    auto& group = optimizer.param_groups()[i];
+    with_kind(group.options(), [&](auto kind) {
+      using Kind = decltype(kind);
+      auto options = std::make_unique<typename Kind::Options>(static_cast<const typename Kind::Options&>(group.options()));
+      Kind::options(*options, Writer{state, "group." + std::to_string(i) + ".", nullptr});
+      for (const at::Tensor& parameter : group.params()) {
+        const std::string prefix = name_of(parameter) + ".";
+        const auto first = state.lower_bound(prefix);
+        if (first == state.end() || !first->first.starts_with(prefix)) continue;
+        auto one = std::make_unique<typename Kind::State>();
+        Kind::state(*one, Writer{state, prefix, &parameter});
+        Kind::state(*one, Completeness<Kind>{*options, prefix});
+        made.states[parameter.unsafeGetTensorImpl()] = std::move(one);
+      }
+      made.options.push_back(std::move(options));
+    });
+  }
+  if (!state.empty()) throw base::UsageError("the state has the value " + base::quoted(state.begin()->first, 120) + ", which the optimizer does not know");
+  return made;
+}
+
+void adopt(torch::optim::Optimizer& optimizer, Loaded loaded) {
+  for (std::size_t i = 0; i < loaded.options.size(); ++i) optimizer.param_groups()[i].set_options(std::move(loaded.options[i]));
+  optimizer.state().clear();
+  for (auto& [key, state] : loaded.states) optimizer.state()[key] = std::move(state);
+}
+
+NamedTensors parameters_of(const torch::nn::Module& module) {
+  NamedTensors parameters;
+  for (const auto& item : module.named_parameters()) parameters.emplace_back(item.key(), item.value());
+  return parameters;
+}
+
+StateDict read(const torch::optim::Optimizer& optimizer, const std::function<std::string(const at::Tensor&)>& name_of) {
+  refuse_fused(optimizer);
+  StateDict state;
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    const auto& group = optimizer.param_groups()[i];
+    with_kind(group.options(), [&](auto kind) {
+      using Kind = decltype(kind);
+      auto options = static_cast<const typename Kind::Options&>(group.options());
+      Kind::options(options, Reader{state, "group." + std::to_string(i) + "."});
+      for (const at::Tensor& parameter : group.params()) {
+        const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+        if (found != optimizer.state().end()) Kind::state(static_cast<typename Kind::State&>(*found->second), Reader{state, name_of(parameter) + "."});
+      }
+    });
+  }
+  return state;
+}
+
+std::function<std::string(const at::Tensor&)> by_name(const NamedTensors& parameters) {
+  std::unordered_map<void*, std::string> names;
+  for (const auto& [name, tensor] : parameters) names.emplace(tensor.unsafeGetTensorImpl(), name);
+  return [names](const at::Tensor& parameter) {
+    const auto found = names.find(parameter.unsafeGetTensorImpl());
+    if (found == names.end()) throw base::UsageError("the optimizer has a parameter that the module does not have");
+    return found->second;
+  };
+}
+
+// "parameter.7": their numbers in the order of all groups.
+std::function<std::string(const at::Tensor&)> by_number(const torch::optim::Optimizer& optimizer) {
+  std::unordered_map<void*, std::string> names;
+  for (const auto& group : optimizer.param_groups())
+    for (const at::Tensor& parameter : group.params()) names.emplace(parameter.unsafeGetTensorImpl(), "parameter." + std::to_string(names.size()));
+  return [names](const at::Tensor& parameter) { return names.at(parameter.unsafeGetTensorImpl()); };
+}
+
+// Fields of one prefix, in Python's form: a step is a tensor there, and betas are a pair.
+Dict python_fields(const StateDict& state, const std::string& prefix) {
+  Dict fields;
+  for (auto at = state.lower_bound(prefix); at != state.end() && at->first.starts_with(prefix); ++at) {
+    const std::string name = at->first.substr(prefix.size());
+    if (name == "step")
+      fields.add(name, torch::tensor(static_cast<float>(std::get<std::int64_t>(at->second))));
+    else if (name == "betas.0")
+      fields.add("betas", Sequence{Sequence::Kind::kTuple, {std::get<double>(at->second), value_of<double>(state, prefix + "betas.1")}});
+    else if (name != "betas.1")
+      fields.add(name, std::visit([](const auto& value) { return Value(value); }, at->second));
+  }
+  return fields;
+}
+
+[[noreturn]] void refuse_python(const std::string& what) { throw base::UsageError("the state of an optimizer of Python: " + what); }
+
+template <typename T>
+const T& python_entry(const Value& tree, std::string_view name) {
+  const Dict* const dict = tree.as<Dict>();
+  const Value* const found = dict ? dict->find(name) : nullptr;
+  if (!found || !found->as<T>()) refuse_python("\"" + std::string(name) + "\" is " + (found ? std::string(kind_of(*found)) : "missing") + "; allowed is what state_dict() has");
+  return *found->as<T>();
+}
+
+void add_python_field(StateDict& state, const std::string& name, const Value& value) {
+  if (const auto* const it = value.as<bool>()) state[name] = *it;
+  if (const auto* const it = value.as<double>()) state[name] = *it;
+  if (const auto* const it = value.as<at::Tensor>()) state[name] = *it;
+  // Whoever writes 0 in Python means 0.0, but for steps.
+  if (const auto* const it = value.as<std::int64_t>()) state[name] = static_cast<double>(*it);
+}
+
+std::int64_t python_step(double number) {
+  if (!(number >= 0 && number <= 0x1p53)) refuse_python("a step of " + std::to_string(number) + "; allowed is 0 to 2^53");
+  return static_cast<std::int64_t>(number);
+}
+
+void add_python_state(StateDict& state, const std::string& prefix, const Dict& fields) {
+  for (const auto& item : fields.items) {
+    const auto* const name = item.key.as<std::string>();
+    if (!name) refuse_python("a key that is " + std::string(kind_of(item.key)));
+    const auto* const step = *name == "step" ? item.value.as<at::Tensor>() : nullptr;
+    if (step && step->numel() == 1 && !step->is_complex())
+      state[prefix + *name] = python_step(step->item<double>());
+    else if (const auto* const number = item.value.as<std::int64_t>(); number && *name == "step")
+      state[prefix + *name] = *number;
+    else
+      add_python_field(state, prefix + *name, item.value);
+  }
+}
+
+// Only the options that C++ has; `known` are those.
+void add_python_options(StateDict& state, const std::string& prefix, const Dict& group, const StateDict& known) {
+  if (const Value* const maximize = group.find("maximize"); maximize && maximize->as<bool>() && *maximize->as<bool>()) refuse_python("maximize is True; allowed is False");
+  for (const auto& item : group.items) {
+    const auto* const name = item.key.as<std::string>();
+    const auto* const pair = item.value.as<Sequence>();
+    if (name && *name == "betas" && pair && pair->items.size() == 2) {
+      for (std::size_t i = 0; i < 2; ++i) add_python_field(state, prefix + "betas." + std::to_string(i), pair->items[i]);
+    } else if (name && known.contains(prefix + *name)) {
+      add_python_field(state, prefix + *name, item.value);
+    }
+  }
+}
+
+}  // namespace
+
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedTensors& parameters) { return read(optimizer, by_name(parameters)); }
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) { return optimizer_state_dict(optimizer, parameters_of(module)); }
+
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedTensors& parameters, const StateDict& state) {
+  adopt(optimizer, loaded(optimizer, state, by_name(parameters)));
+}
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module, const StateDict& state) {
+  load_optimizer_state_dict(optimizer, parameters_of(module), state);
+}
+
+Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {
+  const StateDict all = read(optimizer, by_number(optimizer));
+  Dict states;
+  Sequence groups;
+  std::int64_t number = 0;
+  for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+    Dict group = python_fields(all, "group." + std::to_string(i) + ".");
+    Sequence numbers;
+    for (std::size_t j = 0; j < optimizer.param_groups()[i].params().size(); ++j, ++number) {
+      numbers.items.emplace_back(number);
+      Dict fields = python_fields(all, "parameter." + std::to_string(number) + ".");
+      if (!fields.items.empty()) states.add(number, std::move(fields));
+    }
+    group.add("params", std::move(numbers));
+    groups.items.emplace_back(std::move(group));
+  }
+  Dict tree;
+  tree.add("state", std::move(states));
+  tree.add("param_groups", std::move(groups));
+  return tree;
+}
+
+void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value& tree) {
+  const auto& groups = python_entry<Sequence>(tree, "param_groups").items;
+  if (groups.size() != optimizer.param_groups().size())
+    refuse_python("it has " + std::to_string(groups.size()) + " groups of parameters, and the optimizer " + std::to_string(optimizer.param_groups().size()));
+  const StateDict known = read(optimizer, by_number(optimizer));
+  StateDict state;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const auto have = python_entry<Sequence>(groups[i], "params").items.size(), want = optimizer.param_groups()[i].params().size();
+    if (have != want) refuse_python("group " + std::to_string(i) + " has " + std::to_string(have) + " parameters, and the optimizer's " + std::to_string(want));
+    add_python_options(state, "group." + std::to_string(i) + ".", *groups[i].as<Dict>(), known);
+  }
+  for (const auto& item : python_entry<Dict>(tree, "state").items) {
+    const auto* const number = item.key.as<std::int64_t>();
+    const auto* const fields = item.value.as<Dict>();
+    if (!number || !fields) refuse_python("the state of a parameter is " + std::string(kind_of(item.value)) + " under a key that is " + std::string(kind_of(item.key)));
+    add_python_state(state, "parameter." + std::to_string(*number) + ".", *fields);
+  }
+  adopt(optimizer, loaded(optimizer, std::move(state), by_number(optimizer)));
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,140 @@
+#include "lockstep/checkpoint/state_files.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "lockstep/base/content_hash.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/utf8.h"
+#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/limits.h"
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/strict_json.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+json to_json(const StateValue& value) {
+  if (const auto* const it = std::get_if<bool>(&value)) return *it;
+  if (const auto* const it = std::get_if<std::int64_t>(&value)) return *it;
+  if (const auto* const it = std::get_if<std::string>(&value)) return *it;
+  const double number = std::get<double>(value);
+  if (std::isfinite(number)) return number;
+  return {{"number", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
+}
+
+StateValue from_json(const json& value, const std::string& name, const std::string& file) {
+  if (value.is_boolean()) return value.get<bool>();
+  if (value.is_number_float()) return value.get<double>();
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX)) return value.get<std::int64_t>();
+  for (const auto& [text, number] : {std::pair("nan", NAN), std::pair("inf", INFINITY), std::pair("-inf", -INFINITY)})
+    if (value == json{{"number", text}}) return double{number};
+  throw base::FormatError(file + ":0: the value " + base::quoted(name, 80) + " is " + value.dump().substr(0, 80) + "; allowed are bools, numbers and strings");
+}
+
+std::string text_of_file(const std::string& path) {
+  const InputFile file(path);
+  if (file.num_bytes() > kMaxJsonBytes) file.refuse(0, std::to_string(file.num_bytes()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
+  std::string text(file.num_bytes(), '\0');
+  file.read(0, text.data(), text.size());
+  return text;
+}
+
+std::string hash_of(std::string_view text) {
+  base::ContentHash hash;
+  hash.add(text);
+  return hash.digits();
+}
+
+void compare(const std::string& path, const std::string& hash, const Manifest::File& file) {
+  if (hash != file.hash) throw base::FormatError(path + ":0: the file is damaged, or another one: its hash is " + hash + ", and was " + file.hash + " when it was written");
+}
+
+bool is_json(const Manifest::File& file) { return file.name.ends_with(".json"); }
+
+}  // namespace
+
+std::uint64_t bytes_of(const StateDict& state) {
+  std::uint64_t num_bytes = 1024;
+  for (const auto& [name, value] : state) {
+    num_bytes += 128 + 2 * name.size();
+    if (const auto* const tensor = std::get_if<at::Tensor>(&value); tensor && tensor->defined() && tensor->layout() == c10::kStrided) num_bytes += tensor->nbytes();
+    if (const auto* const text = std::get_if<std::string>(&value)) num_bytes += text->size();
+  }
+  return num_bytes;
+}
+
+std::vector<Manifest::File> write_state(const StateDict& state, const std::string& folder, const std::string& part, int rank) {
+  TensorMap tensors;
+  for (const auto& [name, value] : state)
+    if (const auto* const tensor = std::get_if<at::Tensor>(&value)) tensors.emplace(name, *tensor);
+  std::vector<Manifest::File> files;
+  if (!tensors.empty()) {
+    const std::string name = file_name(part, rank, "safetensors");
+    save_tensors(tensors, folder + "/" + name);
+    const SafetensorsReader written(folder + "/" + name);  // its header: the tensors were hashed on their way
+    files.push_back({.name = name, .num_bytes = written.num_bytes(), .hash = written.seal(), .part = part, .rank = rank});
+  }
+  if (tensors.size() < state.size() || tensors.empty()) {
+    const std::string text = plain_to_text(state);
+    if (text.size() > kMaxJsonBytes) throw base::UsageError("cannot save the plain values of part " + part + ", which take " + std::to_string(text.size()) + " bytes; allowed are 16 MiB");
+    const std::string name = file_name(part, rank, "json");
+    AtomicFile file(folder + "/" + name);
+    file.write(text.data(), text.size());
+    file.commit();
+    files.push_back({.name = name, .num_bytes = text.size(), .hash = hash_of(text), .part = part, .rank = rank});
+  }
+  return files;
+}
+
+StateDict read_state(const std::string& folder, const std::vector<Manifest::File>& files) {
+  StateDict state;
+  for (const auto& file : files) {
+    const std::string path = folder + "/" + file.name;
+    if (is_json(file)) {
+      const std::string text = text_of_file(path);
+      compare(path, hash_of(text), file);
+      state.merge(plain_from_text(text, path));
+    } else {
+      const SafetensorsReader reader(path);
+      compare(path, reader.seal(), file);
+      for (const auto& [name, entry] : reader.tensors()) state.emplace(name, reader.read(name));
+    }
+  }
+  return state;
+}
+
+void check_file(const std::string& folder, const Manifest::File& file) {
+  const std::string path = folder + "/" + file.name;
+  if (is_json(file)) return compare(path, hash_of(text_of_file(path)), file);
+  const SafetensorsReader reader(path);
+  compare(path, reader.seal(), file);
+  reader.verify();
+}
+
+std::string plain_to_text(const StateDict& state) {
+  json values = json::object();
+  for (const auto& [name, value] : state) {
+    if (std::holds_alternative<at::Tensor>(value)) continue;
+    const auto* const text = std::get_if<std::string>(&value);
+    if (name.size() > kMaxNameBytes || !base::is_utf8(name) || (text && !base::is_utf8(*text)))
+      throw base::UsageError("cannot save the value " + base::quoted(name, 80) + (text ? " = " + base::quoted(*text, 80) : "") + "; allowed are names of at most 1024 bytes and strings, both UTF-8");
+    values[name] = to_json(value);
+  }
+  return values.dump(1) + "\n";
+}
+
+StateDict plain_from_text(std::string_view text, const std::string& file) {
+  const json values = parse_json(text, 2, file);
+  if (!values.is_object()) throw base::FormatError(file + ":0: no object of values");
+  StateDict state;
+  for (const auto& [name, value] : values.items()) state.emplace(name, from_json(value, name, file));
+  return state;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,74 @@
+// Values that refer to nothing: what a file of torch.save() holds, as a tree.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+struct Value;
+
+/// Python's None.
+struct None {
+  bool operator==(const None&) const = default;
+};
+struct Bytes {
+  std::string bytes;
+};
+/// A list, a tuple (torch.Size is one) or a set.
+struct Sequence {
+  enum class Kind { kList, kTuple, kSet };
+  Kind kind = Kind::kList;
+  std::vector<Value> items;
+};
+/// A dictionary, in its order. Keys are not hashed: find() looks at one after another.
+struct Dict {
+  struct Item;
+  std::vector<Item> items;
+  bool ordered = false;  ///< collections.OrderedDict, which state_dict() of a module is
+
+  /// The value of a key that is a string or an integer; null for none.
+  const Value* find(std::string_view key) const;
+  const Value* find(std::int64_t key) const;
+  /// Appends; keys that are there twice are an error when the tree is saved.
+  void add(Value key, Value value);
+};
+
+struct Value {
+  using Any = std::variant<None, bool, std::int64_t, double, std::string, Bytes, Sequence, Dict, at::Tensor>;
+  Any any;
+
+  Value() = default;
+  Value(None) {}
+  Value(bool value) : any(value) {}
+  Value(int value) : any(std::int64_t{value}) {}
+  Value(std::int64_t value) : any(value) {}
+  Value(double value) : any(value) {}
+  Value(const char* value) : any(std::string(value)) {}
+  Value(std::string value) : any(std::move(value)) {}
+  Value(Bytes value) : any(std::move(value)) {}
+  Value(Sequence value) : any(std::move(value)) {}
+  Value(Dict value) : any(std::move(value)) {}
+  Value(at::Tensor value) : any(std::move(value)) {}
+
+  /// The value, when it is a T; null otherwise.
+  template <typename T>
+  const T* as() const {
+    return std::get_if<T>(&any);
+  }
+};
+
+struct Dict::Item {
+  Value key, value;
+};
+
+/// "a dictionary", "a tensor" ...: for messages.
+std::string_view kind_of(const Value& value);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,88 @@
+// Checkpoints of others: the first byte says which kind the rest is taken for.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/checkpoint/limits.h"
+#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/checkpoint/pickle.h"
+#include "lockstep/checkpoint/sealed_text.h"
+#include "lockstep/checkpoint/strict_json.h"
+#include "lockstep/checkpoint/zip.h"
+
+using namespace lockstep;
+using checkpoint::Pickle;
+
+namespace {
+
+// Walks the tree as whoever makes values of it does; it must end.
+std::size_t walk(const Pickle& pickle, Pickle::Index index, std::size_t depth) {
+  if (depth > checkpoint::kMaxTreeDepth) std::abort();
+  std::size_t num_values = 1;
+  const auto& value = pickle.values.at(index);
+  if (const auto* const container = std::get_if<Pickle::Container>(&value))
+    for (const auto item : container->items) num_values += walk(pickle, item, depth + 1);
+  if (const auto* const at = std::get_if<Pickle::TensorAt>(&value)) {
+    const auto& tensor = pickle.tensors.at(at->place);
+    const auto& storage = pickle.storages.at(tensor.storage);
+    const auto num_bytes = static_cast<__int128>(storage.num_elements) * (storage.dtype ? storage.dtype->num_bytes : 1);
+    __int128 last = tensor.offset;
+    bool empty = false;
+    for (std::size_t i = 0; i < tensor.sizes.size(); ++i) {
+      empty = empty || tensor.sizes[i] == 0;
+      last += static_cast<__int128>(tensor.sizes[i] - 1) * tensor.strides[i];
+    }
+    if (!empty && (last + 1) * static_cast<__int128>(tensor.dtype->num_bytes) > num_bytes) std::abort();
+  }
+  if (num_values > checkpoint::kMaxTreeBytes / 64) std::abort();
+  return num_values;
+}
+
+void pickle(std::string_view bytes) {
+  const Pickle read = checkpoint::parse_pickle(bytes, "file", 0);
+  walk(read, read.root, 1);
+}
+
+void zip(std::string_view bytes) {
+  const base::Fd fd(::memfd_create("zip", MFD_CLOEXEC));
+  if (::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) std::abort();
+  const checkpoint::ZipReader reader("/proc/self/fd/" + std::to_string(fd.get()));
+  for (const auto& [name, record] : reader.records()) {
+    std::string content(record.num_bytes, '\0');
+    if (content.size() > bytes.size()) std::abort();
+    reader.read(record, content.data(), false, name);
+  }
+}
+
+// Nobody guesses a hash: it is put in.
+void manifest(std::string_view bytes) {
+  std::string text(bytes);
+  constexpr std::size_t kSealAt = 13;
+  if (text.size() >= kSealAt + checkpoint::kSealBytes) {
+    text.replace(kSealAt, checkpoint::kSealBytes, checkpoint::kNoSeal);
+    checkpoint::seal(text, kSealAt);
+  }
+  const auto read = checkpoint::parse_manifest(text, "file");
+  if (checkpoint::parse_manifest(checkpoint::to_text(read), "file") != read) std::abort();
+}
+
+void json(std::string_view bytes) { checkpoint::parse_json(bytes, 2, "file"); }
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size < 1) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data) + 1, size - 1);
+  constexpr void (*kinds[])(std::string_view) = {pickle, zip, manifest, json};
+  try {
+    kinds[data[0] % 4](bytes);
+  } catch (const base::Error&) {
+  }
+  return 0;
+}
