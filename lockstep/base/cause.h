@@ -22,8 +22,10 @@ enum class Cause {
   kNonFinite,        ///< a gradient has an infinity or a NaN
   kUnevenInput,      ///< a rank finished while others still needed it
   kUnkillable,       ///< a process did not end after SIGKILL
+  kNoProgress,       ///< restarts of the job one after another have brought no newer checkpoint
   kInternal,         ///< a defect of Lockstep
   kResource,         ///< the system refused a process, descriptor or memory
+  kSaveFailed,       ///< a checkpoint could not be written; the one before is whole
   kProtocol,         ///< bytes that are not of our protocol
   kWrongJob,         ///< the store belongs to another job
   kAuthFailed,       ///< one end does not have the other's job key

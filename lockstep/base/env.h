@@ -20,6 +20,7 @@ struct Env {
   Value lockstep_num_nodes;         ///< LOCKSTEP_NUM_NODES: number of hosts
   Value lockstep_store;             ///< LOCKSTEP_STORE: host:port of the launcher's store
   Value lockstep_job;               ///< LOCKSTEP_JOB: identifies the job to its store
+  Value lockstep_generation;        ///< LOCKSTEP_GENERATION: how often the launcher has started this job before
   Value lockstep_page;              ///< LOCKSTEP_PAGE: descriptor of the memory in which this rank shows itself to its agent
   Value lockstep_terminal;          ///< LOCKSTEP_TERMINAL: columns that a rank's line has on the launcher's terminal, when it is one
 
@@ -35,6 +36,8 @@ struct Env {
   Value lockstep_outer;      ///< LOCKSTEP_OUTER: what carries bytes between hosts: auto, gloo or mpi
   Value lockstep_key_file;   ///< LOCKSTEP_KEY_FILE: a file with the job's key, where no launcher of ours gives one
   Value lockstep_inject;     ///< LOCKSTEP_INJECT: a fault that is to happen, as --inject of `lockstep run` takes it
+  Value lockstep_name;       ///< LOCKSTEP_NAME: of this run, as --name of `lockstep run` takes it: what a Trainer writes lies in runs/NAME
+  Value lockstep_trace;      ///< LOCKSTEP_TRACE: 1: a Trainer writes a trace of its steps, as with --trace of `lockstep run`
   Value lockstep_log;        ///< LOCKSTEP_LOG: quiet, info (default) or debug
   Value lockstep_program;    ///< LOCKSTEP_PROGRAM: path of the program `lockstep`, for launch()
   Value omp_num_threads;     ///< OMP_NUM_THREADS: kept when it is set

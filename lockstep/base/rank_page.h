@@ -26,7 +26,7 @@ using PageKey = std::array<unsigned char, 32>;
 
 /// Its owner writes it with plain stores; a reader may see numbers of two moments. Text ends with a zero. Zeroed memory is one of which nothing is known.
 struct RankPage {
-  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '3'};  // the last one changes with the layout
+  static constexpr char kMagic[8] = {'L', 'O', 'C', 'K', 'P', 'A', 'G', '4'};  // the last one changes with the layout
   char magic[8];
   std::int32_t pid;
   std::int32_t rank;
@@ -48,6 +48,7 @@ struct RankPage {
   char busy_with[48];
   ArenaNumbers arena;
   FlightRing flight;
+  std::atomic<std::int64_t> saved;        ///< number of the newest checkpoint that is durable, of those that this process has taken part in; 0: none
 
   /// By which the process is numbered: its steps, or, of a program that never calls step(), its models' exchanges.
   std::int64_t step() const { return steps > 0 ? steps.load() : static_cast<std::int64_t>(exchanges.load()); }

@@ -55,6 +55,7 @@ Identity from_lockstep(const Env& env) {
   id.store = StoreKind::kLauncher;
   id.address = base::parse_address("LOCKSTEP_STORE", required("lockstep", "LOCKSTEP_STORE", env.lockstep_store));
   id.job = required("lockstep", "LOCKSTEP_JOB", env.lockstep_job);
+  id.generation = static_cast<int>(base::parse_int_in("LOCKSTEP_GENERATION", env.lockstep_generation.value_or("0"), 0, INT_MAX));
   return id;
 }
 

@@ -72,6 +72,7 @@ class Agent {
   void signal_ranks(int signal, bool also_in_world);
   void tell_pulses();
   void tell_flights();
+  void tell_saved(const RankProcess& process);
   void write_stacks(const std::vector<int>& ranks);
   void look_at_clock();
   void launcher_is_gone();
@@ -95,6 +96,7 @@ class Agent {
   std::string run_dir_;
   std::vector<StackDump> dumps_;  // under way
   std::optional<Stop> stop_after_dumps_;
+  std::int64_t saved_ = 0;        // the newest checkpoint that was told
   int signal_ = 0;                // to be sent at signal_at_
   Deadline pulse_at_ = Deadline::never();
   Deadline dumps_end_at_ = Deadline::never();
@@ -224,14 +226,24 @@ void Agent::signal_ranks(int signal, bool also_in_world) {
 
 void Agent::tell_pulses() {
   const auto now = job::StandingStill::Clock::now();
-  for (RankProcess& process : ranks_)
+  for (RankProcess& process : ranks_) {
     if (process.pid > 0) say(FrameKind::kPulse, process.rank, encode_pulse(process.watch.pulse(process.pid, now)));
+    tell_saved(process);
+  }
   if (outbox_.empty()) say(FrameKind::kAlive, -1);
 }
 
 void Agent::tell_flights() {
   for (const RankProcess& process : ranks_)
     if (const auto seen = process.watch.seen()) say(FrameKind::kFlight, process.rank, encode_seen(*seen));
+}
+
+/// At once after a death, and each second, for then the whole host may be lost.
+void Agent::tell_saved(const RankProcess& process) {
+  const std::int64_t saved = process.watch.saved();
+  if (saved <= saved_) return;
+  saved_ = saved;
+  say(FrameKind::kSaved, process.rank, encode_numbers({saved}));
 }
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
@@ -291,6 +303,7 @@ void Agent::ended(std::size_t index, int status) {
   if (end.signal == SIGKILL) end.oom_kills = oom_kills() - oom_kills_;
   // The launcher will ask, but then the others may be gone as well.
   if (end.failed() && !std::exchange(any_failed_, true)) tell_flights();
+  tell_saved(process);
   say(FrameKind::kEnded, process.rank, encode_end(end));
   process.pid = -1;
   --running_;

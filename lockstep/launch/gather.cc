@@ -129,15 +129,6 @@ Gathered Gathering::take() {
   return all;
 }
 
-/// Two names of one machine, whose ranks would take the same cores and GPUs. Several nodes of SLURM may be on one.
-void find_twins(Gathered& gathered) {
-  for (std::size_t i = 0; i < gathered.sites.size(); ++i)
-    for (std::size_t j = i + 1; j < gathered.sites.size(); ++j)
-      if (!gathered.failed[i] && !gathered.failed[j] && !gathered.hosts[i].step && !gathered.hosts[j].step && gathered.sites[i].machine == gathered.sites[j].machine)
-        gathered.failed[j] = base::UsageError("host " + base::quoted(gathered.hosts[j].name, 253) + ": it is the same machine as " + base::quoted(gathered.hosts[i].name, 253),
-                                              "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
-}
-
 }  // namespace
 
 bool is_here(const Host& host) {
@@ -149,21 +140,58 @@ void heed_a_person(int signals) {
   while (const auto signal = next_signal(signals))
     if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
       throw base::Error(base::Cause::kInterrupted, "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) + " before any rank was started");
+    else if (*signal == SIGUSR1)
+      throw base::Error(base::Cause::kPreempted, "asked to leave by SIGUSR1 before any rank was started", "start the same command again");
 }
 
+void end_all(std::vector<AgentLink>& agents) {
+  for (AgentLink& agent : agents) agent.kill();
+  for (AgentLink& agent : agents) agent.reap();
+}
+
+void find_twins(Gathered& gathered) {
+  for (std::size_t i = 0; i < gathered.sites.size(); ++i)
+    for (std::size_t j = i + 1; j < gathered.sites.size(); ++j)
+      if (!gathered.failed[i] && !gathered.failed[j] && !gathered.hosts[i].step && !gathered.hosts[j].step && gathered.sites[i].machine == gathered.sites[j].machine)
+        gathered.failed[j] = base::UsageError("host " + base::quoted(gathered.hosts[j].name, 253) + ": it is the same machine as " + base::quoted(gathered.hosts[i].name, 253),
+                                              "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
+}
+
+namespace {
+
+void take_out_failed(Gathered& gathered) {
+  Gathered left;
+  std::vector<AgentLink> failed;
+  for (std::size_t i = 0; i < gathered.agents.size(); ++i) {
+    if (gathered.failed[i]) {
+      failed.push_back(std::move(gathered.agents[i]));
+      continue;
+    }
+    left.hosts.push_back(std::move(gathered.hosts[i]));
+    left.agents.push_back(std::move(gathered.agents[i]));
+    left.sites.push_back(std::move(gathered.sites[i]));
+    left.failed.emplace_back();
+    left.took.push_back(gathered.took[i]);
+  }
+  end_all(failed);
+  gathered = std::move(left);
+}
+
+}  // namespace
+
 /// A line each, so that one among many is seen; the first is what ends us.
-void need_all(Gathered& gathered) {
-  find_twins(gathered);
-  const auto count = std::count_if(gathered.failed.begin(), gathered.failed.end(), [](const auto& error) { return error.has_value(); });
+void need(Gathered& gathered, std::size_t least) {
+  const auto count = static_cast<std::size_t>(std::count_if(gathered.failed.begin(), gathered.failed.end(), [](const auto& error) { return error.has_value(); }));
   if (count == 0) return;
+  const bool enough = gathered.agents.size() - count >= least;
   std::optional<base::UsageError> first;
   for (const auto& failed : gathered.failed) {
     if (!failed) continue;
-    if (count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ", failed->hint().c_str());
+    if (enough || count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ", failed->hint().c_str());
     if (!first) first = failed;
   }
-  for (AgentLink& agent : gathered.agents) agent.kill();
-  for (AgentLink& agent : gathered.agents) agent.reap();
+  if (enough) return take_out_failed(gathered);
+  end_all(gathered.agents);
   if (count == 1) throw *first;
   throw base::UsageError(std::to_string(count) + " of " + std::to_string(gathered.agents.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
 }

@@ -29,10 +29,16 @@ using Cargoes = std::shared_ptr<const std::vector<Cargo>>;
 /// `signals` as of signal_descriptor(): a person's ends it (Error kInterrupted). `max_files`: soft limit of descriptors for agents.
 Gathered gather(const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence, std::uint64_t max_files, int signals);
 
-/// When hosts have failed, or two of them are one machine: tells each in a line, lets nothing run anywhere, and throws UsageError that names the first one and how many there are.
-void need_all(Gathered& gathered);
+/// Of two hosts that are one machine, whose ranks would take the same cores and GPUs, the second has failed. Several nodes of SLURM may be on one.
+void find_twins(Gathered& gathered);
 
-/// Throws Error kInterrupted when a person has asked us to stop. `signals` as of signal_descriptor().
+/// When hosts have failed: tells each in a line, and takes them out; nothing runs there. With fewer than `least` left lets nothing run anywhere, and throws UsageError that names the first one and how many there are.
+void need(Gathered& gathered, std::size_t least);
+
+/// Lets nothing run there; waits 6 s at most for each.
+void end_all(std::vector<AgentLink>& agents);
+
+/// Throws Error kInterrupted when a person has asked us to stop, and kPreempted when somebody has asked the ranks to leave, of which there are none. `signals` as of signal_descriptor().
 void heed_a_person(int signals);
 
 /// Whether `host` means this machine: "localhost", its own name, or SLURM's for it. No ssh is needed for it.

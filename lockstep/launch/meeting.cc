@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 
 constexpr int kLauncher = -1;  // its number in a Crossing
 constexpr auto kAgentsAnswer = 7s;  // they give a connection 5
+constexpr const char* kFirewall = "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant";
 
 std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
   std::string text;
@@ -29,7 +30,7 @@ class Meeter {
  public:
   Meeter(std::vector<AgentLink>& agents, int signals)
       : agents_(agents), crossing_(kLauncher, token_), inquiry_(agents, crossing_, signals, [&](std::size_t i, const std::string& why) {
-          throw base::Error(base::Cause::kPeerUnreachable, "host " + base::quoted(agents_[i].host(), 253) + ": " + why);
+          throw NotMet("host " + base::quoted(agents_[i].host(), 253) + ": " + why, "", {i});
         }) {}
 
   Meeting run(const std::vector<std::string>& interfaces, const std::string& own);
@@ -57,14 +58,15 @@ int Meeter::way_of_all(const std::vector<MeetReply>& replies, const std::vector<
   for (int way = 0; way < static_cast<int>(own.size()); ++way)
     if (std::all_of(replies.begin(), replies.end(), [&](const MeetReply& reply) { return leads(reply, way); })) return way;
   std::string first;
+  std::vector<std::size_t> lost;
   for (std::size_t i = 0; i < replies.size(); ++i) {
     if (replies[i].error.empty()) continue;
+    lost.push_back(i);
     const std::string line = "host " + base::quoted(agents_[i].host(), 253) + " does not reach this host: " + replies[i].error;
     std::fprintf(stderr, "lockstep: %s\n", line.c_str());
     if (first.empty()) first = line;
   }
-  throw base::Error(base::Cause::kPeerUnreachable, first.empty() ? "no address of this host is reached by all hosts: " + text_of(own) : first,
-                    "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant");
+  throw NotMet(first.empty() ? "no address of this host is reached by all hosts: " + text_of(own) : first, kFirewall, std::move(lost));
 }
 
 void Meeter::check(const std::vector<std::vector<ProbeFailure>>& failures, const Meeting& meeting) const {
@@ -81,8 +83,7 @@ void Meeter::check(const std::vector<std::vector<ProbeFailure>>& failures, const
       if (first.empty()) first = line;
     }
   if (count > 0)
-    throw base::Error(base::Cause::kPeerUnreachable, first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""),
-                      "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant");
+    throw NotMet(first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""), kFirewall, who_is_in_the_way(failures));
 }
 
 Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::string& own) {
@@ -108,6 +109,25 @@ Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::strin
 }
 
 }  // namespace
+
+std::vector<std::size_t> who_is_in_the_way(const std::vector<std::vector<ProbeFailure>>& failures) {
+  std::vector<std::pair<std::size_t, std::size_t>> pairs;
+  for (std::size_t from = 0; from < failures.size(); ++from)
+    for (const ProbeFailure& failure : failures[from])
+      if (failure.node >= 0 && static_cast<std::size_t>(failure.node) < failures.size()) pairs.emplace_back(from, failure.node);
+  std::vector<std::size_t> found;
+  while (!pairs.empty()) {
+    std::vector<int> counts(failures.size());
+    for (const auto& [from, to] : pairs) {
+      ++counts[from];
+      ++counts[to];
+    }
+    const auto most = static_cast<std::size_t>(std::max_element(counts.rbegin(), counts.rend()).base() - counts.begin()) - 1;  // the last of them
+    std::erase_if(pairs, [&](const auto& pair) { return pair.first == most || pair.second == most; });
+    found.push_back(most);
+  }
+  return found;
+}
 
 std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own) {
   std::vector<base::InterfaceAddress> all = base::interface_addresses();

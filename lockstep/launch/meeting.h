@@ -1,10 +1,13 @@
 // Before ranks start, every host shows that it reaches the launcher and every other host, at the address that the ranks will use.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/socket.h"
 
@@ -53,8 +56,21 @@ struct Meeting {
   std::vector<base::Fd> tethers;  ///< a connection to each agent, which ends within base::kHostIsSilent when its host cannot be reached
 };
 
+/// They have not met (kPeerUnreachable). `agents`: numbers of those without whom the others may.
+class NotMet : public base::Error {
+ public:
+  NotMet(const std::string& what, const std::string& hint, std::vector<std::size_t> agents) : base::Error(base::Cause::kPeerUnreachable, what, hint), agents_(std::move(agents)) {}
+  const std::vector<std::size_t>& agents() const { return agents_; }
+
+ private:
+  std::vector<std::size_t> agents_;
+};
+
+/// Few hosts without which none of `failures`, whom each does not reach, is left: those with the most, of equals the later. Pure.
+std::vector<std::size_t> who_is_in_the_way(const std::vector<std::vector<ProbeFailure>>& failures);
+
 /// Lets the agents meet. `interfaces` of each: as MeetOrder has it; `own`: the choice here. Waits 15 s at most. A host that does not reach the launcher or another one is told in a
-/// line each; what is thrown (Error kPeerUnreachable) says what to do. `signals` as for gather().
+/// line each; what is thrown (NotMet) says what to do. `signals` as for gather().
 Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own, int signals);
 
 /// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here excludes nothing. Throws Error kPeerUnreachable when there is no address.

@@ -14,6 +14,9 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr int kMaxRanks = 4096;
+constexpr int kMaxHosts = 65536;
+constexpr int kMaxRestarts = 1000000;
+constexpr double kLongestPause = 60;  // seconds
 
 const char* const kUsage =
     "usage: lockstep COMMAND\n"
@@ -41,7 +44,7 @@ const char* const kStatusUsage =
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
 struct RawRun {
   RawHosts hosts;
-  std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace;
+  std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace, fail_grace, max_restarts, restart_pause, min_hosts;
 };
 
 class RunFormatter : public CLI::Formatter {
@@ -69,10 +72,14 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
                "append --local_rank=K (with =NAME: --NAME=K) to the arguments of local rank K")
       ->type_name("[=NAME]");
   option("--output", raw.output, "DIR", "write what each rank prints to DIR/rank.N.out and DIR/rank.N.err as well");
-  option("--name", raw.name, "NAME", "of this run: stacks of ranks that hang go to runs/NAME (default: the program's name and the time)");
+  option("--name", raw.name, "NAME", "of this run: stacks of ranks that hang go to runs/NAME, and what a Trainer writes (default: the program's name and the time)");
+  app.add_flag("--trace", run.trace, "a Trainer writes trace.json, for Perfetto and chrome://tracing: the newest steps of all ranks, with each bucket of gradients");
   app.add_flag("--quiet-ranks", run.quiet_ranks, "show the output of rank 0 only");
   option("--grace", raw.grace, "SECONDS", "from SIGTERM to SIGKILL when you stop the job (default 10)");
   option("--fail-grace", raw.fail_grace, "SECONDS", "the same when a rank has failed (default 2)");
+  option("--max-restarts", raw.max_restarts, "N", "after a failure that another start may not have, as when a rank is killed or a host is lost, start all ranks again, N times at most (default 0)");
+  option("--restart-pause", raw.restart_pause, "SECONDS", "before the first restart, and after each newer checkpoint; else it doubles, up to 60 (default 1)");
+  option("--min-hosts", raw.min_hosts, "M", "with which a restart goes on, with fewer ranks, while others rest because they have failed (default: all)");
   option("--join-timeout", raw.join_timeout, "SECONDS", "that the ranks have to find each other (default 60)");
   option("--hang-timeout", raw.hang_timeout, "SECONDS", "in which some rank must get on, else the job ends (default 300; 0: never, for a debugger)");
   option("--stall-timeout", raw.stall_timeout, "SECONDS", "in which every rank must show a sign of life (default 30; 0: never)");
@@ -107,6 +114,16 @@ std::string checked_name(const std::string& name) {
   return name;
 }
 
+void check_restarts(const CLI::App& app, const RawRun& raw, RunOptions& run) {
+  if (is_given(app, "--max-restarts")) run.max_restarts = static_cast<int>(base::parse_int_in("--max-restarts", raw.max_restarts, 0, kMaxRestarts));
+  for (const char* name : {"--restart-pause", "--min-hosts"})
+    if (is_given(app, name) && !is_given(app, "--max-restarts")) throw base::UsageError(std::string("lockstep run: ") + name + " is given without --max-restarts; allowed is it with that");
+  if (is_given(app, "--min-hosts")) run.min_hosts = static_cast<int>(base::parse_int_in("--min-hosts", raw.min_hosts, 1, kMaxHosts));
+  if (!is_given(app, "--restart-pause")) return;
+  if (base::parse_double(raw.restart_pause).value_or(-1) > kLongestPause) throw base::UsageError("--restart-pause is " + base::quoted(raw.restart_pause, 80) + "; allowed are seconds, 0 to 60");
+  run.restart_pause = milliseconds("--restart-pause", raw.restart_pause);
+}
+
 void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   const auto given = [&](const char* name) { return is_given(app, name); };
   if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
@@ -126,6 +143,7 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
   keep("--join-timeout", raw.join_timeout, run.join_timeout);
   if (given("--hang-timeout")) run.hang_timeout = milliseconds("--hang-timeout", raw.hang_timeout);
   if (given("--stall-timeout")) run.stall_timeout = milliseconds("--stall-timeout", raw.stall_timeout);
+  check_restarts(app, raw, run);
   if (given("--inject")) {
     job::parse_injection("--inject", raw.inject);
     run.inject = raw.inject;

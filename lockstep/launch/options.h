@@ -24,11 +24,15 @@ struct RunOptions : HostOptions {
   std::optional<std::chrono::milliseconds> hang_timeout;   ///< without progress of any rank; 0: for ever; default 300 s
   std::optional<std::chrono::milliseconds> stall_timeout;  ///< without a sign of life of a rank; 0: for ever; default 30 s, or 0 when hang_timeout is
   std::string name;                           ///< of the run: what is written about it goes to runs/NAME; empty: the program's and the time
+  bool trace = false;                         ///< LOCKSTEP_TRACE for the ranks
   std::string inject;                         ///< LOCKSTEP_INJECT for the ranks: a fault on purpose; empty: none
   bool bind = true;                           ///< give every rank its own cores
   std::string local_rank_argument;            ///< NAME: every rank gets --NAME=<local rank> as last argument
   std::string output_dir;                     ///< rank.N.out and rank.N.err go there as well; empty: nowhere
   bool quiet_ranks = false;                   ///< show the output of rank 0 only
+  int max_restarts = 0;                       ///< how often the job is started again after a failure that is not the user's
+  std::chrono::milliseconds restart_pause{1000};  ///< before the first one; Restarts says how it grows
+  int min_hosts = 0;                          ///< that a restart needs, which may have fewer ranks then; 0: all
   std::chrono::milliseconds grace{10000};     ///< from SIGTERM to SIGKILL when a person stops the job
   std::chrono::milliseconds fail_grace{2000};  ///< the same when a rank has failed
   std::vector<std::string> command;           ///< the program and its arguments; never empty

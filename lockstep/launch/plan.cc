@@ -52,12 +52,17 @@ Environment for_all_ranks(const RunOptions& options, const Surroundings& surroun
       "LOCKSTEP_NUM_NODES=" + num_nodes,
       "LOCKSTEP_STORE=" + base::to_string(surroundings.store),
       "LOCKSTEP_JOB=" + surroundings.job,
+      "LOCKSTEP_GENERATION=" + std::to_string(surroundings.generation),
       "WORLD_SIZE=" + size,
       "GROUP_WORLD_SIZE=" + num_nodes,
+      "TORCHELASTIC_RESTART_COUNT=" + std::to_string(surroundings.generation),
+      "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(options.max_restarts),
       "MASTER_ADDR=" + surroundings.master.host,
       "MASTER_PORT=" + std::to_string(surroundings.master.port),
   };
   if (!options.transport.empty()) environment.push_back("LOCKSTEP_TRANSPORT=" + options.transport);
+  if (!options.name.empty()) environment.push_back("LOCKSTEP_NAME=" + options.name);
+  if (options.trace) environment.push_back("LOCKSTEP_TRACE=1");
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
   // The launcher, which sees all ranks, comes first; a wait ends by itself when the launcher does not.

@@ -50,6 +50,7 @@ struct Surroundings {
   std::string job;
   base::Address master;          ///< what torch.distributed's programs meet at
   std::string run_dir;           ///< runs/NAME
+  int generation = 0;            ///< how often the job was started before
   job::JobKey key{};
   int columns = 0;               ///< of the launcher's terminal; 0: stdout is none
 };
@@ -63,6 +64,7 @@ struct Node {
   bool step = false;  ///< SLURM has given it to us, with GPUs of its own choice
   std::string wanted_interface{};  ///< its own, from the host list
   std::string interface{};         ///< whose address its ranks use; empty: they are all on one host
+  std::size_t number = 0;          ///< among all hosts of the job, from 0
 };
 
 /// Of the launcher's variables those that the ranks of a host get.

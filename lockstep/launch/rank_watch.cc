@@ -14,9 +14,21 @@ RankWatch::RankWatch(int rank, const job::JobKey& key) : rank_(rank), memory_(ba
   std::memcpy(page.key.data(), key.bytes().data(), page.key.size());
 }
 
+namespace {
+
+/// The program that writes it has the same idea of a page.
+bool is_shown(const base::RankPage& page) { return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0; }
+
+}  // namespace
+
 bool RankWatch::in_world() const {
   const base::RankPage& page = base::page_in(memory_);
-  return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0 && page.left == 0;
+  return is_shown(page) && page.left == 0;
+}
+
+std::int64_t RankWatch::saved() const {
+  const base::RankPage& page = base::page_in(memory_);
+  return is_shown(page) ? page.saved.load() : 0;
 }
 
 pid_t RankWatch::pid(pid_t otherwise) const {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 
 #include "lockstep/base/rank_page.h"
@@ -24,6 +25,8 @@ class RankWatch {
   /// only known whether it was stopped (T). One that a debugger holds (t) counts as one that gets on.
   job::Pulse pulse(pid_t pid, job::StandingStill::Clock::time_point now);
 
+  /// The newest checkpoint that it knows to be durable, also after its end; 0: none.
+  std::int64_t saved() const;
   /// What it has shown, also after its end.
   std::optional<base::RankSeen> seen() const { return base::look_at_page(memory_); }
 

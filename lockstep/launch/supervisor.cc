@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,14 +37,6 @@ constexpr int kSshFailed = 255;
 constexpr auto kLeftBehindEnds = 5s;
 constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
 
-std::string random_job_id() {
-  unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) throw base::SystemError("getrandom", errno);
-  std::string hex;
-  for (const unsigned char byte : bytes) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
-  return hex;
-}
-
 job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
   job::Fatal fatal;
   fatal.cause = cause;
@@ -57,12 +48,12 @@ job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid, std::string 
 
 class Supervisor {
  public:
-  /// `signals` of signal_descriptor(handled_signals()); `not_ours`: processes below this one that were there before it.
-  Supervisor(const RunOptions& options, Surroundings surroundings, std::vector<AgentLink> agents, std::vector<Node> nodes, base::Fd signals, std::vector<pid_t> not_ours);
-  int run();
+  Supervisor(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours);
+  Ended run();
 
  private:
   void start(Surroundings surroundings);
+  void lose(std::size_t index);
   bool any_agent() const;
   Deadline next_look() const;
   void turn();
@@ -70,8 +61,8 @@ class Supervisor {
   void handle(std::size_t agent, const Frame& frame);
   void rank_ended(RankEnd end);
   void note_preemption();
-  void start_failed(int rank, StartStep step, int error);
-  void unkillable(const std::string& host, int rank, std::int64_t pid);
+  void start_failed(std::size_t agent, int rank, StartStep step, int error);
+  void unkillable(std::size_t agent, int rank, std::int64_t pid);
   void refused(const AgentLink& agent, const std::vector<std::string>& why);
   void out_of_reach(std::size_t index);
   void take_signal(int signal);
@@ -85,18 +76,19 @@ class Supervisor {
   void order_stop(const Stop& order);
   std::string last_words();
   void tell_all(const Frame& frame);
-  void agent_is_silent(const AgentLink& agent);
+  void agent_is_silent(std::size_t index);
   void agent_is_gone(std::size_t index);
   std::optional<job::Fatal> published_cause();
   void conclude(job::Fatal fatal, int exit_code);
 
   const RunOptions options_;
   const std::vector<pid_t> not_ours_;
-  base::Fd signals_;
+  const int signals_;
+  const int generation_;
   std::vector<AgentLink> agents_;
   const std::vector<Node> nodes_;      // one for each agent
   std::vector<RankPlace> places_;
-  Output output_;
+  std::unique_ptr<Output> output_;
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
   const job::PulseLimits limits_;
@@ -111,6 +103,7 @@ class Supervisor {
   Deadline decide_at_ = Deadline::never();      // when the first failure is looked at
   std::optional<Verdict> verdict_;              // the first one stays
   std::set<std::size_t> done_;                  // agents that said that no process is left
+  Ended ended_;
 };
 
 std::vector<RankPlace> places_of(const std::vector<Node>& nodes) {
@@ -126,17 +119,17 @@ std::vector<std::string> prefixes_of(const std::vector<RankPlace>& places, bool 
   return prefixes;
 }
 
-Supervisor::Supervisor(const RunOptions& options, Surroundings surroundings, std::vector<AgentLink> agents, std::vector<Node> nodes, base::Fd signals, std::vector<pid_t> not_ours)
-    : options_(options), not_ours_(std::move(not_ours)), signals_(std::move(signals)), agents_(std::move(agents)), nodes_(std::move(nodes)), places_(places_of(nodes_)),
-      output_(options, prefixes_of(places_, nodes_.size() > 1)), run_dir_(surroundings.run_dir), limits_(pulse_limits(options, surroundings.environment)),
+Supervisor::Supervisor(const RunOptions& options, Start plan, int signals, const std::vector<pid_t>& not_ours)
+    : options_(options), not_ours_(not_ours), signals_(signals), generation_(plan.surroundings.generation), agents_(std::move(plan.agents)), nodes_(std::move(plan.nodes)), places_(places_of(nodes_)),
+      output_(std::make_unique<Output>(options, prefixes_of(places_, nodes_.size() > 1))), run_dir_(plan.surroundings.run_dir), limits_(pulse_limits(options, plan.surroundings.environment)),
       observed_(static_cast<int>(places_.size()), limits_) {
-  start(std::move(surroundings));
+  if (!plan.opening.empty()) output_->note(plan.opening);
+  start(std::move(plan.surroundings));
 }
 
 void Supervisor::start(Surroundings surroundings) {
-  surroundings.job = random_job_id();
   surroundings.key = job::JobKey::random();
-  store_.emplace(base::Address{surroundings.store.host, 0}, job::Credentials{surroundings.job, 0, surroundings.key});
+  store_.emplace(base::Address{surroundings.store.host, 0}, job::Credentials{surroundings.job, generation_, surroundings.key});
   surroundings.store = store_->address();
   const std::vector<JobPlan> jobs = plan_jobs(options_, surroundings, nodes_);
   for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kJob, -1, encode_job(jobs[i])});
@@ -162,8 +155,8 @@ std::optional<job::Fatal> Supervisor::published_cause() {
 }
 
 Verdict Supervisor::verdict_on(const RankEnd& end) {
-  return judge(end, {.tail = output_.tail(end.rank),
-                     .prefix = output_.prefix(end.rank),
+  return judge(end, {.tail = output_->tail(end.rank),
+                     .prefix = output_->prefix(end.rank),
                      .published = published_cause(),
                      .places = places_});
 }
@@ -209,7 +202,11 @@ void Supervisor::looked() {
 }
 
 void Supervisor::take_pulse(const job::Pulse& pulse) {
-  if (observed_.add(pulse) && !verdict_) output_.note(job::to_warning(silence_of(pulse, places_, limits_)));
+  if (observed_.add(pulse) && !verdict_) {
+    job::Fatal silence = silence_of(pulse, places_, limits_);
+    silence.gen = generation_;
+    output_->note(job::to_warning(silence));
+  }
   if (verdict_ || stop_signal_ != 0 || looking_) return;
   finding_ = observed_.find_stuck();
   if (finding_) look();
@@ -217,7 +214,7 @@ void Supervisor::take_pulse(const job::Pulse& pulse) {
 
 void Supervisor::rank_ended(RankEnd end) {
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) && store_->store().find(job::key::left(end.rank), Deadline::in(1s));
-  output_.end(end.rank);
+  output_->end(end.rank);
   ends_.push_back(end);
   ++num_ended_;
   observed_.ended(end.rank);
@@ -226,7 +223,10 @@ void Supervisor::rank_ended(RankEnd end) {
   if (num_ended_ == places_.size()) decide();
 }
 
-void Supervisor::start_failed(int rank, StartStep step, int error) {
+/// The host is to blame, or nobody looks after its ranks any more.
+void Supervisor::lose(std::size_t index) { ended_.lost.insert(nodes_[index].number); }
+
+void Supervisor::start_failed(std::size_t agent, int rank, StartStep step, int error) {
   const std::string why = std::string(": ") + std::strerror(error);
   job::Fatal fatal = new_fatal(base::Cause::kResource, rank, -1, places_.at(static_cast<std::size_t>(rank)).host);
   if (step == StartStep::kExec) {
@@ -236,6 +236,7 @@ void Supervisor::start_failed(int rank, StartStep step, int error) {
   } else {
     fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind to its cores rank ") + std::to_string(rank) + why;
     fatal.hint = step == StartStep::kFork ? "fewer ranks, or raise ulimit -u" : "--bind none";
+    lose(agent);
   }
   const int code = base::exit_code(fatal.cause);
   conclude(std::move(fatal), code);
@@ -250,7 +251,9 @@ void Supervisor::refused(const AgentLink& agent, const std::vector<std::string>&
   order_stop({.signal = SIGKILL});
 }
 
-void Supervisor::unkillable(const std::string& host, int rank, std::int64_t pid) {
+void Supervisor::unkillable(std::size_t agent, int rank, std::int64_t pid) {
+  lose(agent);
+  const std::string& host = agents_[agent].host();
   const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " on host " + host + " did not end within 5 s after SIGKILL";
   const std::string hint = "it hangs in the kernel: look there at /proc/" + std::to_string(pid) + "/stack";
   if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // a failure, which came first
@@ -266,18 +269,19 @@ void Supervisor::unkillable(const std::string& host, int rank, std::int64_t pid)
 void Supervisor::handle(std::size_t agent, const Frame& frame) {
   switch (frame.kind) {
     case FrameKind::kStarted: places_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0]; break;
-    case FrameKind::kStdout: output_.add(frame.rank, Stream::kOut, frame.payload); break;
-    case FrameKind::kStderr: output_.add(frame.rank, Stream::kErr, frame.payload); break;
+    case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
+    case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
     case FrameKind::kEnded: rank_ended(decode_end(frame.payload)); break;
     case FrameKind::kStartFailed: {
       const auto numbers = decode_numbers(frame.payload, 2);
-      start_failed(frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
+      start_failed(agent, frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
       break;
     }
     case FrameKind::kDropped:
-      output_.note(std::to_string(decode_numbers(frame.payload, 1)[0]) + " bytes of output dropped: the launcher stood still");
+      output_->note(std::to_string(decode_numbers(frame.payload, 1)[0]) + " bytes of output dropped: the launcher stood still");
       break;
     case FrameKind::kPulse: take_pulse(decode_pulse(frame.payload)); break;
+    case FrameKind::kSaved: ended_.attempt.saved = std::max(ended_.attempt.saved, decode_numbers(frame.payload, 1)[0]); break;
     case FrameKind::kFlight:
       if (!verdict_) observed_.add(decode_seen(frame.payload));  // what ranks do that are to end is of no interest
       break;
@@ -287,7 +291,7 @@ void Supervisor::handle(std::size_t agent, const Frame& frame) {
       if (looking_for_.empty()) looked();
       break;
     case FrameKind::kRefused: refused(agents_[agent], decode_texts(frame.payload, 2)); break;
-    case FrameKind::kUnkillable: unkillable(agents_[agent].host(), frame.rank, decode_numbers(frame.payload, 1)[0]); break;
+    case FrameKind::kUnkillable: unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
     case FrameKind::kDone: done_.insert(agent); break;
     default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
   }
@@ -299,15 +303,18 @@ void Supervisor::read_agent(std::size_t index) {
 }
 
 void Supervisor::take_signal(int signal) {
-  if (signal == SIGUSR1 || signal == SIGUSR2) return tell_all({FrameKind::kSignal, -1, encode_numbers({signal})});
+  if (signal == SIGUSR1 || signal == SIGUSR2) {
+    ended_.asked_too_late |= signal == SIGUSR1 && (looking_ || verdict_);
+    return tell_all({FrameKind::kSignal, -1, encode_numbers({signal})});
+  }
   if (signal == SIGCHLD) return;
   const bool again = stop_signal_ != 0 || verdict_;
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (again) {
-    output_.note("killing all ranks");
+    output_->note("killing all ranks");
     return order_stop({.signal = SIGKILL});
   }
-  output_.note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) + " s" +
+  output_->note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) + " s" +
                (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
   job::Fatal fatal = new_fatal(base::Cause::kInterrupted, -1, ::getpid());
   fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
@@ -316,7 +323,9 @@ void Supervisor::take_signal(int signal) {
 }
 
 /// Nobody watches its ranks any more, and nobody passes on what they write.
-void Supervisor::agent_is_silent(const AgentLink& agent) {
+void Supervisor::agent_is_silent(std::size_t index) {
+  const AgentLink& agent = agents_[index];
+  lose(index);
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent.pid(), agent.host());
   fatal.detail = "the agent, which watches the ranks, has told nothing for " + std::to_string(silence_of_agents(limits_) / 1s) + " s";
   fatal.hint = "was it stopped by a signal?";
@@ -328,6 +337,7 @@ std::string text_of(const std::string& words) { return words.empty() ? "" : ": "
 
 /// The connection to its host ended by itself; its ranks end for the same reason.
 void Supervisor::out_of_reach(std::size_t index) {
+  lose(index);
   job::Fatal fatal = new_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
   fatal.detail = "host " + agents_[index].host() + " cannot be reached any more: nothing was heard of it for " + std::to_string(base::kHostIsSilent / 1s) + " s";
   fatal.hint = "its ranks end by themselves within 10 s";
@@ -343,6 +353,8 @@ void Supervisor::agent_is_gone(std::size_t index) {
   looking_for_.erase(index);
   if (looking_ && looking_for_.empty()) looked();  // at what it had told before
   if (done_.contains(index)) return;
+  lose(index);
+  ended_.out_of_sight |= !nodes_[index].here;
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
   if (nodes_[index].here || (end.signal == 0 && end.code != kSshFailed)) {
     const RankEnd agent = end.code > 128 ? RankEnd{.signal = end.code - 128} : end;  // as its guard has told it
@@ -357,7 +369,7 @@ void Supervisor::agent_is_gone(std::size_t index) {
   conclude(std::move(fatal), code);
   order_stop({.signal = SIGKILL});
   if (nodes_[index].here && std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.here; }) == 1)
-    for (const pid_t pid : kill_descendants(not_ours_, Deadline::in(kLeftBehindEnds))) unkillable(agents_[index].host(), -1, pid);
+    for (const pid_t pid : kill_descendants(not_ours_, Deadline::in(kLeftBehindEnds))) unkillable(index, -1, pid);
 }
 
 bool Supervisor::any_agent() const {
@@ -372,32 +384,34 @@ Deadline Supervisor::next_look() const {
 }
 
 void Supervisor::turn() {
-  std::vector<pollfd> entries = {{signals_.get(), POLLIN, 0}};
+  std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
   for (const AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
   for (const AgentLink& agent : agents_) entries.push_back({agent.tether(), POLLIN, 0});
   ::poll(entries.data(), entries.size(), next_look().poll_ms());
   if (entries[0].revents)
-    while (const auto signal = next_signal(signals_.get())) take_signal(*signal);
+    while (const auto signal = next_signal(signals_)) take_signal(*signal);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1].revents) read_agent(i);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1 + agents_.size()].revents && agents_[i].tether_is_cut()) out_of_reach(i);
   if (decide_at_.expired()) decide();
   if (looked_by_.expired()) looked();
-  for (AgentLink& agent : agents_)
-    if (agent.descriptor() >= 0 && agent.look_at_clock()) agent_is_silent(agent);
+  for (std::size_t i = 0; i < agents_.size(); ++i)
+    if (agents_[i].descriptor() >= 0 && agents_[i].look_at_clock()) agent_is_silent(i);
 }
 
-int Supervisor::run() {
+Ended Supervisor::run() {
   while (any_agent()) turn();
   note_preemption();
   take_own_code();
-  if (!verdict_) {
-    output_.finish("");
-    return 0;
+  if (verdict_) {
+    verdict_->fatal.gen = generation_;
+    ended_.last_words = last_words();
   }
-  output_.finish(last_words());
-  return verdict_->exit_code;
+  ended_.verdict = std::move(verdict_);
+  ended_.stopped = stop_signal_ != 0;
+  ended_.output = std::move(output_);
+  return std::move(ended_);
 }
 
 /// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is a person who waits.
@@ -419,12 +433,11 @@ void Supervisor::take_own_code() {
     if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
-/// Where the ranks were, what the one at fault wrote, and the cause.
+/// Where the ranks were, and what the one at fault wrote.
 std::string Supervisor::last_words() {
-  const std::string tail = output_.tail(verdict_->fatal.rank);
+  const std::string tail = output_->tail(verdict_->fatal.rank);
   return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : observed_.text()) +
-         (tail.empty() ? "" : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) + " wrote to stderr:\n" + tail) +
-         job::to_line(verdict_->fatal) + "\n";
+         (tail.empty() ? "" : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) + " wrote to stderr:\n" + tail);
 }
 
 }  // namespace
@@ -433,8 +446,6 @@ std::chrono::milliseconds silence_of_agents(const job::PulseLimits& limits) {
   return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, kAgentIsSilent) : 0ms;
 }
 
-int supervise(const RunOptions& options, Surroundings surroundings, std::vector<AgentLink> agents, std::vector<Node> nodes, base::Fd signals, std::vector<pid_t> not_ours) {
-  return Supervisor(options, std::move(surroundings), std::move(agents), std::move(nodes), std::move(signals), std::move(not_ours)).run();
-}
+Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours) { return Supervisor(options, std::move(start), signals, not_ours).run(); }
 
 }  // namespace lockstep::launcher

@@ -4,19 +4,45 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
 #include <vector>
 
-#include "lockstep/base/fd.h"
 #include "lockstep/job/pulse.h"
 #include "lockstep/launch/agent_link.h"
 #include "lockstep/launch/options.h"
+#include "lockstep/launch/output.h"
 #include "lockstep/launch/plan.h"
+#include "lockstep/launch/restarts.h"
 
 namespace lockstep::launcher {
 
-/// Gives each agent its job and stays until no process of it is left. `agents` and `nodes` belong together. `surroundings.store.host` is where the store is to listen; job, key and port are
-/// made here. `signals` of signal_descriptor(), those of a person, SIGCHLD, SIGUSR1 and SIGUSR2; `not_ours`: processes below this one that were there before it. Returns the exit code.
-int supervise(const RunOptions& options, Surroundings surroundings, std::vector<AgentLink> agents, std::vector<Node> nodes, base::Fd signals, std::vector<pid_t> not_ours);
+/// A job whose hosts are there, and have met.
+struct Start {
+  Surroundings surroundings;      ///< store.host is where the store is to listen; key and port are made by supervise()
+  std::vector<AgentLink> agents;
+  std::vector<Node> nodes;        ///< of each agent
+  std::string opening;            ///< a line about it; empty: none
+};
+
+/// How it has ended: nothing of it is left, but on hosts out of sight.
+struct Ended {
+  std::optional<Verdict> verdict;  ///< none: all ranks returned 0
+  bool stopped = false;            ///< a person has asked for it, before or after that
+  bool asked_too_late = false;     ///< somebody has asked the ranks to leave (SIGUSR1) when they were ending already
+  Attempt attempt;
+  std::set<std::size_t> lost;      ///< numbers of hosts that failed themselves
+  bool out_of_sight = false;       ///< of what runs on one of them it is only known that it ends within 10 s
+  std::string last_words;          ///< lines: where the ranks were, and what the one at fault wrote
+  std::unique_ptr<Output> output;  ///< to be finished; null: it never began
+};
+
+/// Gives each agent its job and stays until no process of it is left. `signals` of signal_descriptor(), those of a person, SIGCHLD, SIGUSR1 and SIGUSR2; `not_ours`: processes below this one that were there
+/// before it.
+Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours);
 
 /// For how long an agent may tell nothing; 0: for ever.
 std::chrono::milliseconds silence_of_agents(const job::PulseLimits& limits);

@@ -46,6 +46,7 @@ enum class FrameKind : std::uint32_t {
   kStderr,
   kPulse,       ///< job::Pulse; about once a second
   kAlive,       ///< nothing to tell of any rank; about once a second
+  kSaved,       ///< one number: the newest checkpoint that `rank` knows to be durable, when it is newer than what was told before
   kFlight,      ///< base::RankSeen
   kLooked,
   kEnded,       ///< RankEnd; after all that the rank has written

@@ -81,6 +81,9 @@ TEST(Identity, OurLauncher) {
   EXPECT_EQ(id.store, StoreKind::kLauncher);
   EXPECT_EQ(base::to_string(id.address), "alpha:4242");
   EXPECT_EQ(id.job, "key");
+  EXPECT_EQ(id.generation, 0);
+  EXPECT_EQ(from(with(kLockstep, "LOCKSTEP_GENERATION", "2")).generation, 2);
+  expect_refused(with(kLockstep, "LOCKSTEP_GENERATION", "-1"), "LOCKSTEP_GENERATION is \"-1\"");
 }
 
 TEST(Identity, Torchrun) {

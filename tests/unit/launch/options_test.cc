@@ -35,7 +35,22 @@ TEST(Options, DefaultsAreThoseOfTheHeader) {
   EXPECT_EQ(run.transport + run.name + run.local_rank_argument + run.output_dir, "");
   EXPECT_FALSE(run.hang_timeout);
   EXPECT_FALSE(run.stall_timeout);
+  EXPECT_EQ(run.max_restarts + run.min_hosts, 0);
+  EXPECT_EQ(run.restart_pause, std::chrono::seconds(1));
   EXPECT_THAT(run.command, ElementsAre("prog"));
+}
+
+TEST(Options, RestartsAndWhatBelongsToThem) {
+  const RunOptions run = run_of({"--max-restarts", "3", "--restart-pause", "0.25", "--min-hosts", "2", "prog"});
+  EXPECT_EQ(run.max_restarts, 3);
+  EXPECT_EQ(run.restart_pause, std::chrono::milliseconds(250));
+  EXPECT_EQ(run.min_hosts, 2);
+  EXPECT_THAT(error_of({"run", "--max-restarts", "-1", "p"}), AllOf(HasSubstr("--max-restarts is \"-1\""), HasSubstr("0 to 1000000")));
+  EXPECT_THAT(error_of({"run", "--max-restarts", "1", "--restart-pause", "61", "p"}), AllOf(HasSubstr("--restart-pause is \"61\""), HasSubstr("0 to 60")));
+  EXPECT_THAT(error_of({"run", "--max-restarts", "1", "--restart-pause", "x", "p"}), HasSubstr("--restart-pause is \"x\""));
+  EXPECT_THAT(error_of({"run", "--max-restarts", "1", "--min-hosts", "0", "p"}), AllOf(HasSubstr("--min-hosts is \"0\""), HasSubstr("1 to")));
+  EXPECT_THAT(error_of({"run", "--min-hosts", "1", "p"}), HasSubstr("--min-hosts is given without --max-restarts"));
+  EXPECT_THAT(error_of({"run", "--restart-pause", "1", "p"}), HasSubstr("--restart-pause is given without --max-restarts"));
 }
 
 TEST(Options, StatusTakesOneOption) {
@@ -63,12 +78,13 @@ TEST(Options, WhatFollowsTheProgramIsTheProgramsOwn) {
 
 TEST(Options, AllOfThemTogether) {
   const RunOptions run = run_of({"--transport", "gloo", "--bind=none", "--pass-local-rank=rank_here", "--output", "out", "--quiet-ranks",
-                                 "--grace", "0.5", "--fail-grace", "0", "--hang-timeout", "30", "--stall-timeout", "0", "--name", "run.1", "-np", "4", "p", "a"});
+                                 "--grace", "0.5", "--fail-grace", "0", "--hang-timeout", "30", "--stall-timeout", "0", "--name", "run.1", "--trace", "-np", "4", "p", "a"});
   EXPECT_EQ(run.transport, "gloo");
   EXPECT_FALSE(run.bind);
   EXPECT_EQ(run.local_rank_argument, "rank_here");
   EXPECT_EQ(run.output_dir, "out");
   EXPECT_TRUE(run.quiet_ranks);
+  EXPECT_TRUE(run.trace);
   EXPECT_EQ(run.grace, std::chrono::milliseconds(500));
   EXPECT_EQ(run.fail_grace, std::chrono::milliseconds(0));
   EXPECT_EQ(run.hang_timeout, std::chrono::seconds(30));

@@ -55,6 +55,29 @@ TEST(Plan, AllRanksShareTheJobAndWhatTorchrunSets) {
     EXPECT_THAT(job.environment, Contains(variable));
 }
 
+TEST(Plan, RanksKnowHowOftenTheJobWasStartedBefore) {
+  Surroundings s = surroundings();
+  s.environment.push_back("TORCHELASTIC_RESTART_COUNT=9");
+  s.environment.push_back("LOCKSTEP_GENERATION=9");
+  s.generation = 2;
+  RunOptions run = options(2);
+  run.max_restarts = 5;
+  const JobPlan job = plan_job(run, s);
+  for (const char* variable : {"LOCKSTEP_GENERATION=2", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5"}) EXPECT_THAT(job.environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_GENERATION=9", "TORCHELASTIC_RESTART_COUNT=9"}) EXPECT_THAT(job.environment, Not(Contains(variable)));
+}
+
+TEST(Plan, RanksKnowTheRunsNameAndWhetherATraceIsWanted) {
+  RunOptions run = options(2);
+  for (const std::string& variable : plan_job(run, surroundings()).environment) {
+    EXPECT_FALSE(variable.starts_with("LOCKSTEP_NAME")) << variable;
+    EXPECT_FALSE(variable.starts_with("LOCKSTEP_TRACE")) << variable;
+  }
+  run.name = "first";
+  run.trace = true;
+  for (const char* variable : {"LOCKSTEP_NAME=first", "LOCKSTEP_TRACE=1"}) EXPECT_THAT(plan_job(run, surroundings()).environment, Contains(variable));
+}
+
 TEST(Plan, EachRankHasItsNumbersCoresAndThreads) {
   const JobPlan job = plan_job(options(2), surroundings());
   ASSERT_EQ(job.ranks.size(), 2u);
@@ -106,7 +129,7 @@ TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
   s.environment = {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=True", "ROLE_RANK=3", "SLURM_PROCID=0", "SLURM_JOB_ID=5", "PMI_RANK=0",
                    "LOCKSTEP_TERMINAL=80", "LOCKSTEP_PAGE=5", "LOCKSTEP_ENV_FROM=slurm"};
   const JobPlan job = plan_job(options(1), s);
-  for (const char* name : {"TORCHELASTIC_", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
   EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
 }

@@ -173,6 +173,8 @@ TEST(SubmitOptions, OptionsForRunAreCheckedNow) {
   EXPECT_THAT(error_of({"--run=--", "p"}), HasSubstr("--run is \"--\""));
   EXPECT_THAT(error_of({"--run=--output=x", "p"}), HasSubstr("--output of lockstep submit"));
   EXPECT_THAT(options_of({"--run", "--grace", "--run", "3", "p"}).run_words, ElementsAre("--grace", "3"));
+  EXPECT_THAT(options_of({"--run=--min-hosts=2", "--run=--max-restarts=5", "p"}).run_words, ElementsAre("--min-hosts=2", "--max-restarts=5"));
+  EXPECT_THAT(error_of({"--run=--max-restarts=x", "p"}), HasSubstr("--max-restarts is \"x\""));
   EXPECT_THAT(error_of({"--run=[-n,2]", "p"}), HasSubstr("--run is \"[-n,2]\""));  // one word, not a list
 }
 

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""`lockstep run --max-restarts` on hosts with sshd, as network namespaces: hosts that are lost rest.
+
+restart_hosts.py --lockstep PATH [CASE...]; without cases all. Exit code 77: skipped.
+"""
+import argparse
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+import hosts_bed  # noqa: E402
+import ssh_bed  # noqa: E402
+from ssh_bed import until  # noqa: E402
+
+NUM_HOSTS = 3
+LIMIT_S = 100
+# The first start waits to be disturbed; each later one says who is there.
+SCRIPT = 'if [ $LOCKSTEP_GENERATION = 0 ]; then echo up; sleep 300; fi; echo start $LOCKSTEP_GENERATION: $RANK of $WORLD_SIZE on $(hostname)'
+
+
+def check(good, text):
+    print(("ok: " if good else "FAILED: ") + text, flush=True)
+    if not good:
+        raise SystemExit(1)
+
+
+class Run:
+    """A `lockstep run` whose ranks are there."""
+
+    def __init__(self, bed, hosts, *words, used=None):
+        self.log = pathlib.Path(bed.folder, f"err.{time.monotonic_ns()}")
+        with open(self.log, "wb") as err:
+            self.process = subprocess.Popen([ARGUMENTS.lockstep, "run", "-H", hosts, "--connect-timeout", "2", "--restart-pause", "0.1", *words, "--", "sh", "-c", SCRIPT],
+                                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True, start_new_session=True)
+        used = used or [int(host) for host in re.findall(r"h(\d+)", hosts)]
+        until(lambda: all("sleep 300" in " ".join(bed.processes(host).values()) for host in used), "the ranks do not start")
+
+    def err(self):
+        return self.log.read_text(encoding="utf-8")
+
+    def line(self, text, limit_s=30):
+        """The line of the launcher's with `text` in it."""
+        until(lambda: text in self.err(), f"no line says {text!r}: {self.err()}", limit_s)
+        return next(line for line in self.err().splitlines() if text in line)
+
+    def end(self):
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, sorted(line for line in out.splitlines() if "] start " in line)
+
+
+def kill_agent(bed, host):
+    """That of `host`, and with it its ranks."""
+    agents = sorted(pid for pid, words in bed.processes(host).items() if "lockstep agent" in words)
+    os.kill(agents[1], signal.SIGKILL)
+
+
+def with_min_hosts_the_others_go_on(bed):
+    job = Run(bed, "h1:1,h2:2,h3:1", "--max-restarts", "3", "--min-hosts", "2")
+    bed.cut(2)
+    cut = time.monotonic()
+    line = job.line("restart 1 of 3")
+    check("PEER_UNREACHABLE" in line and "in 10 s on h1, h2, h3;" in line, line)
+    code, out = job.end()
+    bed.heal(2)
+    check(time.monotonic() - cut >= 10, "not before the ranks that are out of sight must have ended")
+    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"], f"code {code}: {out} {job.err()[-500:]}")
+    check('lockstep: host "h2": ' in job.err() and "lockstep: the job goes on with 2 ranks on 2 hosts instead of 4 ranks on 3 hosts\n" in job.err(), "a smaller world is told of, and why")
+    until(lambda: not bed.processes(2), "its ranks there have ended", 20)
+
+
+def fewer_than_n_where_slots_are_missing(bed):
+    job = Run(bed, "h1:1,h2:1,h3:2", "-n", "3", "--max-restarts", "1", "--min-hosts", "1")
+    bed.cut(3)
+    code, out = job.end()
+    bed.heal(3)
+    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+
+
+def a_spare_host_takes_its_place(bed):
+    job = Run(bed, "h1:1,h2:1,h3:1", "-n", "2", "--max-restarts", "1", "--min-hosts", "2", used=(1, 2))
+    bed.cut(2)
+    code, out = job.end()
+    bed.heal(2)
+    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"], f"code {code}: {out} {job.err()[-500:]}")
+    check("goes on with" not in job.err(), "the world is as large as before")
+
+
+def without_it_the_job_waits_for_all(bed):
+    job = Run(bed, "h1:1,h2:1", "--max-restarts", "3")
+    killed = time.monotonic()
+    kill_agent(bed, 2)
+    line = job.line("restart 1 of 3")
+    check("INTERNAL on h2: the agent, which watches the ranks, was killed by SIGKILL" in line and "in 10 s on h1, h2;" in line, line)
+    code, out = job.end()
+    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+    check(time.monotonic() - killed >= 10, "the host has rested")
+
+
+def a_host_that_does_not_come_back_is_waited_for(bed):
+    job = Run(bed, "h1:1,h2:1", "--max-restarts", "5")
+    bed.power_off(2)
+    line = job.line("restart 1 of 5")
+    check("in 10 s on h1, h2" in line, line)
+    line = job.line("restart 2 of 5", 40)
+    check('PEER_UNREACHABLE on ctl: host "h2"' in line.replace('\\"', '"') and "in 20 s on h1, h2" in line, line)
+    bed.power_on(2)
+    code, out = job.end()
+    check(code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+
+
+def one_that_another_does_not_reach_is_left_out(bed):
+    job = Run(bed, "h1:1,h2:1,h3:1", "--max-restarts", "2", "--min-hosts", "2")
+    bed.cut_one_way(1, 3)  # both reach the launcher
+    os.kill(next(pid for pid, words in bed.processes(2).items() if words.startswith("sh -c")), signal.SIGKILL)
+    line = job.line("restart 2 of 2")
+    check("PEER_UNREACHABLE" in line and "on h1, h2, without h3, which rests" in line, line)
+    code, out = job.end()
+    bed.heal_one_way(1, 3)
+    check(code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+
+
+CASES = {case.__name__: case for case in (with_min_hosts_the_others_go_on, fewer_than_n_where_slots_are_missing, a_spare_host_takes_its_place, without_it_the_job_waits_for_all,
+                                          a_host_that_does_not_come_back_is_waited_for, one_that_another_does_not_reach_is_left_out)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lockstep", required=True)
+    parser.add_argument("cases", nargs="*")
+    global ARGUMENTS
+    ARGUMENTS = parser.parse_args()
+    hosts_bed.enter_cell(ssh_bed.TOOLS)
+    with tempfile.TemporaryDirectory() as folder:
+        bed = ssh_bed.SshBed(NUM_HOSTS, folder)
+        for name in ARGUMENTS.cases or CASES:
+            print(f"-- {name}", flush=True)
+            CASES[name](bed)
+
+
+main()
