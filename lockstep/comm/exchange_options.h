@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/gradient_hook.h"
@@ -19,6 +20,8 @@ struct ExchangeOptions {
   /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks; 0: by that number at once.
   double predivide = 0;
   at::ScalarType wire = at::kFloat;    ///< as Collective::wire
+  /// As ExchangeStats.layout of an exchange of the same parts, from which this one goes on: buckets are laid out so from the first exchange on. Empty: in the order in which gradients are born in the first one.
+  std::string layout;
   bool check_finite = false;           ///< a gradient with an infinity or a NaN ends the job, by name
 };
 

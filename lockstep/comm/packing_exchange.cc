@@ -4,8 +4,14 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <limits>
+#include <sstream>
+#include <unordered_map>
+
 #include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/monotonic.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/base/span_log.h"
 #include "lockstep/comm/bucket_plan.h"
 
@@ -38,7 +44,9 @@ PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std:
     : HeadedExchange(std::move(name), std::move(parts), std::move(channel)), options_(std::move(options)),
       scale_(reciprocal(options_.predivide > 0 ? options_.predivide : channel_->size())),
       rest_(options_.predivide > 0 ? options_.predivide / channel_->size() : 1), places_(parts_.size()), states_(parts_.size()),
-      flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {}
+      flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {
+  if (!options_.layout.empty()) lay_out_as(options_.layout);
+}
 
 void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> along) {
   relay_if_wanted();
@@ -235,6 +243,36 @@ void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
   ++stats_.plans;
 }
 
+// A line a part, in the order of the next exchange: for how many exchanges nobody had a gradient of it, -1 when it has sparse ones; then its name.
+std::string PackingExchange::layout() const {
+  if (plan_ == 0) return "";
+  std::string text;
+  for (const std::size_t i : next_order()) text += std::to_string(places_[i].unused) + " " + parts_[i].name + "\n";
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    if (places_[i].sparse) text += "-1 " + parts_[i].name + "\n";
+  return text;
+}
+
+void PackingExchange::lay_out_as(const std::string& layout) {
+  std::unordered_map<std::string, std::size_t> numbers;
+  for (std::size_t i = 0; i < parts_.size(); ++i) numbers.emplace(parts_[i].name, i);
+  std::vector<std::size_t> order;
+  std::istringstream lines(layout);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t space = line.find(' ');
+    const auto found = numbers.find(line.substr(space == std::string::npos ? line.size() : space + 1));
+    if (found == numbers.end()) throw base::UsageError("the layout of buckets has the line " + base::quoted(line, 80) + ", which names no gradient of this model, or one twice; allowed is what stats().layout of the same model said");
+    const auto unused = base::parse_int_in("the layout of buckets", line.substr(0, space), -1, std::numeric_limits<int>::max());
+    if (unused < 0)
+      places_[found->second].sparse = true;
+    else
+      places_[found->second].unused = static_cast<int>(unused);
+    if (unused >= 0) order.push_back(found->second);
+    numbers.erase(found);
+  }
+  lay_out(order);
+}
+
 void PackingExchange::exchange_flags() {
   Collective op = blank(Kind::kAllReduce, name_);
   op.op = ReduceOp::kMax;
@@ -320,19 +358,21 @@ void PackingExchange::note_use() {
 
 void PackingExchange::relay_if_wanted() {
   if (plan_ == 0) return;
-  bool wanted = false;
+  const std::vector<std::size_t> order = next_order();
+  if (order != order_) lay_out(order);
+}
+
+// Without parts that nobody has used for long, and with those that were late and have no place yet.
+std::vector<std::size_t> PackingExchange::next_order() const {
   std::vector<std::size_t> order;
   for (const std::size_t i : order_) {
     const bool stays = !places_[i].sparse && places_[i].unused < kPatience;
-    wanted |= !stays;
     if (stays) order.push_back(i);
   }
   for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (places_[i].bucket < 0 && !places_[i].sparse && places_[i].unused == 0 && stats_.exchanges > 0 && dense(i)) {
-      wanted = true;
+    if (places_[i].bucket < 0 && !places_[i].sparse && places_[i].unused == 0 && stats_.exchanges > 0 && dense(i))
       order.push_back(i);
-    }
-  if (wanted) lay_out(order);
+  return order;
 }
 
 ExchangeStats PackingExchange::stats() const {
@@ -340,6 +380,7 @@ ExchangeStats PackingExchange::stats() const {
   for (const Filling& filling : buckets_) stats.bucket_bytes.push_back(static_cast<std::int64_t>(filling.bucket.buffer.nbytes()));
   if (plan_ != 0)
     for (const std::size_t i : order_) stats.order.push_back(parts_[i].name);
+  stats.layout = layout();
   return stats;
 }
 

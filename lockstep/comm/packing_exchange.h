@@ -62,6 +62,9 @@ class PackingExchange final : public HeadedExchange {
   };
 
   void lay_out(const std::vector<std::size_t>& order);
+  void lay_out_as(const std::string& layout);
+  std::vector<std::size_t> next_order() const;
+  std::string layout() const;
   void relay_if_wanted();
   void pack(std::size_t index);
   void write(Place& place, State& state);

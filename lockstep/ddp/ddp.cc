@@ -83,7 +83,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
   text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every) +
           " predivide " + std::to_string(options_.predivide) + " compare_every " + std::to_string(options_.compare_every) +
-          " check_finite " + std::to_string(options_.check_finite) + " overlap " + std::to_string(options_.overlap);
+          " check_finite " + std::to_string(options_.check_finite) + " overlap " + std::to_string(options_.overlap) + " bucket_layout " + options_.bucket_layout;
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
@@ -104,7 +104,7 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   const std::string name = parts.front().name + "..";
   exchange_ = peers_.make_exchange(name, std::move(parts),
                                    {.bucket_bytes = options_.bucket_bytes, .hook = options_.hook, .predivide = options_.predivide,
-                                    .wire = host_sync_ ? at::kFloat : options_.wire, .check_finite = options_.check_finite});
+                                    .wire = host_sync_ ? at::kFloat : options_.wire, .layout = options_.bucket_layout, .check_finite = options_.check_finite});
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * peers_.size()}, at::kLong);

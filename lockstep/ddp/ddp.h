@@ -32,6 +32,8 @@ struct DdpOptions {
   /// construction, which rank 0 prints; over gloo with three or more ranks the order of additions, and so the last bits, follow the choice. Without
   /// meaning where gradients are reduced in place.
   std::vector<std::int64_t> bucket_bytes = {std::int64_t{1} << 20, std::int64_t{25} << 20};
+  /// As stats().layout of the same model in a run that this one goes on from: gradients travel in the same buckets from the first backward() on, so that sums have the same bits. Empty: the first backward() says how. All ranks give the same.
+  std::string bucket_layout;
   Buffers buffers = Buffers::kFirstRank;
   std::vector<std::string> ignore;             ///< names of parameters and buffers that are left alone
   std::shared_ptr<comm::GradientHook> hook;    ///< what happens to a bucket on its way; default: summed as it is

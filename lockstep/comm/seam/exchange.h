@@ -70,6 +70,7 @@ struct ExchangeStats {
   std::int64_t plans = 0;          ///< times that the buckets were laid out
   std::vector<std::int64_t> bucket_bytes;  ///< of the plan in force
   std::vector<std::string> order;          ///< names of the parts in buckets (in place: of this rank's last exchange) as they travel
+  std::string layout;              ///< for ExchangeOptions.layout: how the next exchange packs them. Empty in place, and before the first one
 };
 
 /// What an exchange can do besides where gradients are reduced in place: give them to a sink in the pass that would reduce them. They
