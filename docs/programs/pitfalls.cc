@@ -2,6 +2,7 @@
 //   lockstep run -n 2 docs_pitfalls fine         all that must work
 //   lockstep run -n 2 docs_pitfalls desync       one mistake; the page shows what each ends with
 #include <lockstep/base/env.h>
+#include <lockstep/checkpoint/checkpoints.h>
 #include <lockstep/checkpoint/safetensors.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -194,6 +195,16 @@ void other_model(Group& world) {
   DistributedDataParallel ddp(net, world);
 }
 
+/// What Trainer does with on_disk_error = kStop: the job's first cause is that of the disk.
+void full_disk(Group& world) {
+  lockstep::checkpoint::Checkpoints checkpoints(world, "checkpoints");
+  try {
+    checkpoints.save(1, {{"model", {{"weight", torch::zeros({100000})}}}});
+  } catch (const lockstep::Error& error) {
+    world.fail(lockstep::CommError(error.cause(), "checkpoint", world.rank(), -1, error.what()));
+  }
+}
+
 void diverged(Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
@@ -221,7 +232,7 @@ void damaged_file(Group& world) {
 
 const std::map<std::string, std::function<void(Group&)>> kCases = {
     {"fine", fine},         {"desync", desync}, {"uneven", uneven_input},        {"other-model", other_model},
-    {"diverged", diverged}, {"stuck", stuck},   {"damaged-file", damaged_file},
+    {"diverged", diverged}, {"full-disk", full_disk}, {"stuck", stuck},   {"damaged-file", damaged_file},
 };
 
 void run(const std::string& name) {

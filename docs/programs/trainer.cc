@@ -1,6 +1,7 @@
 // The program of docs/19-trainer.md. It starts its own ranks:
 //   docs_trainer
 #include <lockstep/lockstep.h>
+#include <lockstep/train/tensor_values.h>
 #include <torch/torch.h>
 
 #include <iostream>
@@ -30,6 +31,20 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 // docs: end module
 
+// docs: begin callback
+/// Every ten epochs a histogram of the first layer, for TensorBoard; and a count of its own, which checkpoints hold.
+struct Histograms : lockstep::train::Callback, lockstep::checkpoint::Stateful {
+  void on_epoch_end(lockstep::train::Fit& fit) override {
+    if (fit.epoch() % 10 != 0 || !fit.loggers().active()) return;  // active: on rank 0
+    fit.loggers().histogram(fit.step(), "hidden", lockstep::train::histogram_of(fit.module().parameters()[0]));
+    ++written;
+  }
+  lockstep::checkpoint::StateDict state_dict() const override { return {{"written", written}}; }
+  void load_state_dict(const lockstep::checkpoint::StateDict& state) override { written = lockstep::checkpoint::value_of<std::int64_t>(state, "written"); }
+  std::int64_t written = 0;
+};
+// docs: end callback
+
 struct Products {
   lockstep::data::Example get(std::size_t index) const {
     const double a = static_cast<double>(index % 20) / 20, b = static_cast<double>(index / 20) / 20;
@@ -48,6 +63,8 @@ int main() try {
   auto loader = lockstep::data::make_loader(Products(), trainer.world(), {.batch_size = 20, .seed = 1});
   auto validation = lockstep::data::make_loader(Products(), trainer.world(), {.batch_size = 50, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
   trainer.add(std::make_shared<lockstep::train::EarlyStopping>(lockstep::train::EarlyStoppingOptions{.patience = 5}));
+  trainer.add(std::make_shared<Histograms>());
+  trainer.add(std::make_shared<lockstep::train::ModelCheckpoint>());  // the weights of the best validation
 
   const auto result = trainer.fit(net, loader, validation);
   if (trainer.world().rank() == 0) std::cout << result.steps << " steps, validation loss " << result.val_values.back().second << std::endl;

@@ -52,6 +52,8 @@ class Epoch {
   std::default_sentinel_t end() const { return {}; }
   /// Batches that this rank will see: fewer than batches_per_epoch() after restore().
   std::uint64_t size() const { return run_->size(); }
+  /// The indices into the dataset of the batch that was handed out last; none before the first.
+  std::vector<std::size_t> indices() const { return run_->indices(); }
 
  private:
   std::unique_ptr<BatchRun> run_;

@@ -99,6 +99,8 @@ class BatchRun {
   /// TimeoutError.
   std::shared_ptr<void> next();
   std::uint64_t size() const { return plan_.num_batches(); }
+  /// Of the batch that was handed out last.
+  std::vector<std::size_t> indices() const { return num_taken_ == 0 ? std::vector<std::size_t>() : plan_.indices(num_taken_ - 1); }
 
  private:
   struct Ahead {

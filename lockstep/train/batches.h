@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "lockstep/data/loader.h"
 #include "lockstep/train/step_log.h"
@@ -25,6 +26,12 @@ class Batches {
   /// Stops its threads, if the epoch has not come to its end.
   virtual void end() = 0;
   virtual std::int64_t num_samples() const = 0;  ///< of the batch that was drawn
+  virtual std::vector<std::size_t> indices() const = 0;  ///< into the dataset, likewise
+  /// Batches of the epoch that has begun, drawn or not: fewer than per_epoch() where restore() has put its beginning behind others.
+  virtual std::int64_t in_this_epoch() const = 0;
+  virtual const data::Position& position() const = 0;
+  /// The next begin() of that epoch begins there. Throws UsageError for a position of other data.
+  virtual void restore(const data::Position& position) = 0;
   /// The module's own step with the batch that was drawn. Undefined when it gives nothing back.
   virtual at::Tensor step(StepLog& log) = 0;
   /// Tensors of floating point become `dtype`, as weights in lower precision want them.
@@ -60,6 +67,10 @@ class LoaderBatches final : public Batches {
     });
     return count > 0 ? count : 1;
   }
+  std::vector<std::size_t> indices() const override { return epoch_->indices(); }
+  std::int64_t in_this_epoch() const override { return static_cast<std::int64_t>(epoch_->size()); }
+  const data::Position& position() const override { return loader_.position(); }
+  void restore(const data::Position& position) override { loader_.restore(position); }
   at::Tensor step(StepLog& log) override {
     if constexpr (std::is_void_v<decltype(step_(**at_, log))>) {
       step_(**at_, log);

@@ -1,7 +1,11 @@
 #include "lockstep/train/callback.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 
 #include "lockstep/base/error.h"
 
@@ -32,6 +36,59 @@ void EarlyStopping::on_validation_end(Fit& fit, const NamedValues& values) {
   } else if (++no_better_ > options_.patience) {
     fit.end(EndReason::kCallback);
   }
+}
+
+void EarlyStopping::load_state_dict(const checkpoint::StateDict& state) {
+  const double best = checkpoint::value_of<double>(state, "best");
+  no_better_ = checkpoint::value_of<std::int64_t>(state, "no_better");
+  best_ = best;
+}
+
+ModelCheckpoint::ModelCheckpoint(const ModelCheckpointOptions& options) : options_(options) {
+  if (options.top_k < 1) throw base::UsageError("ModelCheckpointOptions.top_k is " + std::to_string(options.top_k) + "; allowed is 1 or more");
+}
+
+void ModelCheckpoint::on_validation_end(Fit& fit, const NamedValues& values) {
+  const double value = value_of(values, options_.monitor, "ModelCheckpoint");
+  if (!std::isfinite(value) || fit.folder().empty()) return;
+  const auto better = [this](double a, double b) { return options_.maximize ? a > b : a < b; };
+  const auto place = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
+  if (place == kept_.end() && kept_.size() == static_cast<std::size_t>(options_.top_k)) return;
+  char number[32];
+  std::snprintf(number, sizeof number, "%.6g", value);
+  std::string name = options_.monitor;
+  std::replace(name.begin(), name.end(), '/', '_');
+  const std::string path = fit.folder() + "/best/step-" + std::to_string(fit.step()) + "-" + name + "-" + number + ".safetensors";
+  if (!fit.save_weights(path)) return;
+  std::erase_if(kept_, [&](const Kept& kept) { return kept.path == path; });  // of a run that went back and came here again
+  const auto now = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
+  kept_.insert(now, {value, path});
+  if (kept_.size() <= static_cast<std::size_t>(options_.top_k)) return;
+  std::error_code ignored;  // a file that somebody took away is gone as well
+  if (fit.world().rank() == 0) std::filesystem::remove(kept_.back().path, ignored);
+  kept_.pop_back();
+}
+
+std::vector<std::string> ModelCheckpoint::paths() const {
+  std::vector<std::string> paths;
+  for (const Kept& kept : kept_) paths.push_back(kept.path);
+  return paths;
+}
+
+checkpoint::StateDict ModelCheckpoint::state_dict() const {
+  checkpoint::StateDict state = {{"count", static_cast<std::int64_t>(kept_.size())}};
+  for (std::size_t i = 0; i < kept_.size(); ++i) {
+    state["value." + std::to_string(i)] = kept_[i].value;
+    state["path." + std::to_string(i)] = kept_[i].path;
+  }
+  return state;
+}
+
+void ModelCheckpoint::load_state_dict(const checkpoint::StateDict& state) {
+  std::vector<Kept> kept;
+  for (std::int64_t i = 0; i < checkpoint::value_of<std::int64_t>(state, "count"); ++i)
+    kept.push_back({checkpoint::value_of<double>(state, "value." + std::to_string(i)), checkpoint::value_of<std::string>(state, "path." + std::to_string(i))});
+  kept_ = std::move(kept);
 }
 
 }  // namespace lockstep::train

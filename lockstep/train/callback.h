@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/stateful.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/train/progress.h"
+#include "lockstep/train/view/loggers.h"
+#include "lockstep/train/view/named_values.h"
 
 namespace torch::nn {
 class Module;
@@ -37,11 +39,20 @@ class Fit {
   /// The training ends after this step, or this validation. All ranks call it alike: what a callback decides by must be the same on all, as means over ranks are.
   virtual void end(EndReason reason) = 0;
 
+  /// Of this run: "runs/mnist"; empty when it writes nothing.
+  virtual const std::string& folder() const = 0;
+  /// For texts, histograms and images, and for loggers of a user's own; the numbers of the training are written without anybody's doing.
+  virtual Loggers& loggers() = 0;
+  /// Rank 0 writes the module's weights, or with TrainerOptions.ema their averages, as lockstep::save() does. All ranks call it, and wait for it. Returns false, on all of them, when the disk does not take it and
+  /// TrainerOptions.on_disk_error is kGoOn, after a warning; throws SystemError with kStop.
+  virtual bool save_weights(const std::string& path) = 0;
+
  protected:
   ~Fit() = default;
 };
 
-/// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the training.
+/// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the training. One that is also a checkpoint::Stateful has its state in checkpoints, rank 0's; a training that goes on
+/// loads it after on_fit_start(). Several of one class are told apart by their order.
 class Callback {
  public:
   virtual ~Callback() = default;
@@ -65,18 +76,51 @@ struct EarlyStoppingOptions {
 };
 
 /// Ends a training that gets no better.
-class EarlyStopping : public Callback {
+class EarlyStopping : public Callback, public checkpoint::Stateful {
  public:
   /// Throws UsageError.
   explicit EarlyStopping(const EarlyStoppingOptions& options = {});
   /// Throws UsageError when the validation has no such value, with those that it has.
   void on_validation_end(Fit& fit, const NamedValues& values) override;
   double best() const { return best_; }
+  checkpoint::StateDict state_dict() const override { return {{"best", best_}, {"no_better", no_better_}}; }
+  void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
   const EarlyStoppingOptions options_;
   double best_;
   std::int64_t no_better_ = 0;
+};
+
+struct ModelCheckpointOptions {
+  std::string monitor = "val_loss";  ///< a value of the validation
+  bool maximize = false;             ///< more is better
+  int top_k = 1;                     ///< so many files are kept
+};
+
+/// Keeps the weights of the best validations: FOLDER/best/step-1200-val_loss-0.0832.safetensors. One that is no longer among the best goes when the new one is on the disk. A value that is not finite is never the best. Checkpoints to go on from,
+/// with everything, are the Trainer's own.
+class ModelCheckpoint : public Callback, public checkpoint::Stateful {
+ public:
+  /// Throws UsageError.
+  explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});
+  /// In a run without a folder nothing is kept.
+  void on_validation_end(Fit& fit, const NamedValues& values) override;
+
+  /// The best one; empty when there is none yet.
+  std::string best_path() const { return kept_.empty() ? "" : kept_.front().path; }
+  /// Best first.
+  std::vector<std::string> paths() const;
+  checkpoint::StateDict state_dict() const override;
+  void load_state_dict(const checkpoint::StateDict& state) override;
+
+ private:
+  struct Kept {
+    double value = 0;
+    std::string path;
+  };
+  const ModelCheckpointOptions options_;
+  std::vector<Kept> kept_;  // the best first
 };
 
 /// The value with that name. Throws UsageError "`who`: there is no `name` among ...".

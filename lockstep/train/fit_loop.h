@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/train/batches.h"
@@ -19,6 +21,8 @@ struct FitParts {
   std::unique_ptr<Batches> train;                                          ///< null likewise
   std::unique_ptr<Batches> val;                                            ///< null: no validation
   std::vector<std::shared_ptr<Callback>> callbacks;
+  std::vector<std::pair<std::string, checkpoint::Stateful*>> states;       ///< a user's own, by name
+  int number = 1;                                                          ///< of this training among those of its Trainer
 };
 
 struct FitResult {
@@ -27,6 +31,7 @@ struct FitResult {
   std::int64_t steps = 0;
   NamedValues train_values;     ///< means over all ranks of the last epoch, or of what there was of it
   NamedValues val_values;       ///< of the last validation
+  std::string folder;           ///< of this run: "runs/mnist"; empty when it wrote nothing
   /// What main() should return: 0, and base's code for a job that was asked to leave, 75.
   int exit_code() const;
 };

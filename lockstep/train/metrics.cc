@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <sstream>
 
@@ -18,6 +20,7 @@ Metrics::Kept& Metrics::kept(const std::string& name, double count) {
 void Metrics::add(const std::string& name, const at::Tensor& mean, double count) {
   if (!mean.defined() || mean.numel() != 1)
     throw base::UsageError("Metrics: " + name + " is " + (mean.defined() ? "a tensor of " + std::to_string(mean.numel()) + " elements" : "an undefined tensor") + "; allowed is one element, the mean over samples");
+  if (mean.is_cpu()) return add(name, mean.item<double>(), count);
   Kept& entry = kept(name, count);
   const at::NoGradGuard no_grad;
   const at::Tensor value = mean.detach().reshape({}).to(at::kDouble);
@@ -30,6 +33,7 @@ void Metrics::add(const std::string& name, const at::Tensor& mean, double count)
 
 void Metrics::add(const std::string& name, double mean, double count) {
   Kept& entry = kept(name, count);
+  if (!std::isfinite(mean) && std::find(not_finite_.begin(), not_finite_.end(), name) == not_finite_.end()) not_finite_.push_back(name);
   entry.sum.sum += mean * count;
   entry.sum.count += count;
 }

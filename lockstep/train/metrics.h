@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/train/progress.h"
+#include "lockstep/train/view/named_values.h"
 
 namespace lockstep::train {
 
@@ -18,7 +19,7 @@ namespace lockstep::train {
 /// A mean over ranks is the sum of all sums by the sum of all counts, never a mean of means: a rank with fewer samples counts less, one without any does not count.
 class Metrics {
  public:
-  /// `mean` is that of `count` samples: a scalar tensor on any device, which is read when somebody wants to know and not here, or a number. Its graph is not kept. Throws UsageError for a tensor
+  /// `mean` is that of `count` samples: a scalar tensor, or a number. A tensor on a device is read when somebody wants to know, and not here. Its graph is not kept. Throws UsageError for a tensor
   /// of more than one element, for an empty name, and for a count that is not above 0.
   void add(const std::string& name, const at::Tensor& mean, double count = 1);
   void add(const std::string& name, double mean, double count = 1);
@@ -34,6 +35,9 @@ class Metrics {
   void clear() { kept_.clear(); }
   bool empty() const { return kept_.empty(); }
 
+  /// The names whose values were infinite or NaN when they were added, each once, and not those on a device; they are not asked for twice.
+  std::vector<std::string> take_not_finite() { return std::exchange(not_finite_, {}); }
+
  private:
   struct Kept {
     Sum sum;                // of numbers; and of tensors their count
@@ -41,6 +45,7 @@ class Metrics {
   };
   Kept& kept(const std::string& name, double count);
   std::map<std::string, Kept> kept_;
+  std::vector<std::string> not_finite_;
 };
 
 /// Means over all ranks, by name, those that no rank has measured left out. All ranks call it alike, in one exchange, with whatever names each has. The same bits on every rank: sums are added in rank order.

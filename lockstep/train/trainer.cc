@@ -1,11 +1,15 @@
 #include "lockstep/train/trainer.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/checkpoint/manifest.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/launch/launch.h"
 
@@ -29,6 +33,7 @@ std::vector<std::string> own_arguments() {
 std::vector<std::string> words_of(const TrainerOptions& options) {
   std::vector<std::string> words;
   if (options.nodes == 1) words = {"--env-from", "none"};
+  if (options.max_restarts > 0) words.insert(words.end(), {"--max-restarts", std::to_string(options.max_restarts)});
   if (const auto& gpus = options.devices.gpus()) {
     std::string list;
     for (const int gpu : *gpus) list += (list.empty() ? "" : ",") + std::to_string(gpu);
@@ -57,8 +62,25 @@ comm::Group joined(const TrainerOptions& options) {
   return world;
 }
 
+/// With what the launcher was told.
+TrainerOptions with(TrainerOptions options, const base::Env& env) {
+  if (options.name.empty()) options.name = env.lockstep_name.value_or("");
+  if (env.lockstep_trace) {
+    if (*env.lockstep_trace != "0" && *env.lockstep_trace != "1") throw base::UsageError("LOCKSTEP_TRACE is " + base::quoted(*env.lockstep_trace, 80) + "; allowed are 0 and 1");
+    options.trace |= *env.lockstep_trace == "1" && !options.folder.empty();
+  }
+  return options;
+}
+
 }  // namespace
 
-Trainer::Trainer(const TrainerOptions& options) : options_(settle(options)), world_(joined(options_)) {}
+Trainer::Trainer(const TrainerOptions& options) : options_(settle(with(options, base::Env::process()))), world_(joined(options_)) {}
+
+void Trainer::remember(const std::string& name, checkpoint::Stateful& state) {
+  const bool known = std::any_of(states_.begin(), states_.end(), [&](const auto& other) { return other.first == name; });
+  if (known || name.size() > 50 || !checkpoint::is_part_name(name))
+    throw base::UsageError("Trainer::remember(): the name is " + base::quoted(name, 80) + (known ? ", for the second time" : "") + "; allowed are up to 50 of a-z, A-Z, 0-9, _ and -, each name once");
+  states_.emplace_back(name, &state);
+}
 
 }  // namespace lockstep::train

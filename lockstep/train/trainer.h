@@ -11,6 +11,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/train/fit_loop.h"
+#include "lockstep/train/step_error.h"
 
 namespace lockstep::train {
 
@@ -39,7 +40,7 @@ concept Validatable = requires(M& module, Batch& batch, StepLog& log) { module.v
 ///   return result.exit_code();
 ///
 /// With several optimizers training_step() is called for each in turn, with StepLog::optimizer; its gradients go to the parameters of that optimizer alone. Batch norm and the like are as the module was given: in training, unless parts
-/// of it were in eval(). What training_step() and validation_step() throw comes out unchanged, and the other ranks learn of it when this one is gone.
+/// of it were in eval(). What training_step() and validation_step() throw comes out of it as a StepError, which names the step and the samples, and holds what was thrown; the other ranks learn of it when this one is gone.
 class Trainer {
  public:
   /// In a program that no launcher has started it starts `options.devices` ranks on each of `options.nodes` hosts, of this program with the same arguments, and does not return: make it first in main(). Then joins the other ranks.
@@ -52,8 +53,11 @@ class Trainer {
 
   /// Before fit().
   void add(std::shared_ptr<Callback> callback) { callbacks_.push_back(std::move(callback)); }
+  /// What checkpoints are to hold besides: each rank's own `state`, which outlives the Trainer. A training that goes on loads it before its first step; on a rank that the job before did not have, rank 0's. Names: of a-z, A-Z, 0-9, _ and -, 50 of them
+  /// at most, each once; all ranks give the same ones. Throws UsageError.
+  void remember(const std::string& name, checkpoint::Stateful& state);
 
-  /// Trains until one of the options says that it is enough. Throws UsageError.
+  /// Trains until one of the options says that it is enough. A second training of the same Trainer has the name NAME.2, and so on. Throws UsageError.
   template <typename H, typename Batch>
     requires checkpoint::HoldsModule<std::remove_reference_t<H>> && Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch>
   FitResult fit(H&& holder, data::Loader<Batch> loader) {
@@ -83,7 +87,7 @@ class Trainer {
  private:
   template <typename M, typename Batch>
   FitParts parts(M& module, data::Loader<Batch> loader) {
-    FitParts all{.module = module, .callbacks = callbacks_};
+    FitParts all{.module = module, .callbacks = callbacks_, .states = states_, .number = ++num_fits_};
     all.configure_optimizers = [&module](TrainingSetup& setup) -> std::vector<OptimizerPlan> { return module.configure_optimizers(setup); };
     all.train = make_batches(std::move(loader), [&module](Batch& batch, StepLog& log) -> at::Tensor { return module.training_step(batch, log); });
     return all;
@@ -96,6 +100,8 @@ class Trainer {
   const TrainerOptions options_;
   comm::Group world_;
   std::vector<std::shared_ptr<Callback>> callbacks_;
+  std::vector<std::pair<std::string, checkpoint::Stateful*>> states_;
+  int num_fits_ = 0;
 };
 
 }  // namespace lockstep::train

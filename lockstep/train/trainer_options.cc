@@ -5,6 +5,7 @@
 
 #include "lockstep/amp/precision.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
 
 namespace lockstep::train {
 namespace {
@@ -27,6 +28,7 @@ void check_devices(const Devices& devices) {
 void check(const TrainerOptions& options) {
   check_devices(options.devices);
   require(options.nodes >= 1 && options.nodes <= 4096, "nodes", std::to_string(options.nodes), "1 to 4096");
+  require(options.max_restarts >= 0 && options.max_restarts <= 1000000, "max_restarts", std::to_string(options.max_restarts), "0 to 1000000");
   require(options.max_epochs >= -1, "max_epochs", std::to_string(options.max_epochs), "-1 (not limited), 0 or more");
   require(options.max_steps >= -1, "max_steps", std::to_string(options.max_steps), "-1 (not limited), 0 or more");
   require(options.max_time.count() >= 0, "max_time", std::to_string(options.max_time.count()) + " s", "0 (not limited) or more");
@@ -38,6 +40,14 @@ void check(const TrainerOptions& options) {
   require(options.check_val_every_n_epoch >= 1, "check_val_every_n_epoch", std::to_string(options.check_val_every_n_epoch), "1 or more");
   require(options.num_sanity_val_steps >= 0, "num_sanity_val_steps", std::to_string(options.num_sanity_val_steps), "0 (none) or more");
   require(options.fast_dev_run >= 0, "fast_dev_run", std::to_string(options.fast_dev_run), "0 (not) or more");
+  require(options.save_every_n_steps >= 0, "save_every_n_steps", std::to_string(options.save_every_n_steps), "0 (not) or more");
+  require(options.save_every_n_epochs >= 0, "save_every_n_epochs", std::to_string(options.save_every_n_epochs), "0 (not) or more");
+  require(options.keep_checkpoints >= 2, "keep_checkpoints", std::to_string(options.keep_checkpoints), "2 or more");
+  require(options.name.find('/') == std::string::npos && !options.name.starts_with('.'), "name", base::quoted(options.name, 80), "a name of a folder, without / and not beginning with a dot");
+  require(!options.folder.empty() || options.resume != "auto", "resume", "\"auto\"", "a path, because without TrainerOptions.folder there are no runs to look through");
+  require(!options.folder.empty() || !options.trace, "trace", "true", "false, because without TrainerOptions.folder nothing is written");
+  require(options.flops_per_step >= 0 && options.peak_flops >= 0 && (options.flops_per_step > 0) == (options.peak_flops > 0), "flops_per_step, peak_flops",
+          std::to_string(options.flops_per_step) + ", " + std::to_string(options.peak_flops), "both more than 0, or both 0 (no MFU)");
   require(options.log_every_n_steps >= 1, "log_every_n_steps", std::to_string(options.log_every_n_steps), "1 or more");
 }
 
@@ -58,9 +68,13 @@ TrainerOptions settle(TrainerOptions options) {
     options.max_epochs = 1;
     options.max_steps = -1;
     options.num_sanity_val_steps = 0;
+    options.folder = options.resume = "";
+    options.trace = false;
   }
   if (options.barebones) {
-    options.progress_bar = false;
+    options.progress_bar = options.model_summary = false;
+    options.folder = "";
+    options.trace = false;
     options.num_sanity_val_steps = 0;
   }
   return options;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/train/amount.h"
+#include "lockstep/train/view/loggers.h"
 
 namespace lockstep::train {
 
@@ -32,6 +33,7 @@ struct TrainerOptions {
   // Where. When no launcher has started the program the Trainer starts its own ranks.
   int nodes = 1;    ///< hosts, which are those of the SLURM allocation; 1: this one. More than 1 must be what the job has, whoever has started it
   Devices devices;  ///< only looked at when the Trainer starts the ranks
+  int max_restarts = 0;  ///< likewise: as `lockstep run --max-restarts`, after a failure that is not the user's
 
   // How long: what is reached first. Nothing set: 1000 epochs.
   std::int64_t max_epochs = -1;  ///< -1: not limited by epochs; 0: nothing is trained
@@ -57,10 +59,29 @@ struct TrainerOptions {
   Amount overfit_batches = 0;        ///< trains on these first batches alone, always in the same order, and validates on as many; 0: does not
   int fast_dev_run = 0;              ///< so many batches of each kind in one epoch: shows that everything runs; 0: does not
 
+  // What is kept. All ranks see the same folder.
+  std::string folder = "runs";  ///< each run makes a folder of its own in it, with checkpoints, values and a report; "": nothing is written
+  std::string name;             ///< of that folder; "": as --name of `lockstep run` or LOCKSTEP_NAME says, else the program's name. A run that begins anew where there is one gets the next number: mnist, mnist-2, mnist-3
+  std::string resume;           ///< "": begins anew; "auto": goes on from the newest whole checkpoint of the newest run of that name, or begins; or the path of a checkpoint or of a run's folder. A job that its launcher
+                                ///< starts again goes on by itself
+  std::int64_t save_every_n_steps = 0;   ///< besides at the ends of epochs, and of the training; 0: not
+  std::int64_t save_every_n_epochs = 1;  ///< 0: not at the ends of epochs
+  int keep_checkpoints = 2;              ///< of the newest whole ones; 2 or more
+  bool save_async = true;                ///< the training goes on while a thread writes a copy
+  OnDiskError on_disk_error = OnDiskError::kGoOn;  ///< whether the training goes on when the disk takes no checkpoint, weights or values: the checkpoints before are whole
+
   // What one sees.
   int log_every_n_steps = 50;
   bool progress_bar = true;
-  bool barebones = false;        ///< no bar, no validation before the training: for measuring what a training itself takes
+  bool model_summary = true;     ///< a table of the module's parts before the training
+  bool csv = true;               ///< metrics.csv, metrics.jsonl, and event files of TensorBoard, in the run's folder
+  bool json_lines = false;
+  bool tensorboard = true;
+  bool report = true;            ///< report.html there, at the end
+  bool trace = false;            ///< and trace.json, of all ranks; also when --trace of `lockstep run` or LOCKSTEP_TRACE says so
+  double flops_per_step = 0;     ///< of this rank's part of the model, and
+  double peak_flops = 0;         ///< of its device: for MFU; 0: none
+  bool barebones = false;        ///< no bar, no files, no validation before the training: for measuring what a training itself takes
 };
 
 /// `options` as they hold together: what fast_dev_run, overfit_batches and barebones mean is written into the others, and "nothing set" has become 1000 epochs. Pure. Throws UsageError that names the option, its value and

@@ -28,8 +28,8 @@ struct OptimizerPlan {
 /// What is known before the first step.
 class TrainingSetup {
  public:
-  /// `parameters` of the module, or copies of them in float32 that are updated in their place (precision O2).
-  TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters, std::int64_t steps_per_epoch, std::int64_t total_steps);
+  /// `parameters` of the module, or copies of them in float32 that are updated in their place (precision O2). `layouts`: DdpOptions.bucket_layout of what ddp() will make, where a training goes on.
+  TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters, std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> layouts = {});
 
   comm::Group& world() { return world_; }
   /// For optimizers of torch.
@@ -55,6 +55,7 @@ class TrainingSetup {
   torch::nn::Module& module_;
   const std::vector<at::Tensor> parameters_;
   const std::int64_t steps_per_epoch_, total_steps_;
+  const std::vector<std::string> layouts_;
   std::vector<std::unique_ptr<ddp::DistributedDataParallel>> made_;
   std::vector<torch::nn::Module*> of_;
 };

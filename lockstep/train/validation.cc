@@ -9,6 +9,7 @@
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/base/error.h"
+#include "lockstep/train/step_error.h"
 
 namespace lockstep::train {
 namespace {
@@ -61,7 +62,7 @@ NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& bat
       log.num_samples = batches.num_samples();
       if (precision.weights != at::kFloat) batches.cast(precision.weights);
       const amp::Autocast autocast({.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
-      const at::Tensor loss = batches.step(log);
+      const at::Tensor loss = in_users_code("validation_step()", {log.epoch, log.batch, log.step}, batches, [&] { return batches.step(log); });
       if (loss.defined()) log.log("val_loss", loss);
     }
   }

@@ -76,7 +76,8 @@ MakeOptimizers sgd(optim::Schedule schedule = nullptr) {
 }
 
 TrainerOptions quiet(TrainerOptions options = {}) {
-  options.progress_bar = false;
+  options.progress_bar = options.model_summary = false;
+  options.folder = "";
   return options;
 }
 
@@ -361,7 +362,7 @@ TEST(Trainer, OverfitsTheSameBatches) {
   EXPECT_THAT(net->trained, ElementsAre(0, 1, 0, 1, 0, 1));
 }
 
-TEST(Trainer, AnExceptionOfTheUserComesOutUnchanged) {
+TEST(Trainer, AnExceptionOfTheUserComesOutWithItsPlace) {
   if (world().size() > 1) return;  // others would learn that this rank has failed: that is what other suites show
   struct Broken : NetImpl {
     at::Tensor training_step(Example&, StepLog&) { throw std::out_of_range("mine"); }
@@ -369,7 +370,13 @@ TEST(Trainer, AnExceptionOfTheUserComesOutUnchanged) {
   auto net = std::make_shared<Broken>();
   net->make = sgd();
   Trainer trainer(quiet({.max_epochs = 1}));
-  EXPECT_THROW(trainer.fit(net, loader_of()), std::out_of_range);
+  try {
+    trainer.fit(net, loader_of());
+    FAIL();
+  } catch (const StepError& error) {
+    EXPECT_THAT(error.what(), testing::MatchesRegex("training_step\\(\\) of step 1 \\(epoch 1, batch 1, samples [0-9]+, [0-9]+, [0-9]+, [0-9]+\\): mine"));
+    EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
+  }
 }
 
 TEST(Trainer, RefusesAnotherNumberOfHosts) {

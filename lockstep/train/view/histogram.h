@@ -23,7 +23,7 @@ struct Histogram {
   std::vector<std::int64_t> counts;  ///< as many
 };
 
-/// Two passes, 2 ns a number. Pure.
+/// Two passes. Pure.
 Histogram histogram_of(std::span<const float> values);
 Histogram histogram_of(std::span<const double> values);
 

@@ -28,7 +28,7 @@ struct LoggerOptions {
   std::chrono::milliseconds flush_every{2000};  ///< what a killed process may lose
 };
 
-/// Does something on rank 0 alone, and there makes no file before there is something to write. A number takes about 1 us, and no call waits for the disk to have it. Used by one thread.
+/// Does something on rank 0 alone, and there makes no file before there is something to write. A number takes about half a microsecond, and no call waits for the disk to have it. Used by one thread.
 class Loggers {
  public:
   /// Throws UsageError for options that make no sense.

@@ -39,7 +39,7 @@ struct StepTimes {
   std::array<double, kNumPhases> phase_seconds() const;
 };
 
-/// Measures the steps of one rank, on the CPU: work that goes on on a GPU counts where somebody waits for it. Two clock reads a phase, 60 ns. Used by one thread.
+/// Measures the steps of one rank, on the CPU: work that goes on on a GPU counts where somebody waits for it. Two clock reads a phase, about 90 ns. Used by one thread.
 class PhaseTimer {
  public:
   PhaseTimer() { begin(); }

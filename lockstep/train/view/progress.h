@@ -57,7 +57,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   /// One more step is done; after the last of an epoch the next one begins a new epoch. Time between two epochs is not
-  /// counted as training. Waits for nobody. Where nothing is drawn it takes 50 ns.
+  /// counted as training. Waits for nobody. Where nothing is drawn it takes some nanoseconds.
   void step(const NamedValues& values = {}) {
     if (advance()) draw(values);
   }

@@ -59,7 +59,7 @@ struct RankRecorderOptions {
   bool trace = false;                               ///< buckets of gradients, too, of transports that have some: gloo, mpi and nccl
 };
 
-/// Every rank has one, whether there will be a report or not: 50 KB, 200 ns a step, and what ProcessUse takes once a second. Used by one thread.
+/// Every rank has one, whether there will be a report or not: some tens of KB, about 150 ns a step, and what ProcessUse takes once a second. Used by one thread.
 class RankRecorder {
  public:
   /// Throws UsageError for numbers below 1.

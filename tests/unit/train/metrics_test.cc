@@ -39,6 +39,23 @@ TEST(Metrics, KeepNoGraph) {
   EXPECT_FALSE((weight * 2).detach().requires_grad());
 }
 
+TEST(Metrics, OnADeviceNothingIsReadWhenItIsAdded) {
+  Metrics metrics;
+  for (int i = 0; i < 3; ++i) metrics.add("x", torch::ones({}, torch::kMeta), 2);  // has no values that could be read
+  EXPECT_FALSE(metrics.empty());
+}
+
+TEST(Metrics, TellWhatWasNotFiniteOnce) {
+  Metrics metrics;
+  metrics.add("good", 1.0);
+  metrics.add("b", std::numeric_limits<double>::quiet_NaN());
+  metrics.add("a", torch::tensor(std::numeric_limits<float>::infinity()));
+  metrics.add("b", std::numeric_limits<double>::quiet_NaN());
+  EXPECT_THAT(metrics.take_not_finite(), testing::ElementsAre("b", "a"));
+  EXPECT_THAT(metrics.take_not_finite(), testing::IsEmpty());
+  EXPECT_TRUE(std::isnan(metrics.sums().at("b").sum));
+}
+
 TEST(Metrics, RefuseWhatHasNoMean) {
   Metrics metrics;
   EXPECT_THROW(metrics.add("x", torch::ones({2})), base::UsageError);

@@ -76,6 +76,20 @@ TEST(TrainerOptions, EachIsRefusedByName) {
   EXPECT_THAT(refused([] { settle({.log_every_n_steps = 0}); }), HasSubstr("TrainerOptions.log_every_n_steps is 0"));
 }
 
+TEST(TrainerOptions, WhatIsKept) {
+  EXPECT_EQ(refused([] { settle({.name = "a/b"}); }), "TrainerOptions.name is \"a/b\"; allowed is a name of a folder, without / and not beginning with a dot");
+  EXPECT_THAT(refused([] { settle({.name = ".."}); }), HasSubstr("TrainerOptions.name is \"..\""));
+  EXPECT_THAT(refused([] { settle({.folder = "", .resume = "auto"}); }), HasSubstr("TrainerOptions.resume is \"auto\"; allowed is a path"));
+  EXPECT_THAT(refused([] { settle({.folder = "", .trace = true}); }), HasSubstr("TrainerOptions.trace"));
+  EXPECT_THAT(refused([] { settle({.keep_checkpoints = 1}); }), HasSubstr("TrainerOptions.keep_checkpoints is 1; allowed is 2 or more"));
+  EXPECT_THAT(refused([] { settle({.save_every_n_steps = -1}); }), HasSubstr("TrainerOptions.save_every_n_steps is -1"));
+  EXPECT_THAT(refused([] { settle({.save_every_n_epochs = -1}); }), HasSubstr("TrainerOptions.save_every_n_epochs is -1"));
+  EXPECT_THAT(refused([] { settle({.flops_per_step = 1e9}); }), HasSubstr("both more than 0, or both 0"));
+  EXPECT_EQ(settle({.fast_dev_run = 1, .resume = "auto", .trace = true}).folder, "") << "a try writes nothing";
+  EXPECT_EQ(settle({.trace = true, .barebones = true}).folder, "");
+  EXPECT_EQ(settle({.resume = "runs/x", .barebones = true}).resume, "runs/x");
+}
+
 TEST(EpochPlan, TheLastStepOfAnEpochMayHaveFewerBatches) {
   const EpochPlan plan = plan_epoch(settle({.accumulate = 4}), 10, 0);
   EXPECT_EQ(plan.steps, 3);

@@ -1,0 +1,211 @@
+// A loop of your own, with the parts that fit() of the Trainer is made of: take those that you want, none needs another. The same digits as 02_mnist; it can be killed at any time and goes on:
+//   lockstep run -n 2 05_custom_loop --data mnist --folder runs/digits
+#include <lockstep/data/mnist.h>
+#include <lockstep/lockstep.h>
+#include <lockstep/train/gather_records.h>
+#include <lockstep/train/metrics.h>
+#include <lockstep/train/view/curve_logger.h>
+#include <lockstep/train/view/loggers.h>
+#include <lockstep/train/view/progress.h>
+#include <lockstep/train/view/report.h>
+#include <lockstep/train/view/throughput.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <iostream>
+#include <optional>
+
+#include "examples/arguments.h"
+
+namespace {
+
+using lockstep::data::Mnist;
+namespace checkpoint = lockstep::checkpoint;
+namespace train = lockstep::train;
+
+struct Options {
+  std::string data;
+  std::string folder = "runs/digits";
+  std::int64_t epochs = 3;
+  std::int64_t batch_size = 64;
+  double lr = 1e-3;
+  std::int64_t save_every = 100;
+};
+
+Options read_options(int argc, char** argv) {
+  Options options;
+  examples::Arguments arguments("Trains a small network on handwritten digits, in a loop that goes on where it was stopped.");
+  arguments.text("--data", options.data, "folder with the files of MNIST, .gz or not");
+  arguments.text("--folder", options.folder, "checkpoints, values and a report go there; what is there already is gone on from");
+  arguments.integer("--epochs", options.epochs, 1, 1000, "times through the training images");
+  arguments.integer("--batch-size", options.batch_size, 1, 100000, "images in a step, of all ranks together");
+  arguments.number("--lr", options.lr, 1e-6, 10, "highest learning rate");
+  arguments.integer("--save-every", options.save_every, 1, 1000000, "steps between two checkpoints");
+  arguments.read(argc, argv);
+  if (options.data.empty()) throw lockstep::UsageError("--data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+  return options;
+}
+
+torch::nn::Sequential make_net() {
+  return torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 256), torch::nn::GELU(), torch::nn::Linear(256, 10), torch::nn::LogSoftmax(1));
+}
+
+double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group& world) {
+  const torch::NoGradGuard no_grad;
+  auto loader = lockstep::data::make_loader(images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
+  train::Metrics metrics;
+  for (auto& batch : loader.epoch(0)) metrics.add("accuracy", net->forward(batch.data).argmax(1).eq(batch.target).to(torch::kFloat).mean(), static_cast<double>(batch.target.size(0)));
+  return train::mean_over_ranks(metrics, world).front().second;
+}
+
+// docs: begin watch
+/// What people look at; a rank that is not the first writes nothing.
+struct Watching {
+  Watching(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
+      : world(group),
+        batch_size(options.batch_size),
+        loggers(world.rank(), {.directory = options.folder, .first_step = steps_done > 0 ? std::optional(steps_done + 1) : std::nullopt}),
+        progress(world.rank(), {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .steps_done = steps_done, .samples_per_step = options.batch_size}) {
+    auto logger = std::make_unique<train::CurveLogger>();
+    curves = logger.get();
+    loggers.add(std::move(logger));
+  }
+  void step(std::int64_t step, const torch::Tensor& loss, std::int64_t samples) {
+    const train::StepTimes& times = timer.end_step();
+    metrics.add("train/loss", loss, static_cast<double>(samples));
+    throughput.add(times, batch_size);
+    recorder.add(step, times);
+    progress.step([&] { return train::NamedValues{{"loss", loss.item<double>()}}; });
+    if (step % 20 != 0) return;
+    train::NamedValues values = train::mean_over_ranks(metrics, world);  // all ranks call it
+    metrics.clear();
+    for (const auto& rate : throughput.values()) values.push_back(rate);
+    loggers.scalars(step, values);
+  }
+  void report(const std::string& path) {
+    const auto records = train::gather_records(world, recorder.record());  // all ranks call it
+    if (world.rank() == 0) train::write_report(path, {.title = "digits", .facts = {{"ranks", std::to_string(world.size())}}, .curves = curves->curves(), .ranks = records});
+  }
+
+  lockstep::Group& world;
+  std::int64_t batch_size;
+  train::Loggers loggers;
+  const train::CurveLogger* curves = nullptr;  // one of them
+  train::Progress progress;
+  train::Throughput throughput{{}};
+  train::RankRecorder recorder{{.rank = world.rank()}};
+  train::PhaseTimer timer;
+  train::Metrics metrics;
+};
+// docs: end watch
+
+// docs: begin training
+struct Training {
+  Training(lockstep::Group& group, const Options& options, const Mnist& images)
+      : world(group), checkpoints(world, options.folder + "/checkpoints"), found(checkpoints.newest()), net(started()), ddp(net, world), optimizer(ddp, {.lr = options.lr}),
+        loader(lockstep::data::make_loader(images, world, {.batch_size = options.batch_size / world.size(), .seed = 1})), steps_per_epoch(static_cast<std::int64_t>(loader.batches_per_epoch())),
+        schedule(optimizer, lockstep::optim::cosine_decay({.steps = options.epochs * steps_per_epoch})) {
+    if (!found) return;
+    const auto loop = found->read("loop");
+    step = checkpoint::value_of<std::int64_t>(loop, "step");
+    std::vector<std::pair<std::string, torch::Tensor>> moments;
+    for (const auto& [name, value] : found->read("optimizer")) moments.emplace_back(name, std::get<torch::Tensor>(value));
+    optimizer.load_state_dict(moments);
+    schedule.resume({.step = checkpoint::value_of<std::int64_t>(loop, "rates_moved"), .base_rates = {options.lr}});
+    const auto position = lockstep::data::parse_position(checkpoint::value_of<std::string>(loop, "position"));
+    epoch = position.epoch;
+    if (position.samples < position.num_samples)
+      loader.restore(position);
+    else
+      ++epoch;  // that one was over
+  }
+  /// The weights are there before ranks share them.
+  torch::nn::Sequential started() const {
+    lockstep::seed_everything(1);
+    auto fresh = make_net();
+    if (found) lockstep::load(fresh, found->path() + "/model.safetensors");
+    return fresh;
+  }
+  torch::Tensor train_on(const lockstep::data::Example& batch, train::PhaseTimer& timer) {
+    optimizer.zero_grad();
+    torch::Tensor loss;
+    {
+      const auto in = timer.in(train::Phase::kForward);
+      loss = torch::nll_loss(net->forward(batch.data), batch.target);
+    }
+    {
+      const auto in = timer.in(train::Phase::kBackward);
+      loss.backward();
+    }
+    const auto in = timer.in(train::Phase::kOptimizer);
+    optimizer.step();
+    schedule.step();
+    ++step;
+    return loss.detach();
+  }
+  /// All of it that a checkpoint needs, from rank 0; no random numbers are drawn here.
+  checkpoint::Parts parts() {
+    checkpoint::Parts parts;
+    const auto moments = optimizer.state_dict();  // all ranks call it
+    if (world.rank() != 0) return parts;
+    for (const auto& item : net->named_parameters()) parts["model"][item.key()] = item.value().detach();
+    for (const auto& [name, tensor] : moments) parts["optimizer"][name] = tensor;
+    parts["loop"] = {{"step", step}, {"rates_moved", schedule.position().step}, {"position", lockstep::data::to_text(loader.position())}};
+    return parts;
+  }
+
+  lockstep::Group& world;
+  checkpoint::Checkpoints checkpoints;
+  std::optional<checkpoint::SavedCheckpoint> found;
+  torch::nn::Sequential net;
+  lockstep::DistributedDataParallel ddp;
+  lockstep::optim::AdamW optimizer;
+  lockstep::data::Loader<lockstep::data::Example> loader;
+  std::int64_t steps_per_epoch;
+  lockstep::optim::Scheduler schedule;
+  std::int64_t step = 0;
+  std::uint64_t epoch = 0;
+};
+// docs: end training
+
+int run(const Options& options) {
+  lockstep::Group world = lockstep::init();
+  if (options.batch_size % world.size() != 0)
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " + std::to_string(world.size()) + " ranks are multiples of " + std::to_string(world.size()));
+  const Mnist images = Mnist::load(options.data, Mnist::Part::kTest);
+  const std::size_t num_validation = images.size() / 10;
+
+  // docs: begin loop
+  Training training(world, options, images.slice(0, images.size() - num_validation));
+  Watching watching(world, options, training.steps_per_epoch, training.step);
+  for (; training.epoch < static_cast<std::uint64_t>(options.epochs); ++training.epoch) {
+    watching.timer.begin();  // what came before was no step
+    for (auto& batch : training.loader.epoch(training.epoch)) {
+      const torch::Tensor loss = training.train_on(batch, watching.timer);
+      watching.step(training.step, loss, batch.target.size(0));
+      const bool stop = world.stop_requested();  // the same answer on all ranks
+      if (stop || training.step % options.save_every == 0) training.checkpoints.save_async(training.step, training.parts());
+      if (!stop) continue;
+      training.checkpoints.wait();  // bounded: by the disk
+      return lockstep::kPreemptedExitCode;
+    }
+    const double right = accuracy(training.net, images.slice(images.size() - num_validation, num_validation), world);
+    watching.loggers.scalars(training.step, {{"val/accuracy", right}});
+    char text[64];
+    std::snprintf(text, sizeof text, "epoch %d: %.2f %% right", static_cast<int>(training.epoch + 1), 100 * right);
+    watching.progress.print(text);
+  }
+  training.checkpoints.save(training.step, training.parts());
+  watching.report(options.folder + "/report.html");
+  // docs: end loop
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  return run(read_options(argc, argv));
+} catch (const lockstep::Error& error) {
+  std::cerr << "05_custom_loop: " << error.what() << std::endl;
+  return lockstep::base::exit_code(error.cause());
+}

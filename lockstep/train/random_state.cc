@@ -1,0 +1,52 @@
+#include "lockstep/train/random_state.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#include <cstring>
+#include <mutex>
+
+#include "lockstep/data/mix.h"
+#include "lockstep/data/seed.h"
+
+namespace lockstep::train {
+namespace {
+
+at::Tensor state_of(at::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_state(at::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state.cpu().contiguous());
+}
+
+}  // namespace
+
+checkpoint::StateDict random_state(at::Device device) {
+  checkpoint::StateDict state = {{"cpu", state_of(at::kCPU)}};
+  if (!device.is_cpu()) state["device"] = state_of(device);
+  return state;
+}
+
+void load_random_state(const checkpoint::StateDict& state, at::Device device) {
+  set_state(at::kCPU, checkpoint::value_of<at::Tensor>(state, "cpu"));
+  if (!device.is_cpu() && state.contains("device")) set_state(device, checkpoint::value_of<at::Tensor>(state, "device"));
+}
+
+void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank) {
+  const at::Tensor bytes = checkpoint::value_of<at::Tensor>(state, "cpu").contiguous();
+  std::uint64_t seed = rank;
+  const auto size = static_cast<std::size_t>(bytes.nbytes());
+  for (std::size_t at = 0; at + sizeof seed <= size; at += sizeof seed) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, static_cast<const char*>(bytes.const_data_ptr()) + at, sizeof word);
+    seed = data::mix(seed ^ word);
+  }
+  data::seed_everything(seed);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,27 @@
+// A folder for all ranks of a test.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "tests/support/rank_main.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::tests {
+
+/// Made by rank 0, and gone when all ranks have done with it.
+class SharedDir {
+ public:
+  SharedDir() {
+    if (world().rank() == 0) dir_.emplace();
+    path_ = world().broadcast_bytes(dir_ ? dir_->path() : "", 0);
+  }
+  ~SharedDir() { world().barrier(); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::optional<TempDir> dir_;
+  std::string path_;
+};
+
+}  // namespace lockstep::tests
