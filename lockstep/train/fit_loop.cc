@@ -82,6 +82,7 @@ class FitLoop final : public Fit {
   }
 
   FitResult run() {
+    world_.stop_requested();  // from here on a signal is a wish, which the first step answers
     if (options_.model_summary && world_.rank() == 0) std::fputs(summary(parts_.module).c_str(), stdout), std::fflush(stdout);
     for (const auto& callback : parts_.callbacks) callback->on_fit_start(*this);
     if (keeper_.found())
