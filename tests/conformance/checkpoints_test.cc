@@ -15,7 +15,7 @@
 #include "lockstep/base/log.h"
 #include "tests/support/faulty_files.h"
 #include "tests/support/rank_main.h"
-#include "tests/support/temp_dir.h"
+#include "tests/support/shared_dir.h"
 
 namespace lockstep::tests {
 namespace {
@@ -25,21 +25,6 @@ using checkpoint::Parts;
 using checkpoint::SavedCheckpoint;
 using checkpoint::value_of;
 using testing::HasSubstr;
-
-// One folder for all ranks, gone when all have done with it.
-class SharedDir {
- public:
-  SharedDir() {
-    if (world().rank() == 0) dir_.emplace();
-    path_ = world().broadcast_bytes(dir_ ? dir_->path() : "", 0);
-  }
-  ~SharedDir() { world().barrier(); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::optional<TempDir> dir_;
-  std::string path_;
-};
 
 // The model from rank 0, and from each rank what is its own.
 Parts parts_of(std::int64_t step) {
