@@ -105,9 +105,9 @@ def on_a_terminal(command, site=""):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--program", required=True)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--width", type=int, default=832)
     args = parser.parse_args()
     python, site = python_path()
     root = tempfile.mkdtemp(prefix="lockstep-bench-trainer-")

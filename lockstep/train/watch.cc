@@ -14,6 +14,8 @@
 namespace lockstep::train {
 namespace {
 
+constexpr std::int64_t kTakeInEveryNs = 50'000'000;
+
 LoggerOptions logger_options(const TrainerOptions& options, const WatchPlan& plan) {
   const bool files = !plan.folder.empty();
   LoggerOptions logs{.directory = plan.folder, .csv = files && options.csv, .json_lines = files && options.json_lines, .tensorboard = files && options.tensorboard, .on_disk_error = options.on_disk_error};
@@ -64,14 +66,27 @@ std::uint64_t Watch::device_bytes() const {
 }
 
 void Watch::step(std::int64_t step, std::int64_t samples, const NamedValues& shown) {
-  const StepTimes& times = timer_.end_step();
-  throughput_.add(times, samples * world_.size());
-  if (recorder_) recorder_->add(step, times, device_bytes());
+  Ended& ended = ended_[num_ended_++];
+  ended.step = step;
+  ended.samples = samples;
+  ended.times = timer_.end_step();  // into the memory of one before
+  // Short steps are gone through together: the kernels of a step take the caches, and what is touched once a step is fetched from memory each time.
+  if (num_ended_ == ended_.size() || ended.times.end_ns - ended_.front().times.begin_ns >= kTakeInEveryNs) take_in();
   if (progress_) progress_->step(shown);
+}
+
+void Watch::take_in() {
+  const std::uint64_t bytes = recorder_ ? device_bytes() : 0;
+  for (std::size_t i = 0; i < num_ended_; ++i) {
+    throughput_.add(ended_[i].times, ended_[i].samples * world_.size());
+    if (recorder_) recorder_->add(ended_[i].step, ended_[i].times, bytes);
+  }
+  num_ended_ = 0;
 }
 
 void Watch::values(std::int64_t step, const NamedValues& means, const NamedValues& rates) {
   if (!loggers_.active()) return;
+  take_in();
   NamedValues all = renamed(means, "train/");
   for (const auto& [name, value] : rates) all.emplace_back("train/" + name, value);
   for (auto& value : throughput_.values()) all.push_back(std::move(value));
@@ -84,6 +99,7 @@ void Watch::validated(std::int64_t step, const NamedValues& means) {
 
 void Watch::end(std::int64_t steps, const std::string& how_it_ended) {
   if (!recorder_) return loggers_.flush();
+  take_in();
   const std::vector<RankRecord> records = gather_records(world_, recorder_->record());
   if (world_.rank() != 0) return;
   try {

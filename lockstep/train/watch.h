@@ -1,6 +1,8 @@
 // What people look at: the line, the files of values, the report and the trace of a training.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -45,17 +47,25 @@ class Watch {
   void end(std::int64_t steps, const std::string& how_it_ended);
 
  private:
+  struct Ended {
+    std::int64_t step = 0, samples = 0;
+    StepTimes times;
+  };
+
   std::uint64_t device_bytes() const;
+  void take_in();
 
   comm::Group world_;
   const TrainerOptions options_;
   const WatchPlan plan_;
   PhaseTimer timer_;
+  std::array<Ended, 16> ended_;  // the first num_ended_: steps that the next two have not seen yet
+  std::size_t num_ended_ = 0;
   Throughput throughput_;
+  std::optional<RankRecorder> recorder_;
   Loggers loggers_;
   const CurveLogger* curves_ = nullptr;  // one of them
   std::optional<Progress> progress_;
-  std::optional<RankRecorder> recorder_;
 };
 
 }  // namespace lockstep::train

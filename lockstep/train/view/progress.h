@@ -39,7 +39,7 @@ struct ProgressOptions {
   std::int64_t steps_per_epoch = 1;
   std::int64_t steps_done = 0;        ///< before, by a run that this one goes on from
   std::int64_t samples_per_step = 0;  ///< of all ranks together; 0: steps/s is shown instead of samples/s
-  std::chrono::milliseconds redraw_every{100};             ///< on a terminal
+  std::chrono::milliseconds redraw_every{200};             ///< on a terminal
   std::chrono::milliseconds line_every{10000};             ///< where stdout is no terminal
   bool stays = true;                  ///< the last line of an epoch; else it goes, and without a terminal it is one like others
 };

@@ -144,7 +144,7 @@ TEST(Progress, RefusesOptionsThatMakeNoSense) {
   const auto refused = [](const ProgressOptions& options) { return tests::message_of<base::UsageError>([&] { Progress(0, options); }); };
   EXPECT_EQ(refused({.steps_per_epoch = 0}), "ProgressOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
   EXPECT_EQ(refused({.steps_done = -1}), "ProgressOptions: steps_done is -1, samples_per_step 0; allowed is 0 or more");
-  EXPECT_EQ(refused({.line_every = std::chrono::milliseconds(-5)}), "ProgressOptions: redraw_every is 100 ms, line_every -5 ms; allowed is 0 or more");
+  EXPECT_EQ(refused({.line_every = std::chrono::milliseconds(-5)}), "ProgressOptions: redraw_every is 200 ms, line_every -5 ms; allowed is 0 or more");
 }
 
 }  // namespace
