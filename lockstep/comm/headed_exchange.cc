@@ -6,8 +6,10 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/base/rank_page.h"
 #include "lockstep/comm/sparse_sum.h"
 
@@ -103,7 +105,8 @@ void HeadedExchange::look_for_stragglers(const std::vector<ExchangeHeader>& head
   const auto found = stragglers_.add(work);
   if (!found) return;
   const int rank = channel_->members()[static_cast<std::size_t>(found->rank)];
-  base::log_warning(describe(*found, rank, base::RankPage::process().step()));
+  const auto generation = base::parse_int(base::Env::process().lockstep_generation.value_or("0"));
+  base::log_warning(describe(*found, rank, static_cast<int>(generation.value_or(0)), base::RankPage::process().step()));
 }
 
 void HeadedExchange::closed_well() {

@@ -37,12 +37,13 @@ std::optional<Straggler> Stragglers::add(const std::vector<std::uint32_t>& work_
   return found;
 }
 
-std::string describe(const Straggler& straggler, int rank, std::int64_t step) {
+std::string describe(const Straggler& straggler, int rank, int generation, std::int64_t step) {
   char detail[160];
   std::snprintf(detail, sizeof detail, "it takes %.1f times as long as the median of the ranks, who wait for it %.0f %% of the time", straggler.times,
                 straggler.share * 100);
   return job::to_warning({.cause = base::Cause::kStraggler,
                           .rank = rank,
+                          .gen = generation,
                           .step = step,
                           .detail = detail,
                           .hint = "other work on its cores, a slower machine, or larger batches there; nothing is ended"});

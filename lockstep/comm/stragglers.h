@@ -28,6 +28,6 @@ class Stragglers {
 };
 
 /// A WARN line without "WARN": docs/04.
-std::string describe(const Straggler& straggler, int rank, std::int64_t step);
+std::string describe(const Straggler& straggler, int rank, int generation, std::int64_t step);
 
 }  // namespace lockstep::comm

@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/train/gather_records.h"
+#include "lockstep/train/view/csv_logger.h"
 #include "lockstep/train/view/report.h"
 #include "lockstep/train/view/trace.h"
 
@@ -49,6 +50,8 @@ Watch::Watch(comm::Group world, const TrainerOptions& options, const WatchPlan& 
   const bool files = !plan_.folder.empty();
   if (files && options_.report) {
     auto curves = std::make_unique<CurveLogger>();
+    if (plan_.goes_on && options_.csv && world_.rank() == 0)
+      read_csv(plan_.folder + "/metrics.csv", plan_.step + 1, [&](const Moment& at, const NamedValues& values) { curves->scalars(at, values); });
     curves_ = curves.get();
     loggers_.add(std::move(curves));
   }

@@ -407,6 +407,9 @@ TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   std::ifstream report(folder + "/report.html");
   const std::string page(std::istreambuf_iterator<char>(report), {});
   EXPECT_THAT(page, HasSubstr("went on from step"));
+  // The first drawing is the loss's, with a point a step, and those of the run before.
+  const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
+  EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1, second.result.steps);
   EXPECT_TRUE(std::filesystem::exists(folder + "/trace.json"));
   EXPECT_TRUE(std::filesystem::exists(folder + "/metrics.jsonl"));
   world().barrier();

@@ -1,7 +1,9 @@
 #include "lockstep/train/view/csv_logger.h"
 
 #include <algorithm>
-#include <string_view>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
@@ -16,6 +18,14 @@ std::string csv_field(std::string text) {
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
   return quoted + "\"";
+}
+
+/// What append_number() has written.
+std::optional<double> number_of(const std::string& field) {
+  double number = 0;
+  const char* const end = field.data() + field.size();
+  const auto read = std::from_chars(field.data(), end, number);
+  return !field.empty() && read.ec == std::errc() && read.ptr == end ? std::optional(number) : std::nullopt;
 }
 
 std::string csv_line(const std::vector<std::string>& names) {
@@ -36,6 +46,23 @@ std::vector<std::string> csv_fields(std::string_view line) {
     else fields.back() += line[i];
   }
   return fields;
+}
+
+void read_csv(const std::string& path, std::int64_t end, const std::function<void(const Moment& at, const NamedValues& values)>& take) {
+  std::ifstream file(path);
+  if (!file && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
+  std::string line;
+  std::getline(file, line);
+  const std::vector<std::string> columns = csv_fields(line);
+  while (std::getline(file, line) && !file.eof()) {  // a last line without its end is half a row
+    const std::vector<std::string> row = csv_fields(line);
+    const auto step = base::parse_int(row[0]);
+    if (!step || *step >= end || row.size() != columns.size() || row.size() < 2) continue;
+    NamedValues values;
+    for (std::size_t i = 2; i < row.size(); ++i)
+      if (const auto number = number_of(row[i])) values.emplace_back(columns[i], *number);
+    if (!values.empty()) take({*step, number_of(row[1]).value_or(0)}, values);
+  }
 }
 
 void CsvLogger::take_over() {

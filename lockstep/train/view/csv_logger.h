@@ -1,7 +1,10 @@
 // Numbers as a table: a line a call, a column a name.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -34,6 +37,9 @@ class CsvLogger final : public Logger {
   std::unordered_map<std::string, std::size_t> places_;  // of names in columns_
   std::vector<std::string> row_;
 };
+
+/// The numbers that such a table has of steps before `end`, line by line. No file is none; a line that is no such row is passed over. Throws SystemError when it cannot be read.
+void read_csv(const std::string& path, std::int64_t end, const std::function<void(const Moment& at, const NamedValues& values)>& take);
 
 /// The fields of one line, without its \n; "a ""b""" is a "b". Pure.
 std::vector<std::string> csv_fields(std::string_view line);

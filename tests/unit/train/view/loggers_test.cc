@@ -106,6 +106,29 @@ TEST(Csv, FieldsAreReadAsTheyWereWritten) {
   EXPECT_THAT(csv_fields(""), ElementsAre(""));
 }
 
+TEST(Csv, NumbersAreReadAsTheyWereWritten) {
+  const TempDir folder;
+  const auto read = [&](std::int64_t end) {
+    std::string text;
+    read_csv(folder / "m.csv", end, [&](const Moment& when, const NamedValues& values) {
+      text += std::to_string(when.step) + "@" + std::to_string(when.seconds);
+      for (const auto& [name, value] : values) text += " " + name + "=" + std::to_string(value);
+      text += "\n";
+    });
+    return text;
+  };
+  EXPECT_EQ(read(100), "");  // there is no file
+  CsvLogger csv(folder / "m.csv", {});
+  csv.scalars(at(1), {{"loss", 0.1}});
+  csv.scalars(at(2), {{"val,\"x\"", HUGE_VAL}});
+  csv.scalars(at(3), {{"loss", std::numeric_limits<double>::quiet_NaN()}, {"val,\"x\"", -2e-9 * 1e9}});
+  csv.flush();
+  EXPECT_EQ(read(100), "1@1700000000.250000 loss=0.100000\n2@1700000000.250000 val,\"x\"=inf\n3@1700000000.250000 loss=nan val,\"x\"=-2.000000\n");
+  EXPECT_EQ(read(2), "1@1700000000.250000 loss=0.100000\n");
+  folder.write("m.csv", "step,time,loss\n\n1,2,3,4\nx,2,3\n4,,5\n6,7,8");
+  EXPECT_EQ(read(100), "4@0.000000 loss=5.000000\n");
+}
+
 TEST(Json, LeavesOutStepsThatComeAgain) {
   const TempDir folder;
   folder.write("m.jsonl", "{\"step\":5}\n{\"step\":6}\nno json\n{\"step\":7}\n{\"step\":8");
