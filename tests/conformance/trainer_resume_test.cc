@@ -410,7 +410,9 @@ TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   // The first drawing is the loss's, with a point a step, and those of the run before.
   const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
   EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1, second.result.steps);
-  EXPECT_TRUE(std::filesystem::exists(folder + "/trace.json"));
+  std::ifstream trace(folder + "/trace.json");
+  const std::string events(std::istreambuf_iterator<char>(trace), {});
+  for (std::int64_t step = first.result.steps + 1; step <= second.result.steps; ++step) EXPECT_THAT(events, HasSubstr("\"step " + std::to_string(step) + "\"")) << "of " << second.result.steps;
   EXPECT_TRUE(std::filesystem::exists(folder + "/metrics.jsonl"));
   world().barrier();
 }
