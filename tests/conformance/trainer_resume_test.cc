@@ -260,16 +260,17 @@ struct DiskIsFull : Callback {
   }
 };
 
-FitResult run_with_a_full_disk(Net& net, TrainerOptions options) {
+FitResult run_with_a_full_disk(Net& net, TrainerOptions options, const std::shared_ptr<Callback>& besides = nullptr) {
   options.progress_bar = options.model_summary = false;
-  options.save_every_n_steps = 4;
-  options.max_epochs = 1;
+  if (options.save_every_n_steps == 0) options.save_every_n_steps = 4;
+  if (options.max_epochs < 0) options.max_epochs = 1;
   options.csv = options.tensorboard = false;  // what fails is the checkpoint
   torch::manual_seed(1);
   net = Net(sgd());
   torch::manual_seed(10 + static_cast<std::uint64_t>(world().rank()));
   Trainer trainer(options);
   trainer.add(std::make_shared<DiskIsFull>());
+  if (besides) trainer.add(besides);
   struct End {
     ~End() { end_file_operations(); }
   } end;
@@ -309,13 +310,20 @@ TEST(ResumeFailures, ATrainingStopsWhenTheDiskIsFullBehindItsBack) {
   std::optional<TempDir> dir;
   if (world().rank() == 0) dir.emplace();
   const std::string folder = world().broadcast_bytes(dir ? dir->path() : "", 0);
+  struct Count : Callback {
+    void on_step(Fit& fit) override { steps = fit.step(); }
+    std::int64_t steps = 0;
+  };
+  const auto count = std::make_shared<Count>();
   Net net(nullptr);
   try {
-    run_with_a_full_disk(net, {.folder = folder, .name = "full", .on_disk_error = OnDiskError::kStop});
+    run_with_a_full_disk(net, {.max_epochs = 10000, .folder = folder, .name = "full", .save_every_n_steps = 300, .save_every_n_epochs = 0, .on_disk_error = OnDiskError::kStop}, count);
     FAIL();
   } catch (const base::Error& error) {
     EXPECT_EQ(error.cause(), base::Cause::kSaveFailed) << error.what();
   }
+  EXPECT_GE(count->steps, 300);
+  EXPECT_LT(count->steps, 600) << "it was looked at by the next save only";
 }
 
 TEST(Resume, TheBestWeightsAreKept) {
@@ -386,6 +394,18 @@ TEST(Resume, ANumberThatIsNoneIsToldWithItsPlace) {
   }
 }
 
+/// The steps of a table of values, line by line.
+std::vector<std::int64_t> steps_in(const std::string& table) {
+  std::vector<std::int64_t> steps;
+  for (std::size_t at = table.find('\n') + 1; at < table.size(); at = table.find('\n', at) + 1) steps.push_back(std::stoll(table.substr(at)));
+  return steps;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   const SharedDir dir;
   const TrainerOptions options{.max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
@@ -396,24 +416,57 @@ TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   world().barrier();
   if (world().rank() != 0) return world().barrier();
   const std::string folder = dir.path() + "/net";
-  std::ifstream table(folder + "/metrics.csv");
-  const std::string text(std::istreambuf_iterator<char>(table), {});
+  const std::string text = text_of(folder + "/metrics.csv");
   for (const char* column : {"train/loss", "train/lr", "val/loss", "val/near", "throughput/steps_per_second", "time/backward"}) EXPECT_THAT(text.substr(0, text.find('\n')), HasSubstr(column));
-  std::vector<std::int64_t> steps;
-  for (std::size_t at = text.find('\n') + 1; at < text.size(); at = text.find('\n', at) + 1) steps.push_back(std::stoll(text.substr(at)));
-  std::vector<std::int64_t> different = steps;
+  std::vector<std::int64_t> different = steps_in(text);
   different.erase(std::unique(different.begin(), different.end()), different.end());
   for (std::int64_t step = 1; step <= second.result.steps; ++step) EXPECT_EQ(std::count(different.begin(), different.end(), step), 1) << step << " in\n" << text;
-  std::ifstream report(folder + "/report.html");
-  const std::string page(std::istreambuf_iterator<char>(report), {});
+  const std::string page = text_of(folder + "/report.html");
   EXPECT_THAT(page, HasSubstr("went on from step"));
   // The first drawing is the loss's, with a point a step, and those of the run before.
   const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
   EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1, second.result.steps);
-  std::ifstream trace(folder + "/trace.json");
-  const std::string events(std::istreambuf_iterator<char>(trace), {});
-  for (std::int64_t step = first.result.steps + 1; step <= second.result.steps; ++step) EXPECT_THAT(events, HasSubstr("\"step " + std::to_string(step) + "\"")) << "of " << second.result.steps;
+  EXPECT_TRUE(std::filesystem::exists(folder + "/trace.json"));
   EXPECT_TRUE(std::filesystem::exists(folder + "/metrics.jsonl"));
+  world().barrier();
+}
+
+TEST(Resume, ValuesOfStepsThatComeAgainAreTakenBack) {
+  struct Failing : NetImpl {
+    using NetImpl::NetImpl;
+    at::Tensor training_step(Example& batch, StepLog& log) {
+      if (fails && log.step == 3) throw std::invalid_argument("no such word");
+      return loss(batch);
+    }
+    bool fails = false;
+  };
+  const SharedDir dir;
+  const auto fit = [&](bool fails) {
+    auto net = std::make_shared<Failing>(sgd());
+    net->fails = fails;
+    TrainerOptions options{.max_epochs = 1, .folder = dir.path(), .name = "net", .save_every_n_steps = 2, .log_every_n_steps = 1, .progress_bar = false, .model_summary = false};
+    if (!fails) options.resume = "auto";
+    return Trainer(options).fit(net, loader_of());
+  };
+  EXPECT_THROW(fit(true), StepError);
+  world().barrier();
+  const std::string table = dir.path() + "/net/metrics.csv";
+  EXPECT_THAT(steps_in(text_of(table)), ElementsAre(1, 2, 3));
+  world().barrier();
+  const FitResult result = fit(false);
+  world().barrier();
+  std::vector<std::int64_t> expected;
+  for (std::int64_t step = 1; step <= result.steps; ++step) expected.push_back(step);
+  EXPECT_EQ(steps_in(text_of(table)), expected) << text_of(table);
+  world().barrier();
+}
+
+TEST(Resume, TheTraceHasTheNewestSteps) {
+  const SharedDir dir;
+  const Ran ran = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "net", .trace = true}, -1);
+  world().barrier();
+  const std::string trace = text_of(dir.path() + "/net/trace.json");
+  for (std::int64_t step = 1; step <= ran.result.steps; ++step) EXPECT_THAT(trace, HasSubstr("\"step " + std::to_string(step) + "\""));
   world().barrier();
 }
 
