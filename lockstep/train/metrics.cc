@@ -11,6 +11,16 @@
 
 namespace lockstep::train {
 
+namespace {
+
+/// Of one element. item() goes through the dispatcher: some microseconds a step when kernels have taken the caches.
+double value_of(const at::Tensor& mean) {
+  const bool as_it_lies = mean.scalar_type() == at::kFloat && mean.layout() == at::kStrided && !mean.is_neg() && !mean._is_zerotensor();
+  return as_it_lies ? static_cast<double>(*mean.const_data_ptr<float>()) : mean.item<double>();
+}
+
+}  // namespace
+
 Metrics::Kept& Metrics::kept(const std::string& name, double count) {
   if (name.empty() || name.find('\n') != std::string::npos) throw base::UsageError("Metrics: the name \"" + name + "\" is empty or has a line break; allowed are names of one line");
   if (!(count > 0)) throw base::UsageError("Metrics: " + name + " has the count " + std::to_string(count) + "; allowed is more than 0");
@@ -20,8 +30,7 @@ Metrics::Kept& Metrics::kept(const std::string& name, double count) {
 void Metrics::add(const std::string& name, const at::Tensor& mean, double count) {
   if (!mean.defined() || mean.numel() != 1)
     throw base::UsageError("Metrics: " + name + " is " + (mean.defined() ? "a tensor of " + std::to_string(mean.numel()) + " elements" : "an undefined tensor") + "; allowed is one element, the mean over samples");
-  // item() goes through the dispatcher: some microseconds a step when kernels have taken the caches.
-  if (mean.is_cpu()) return add(name, mean.scalar_type() == at::kFloat ? static_cast<double>(*mean.const_data_ptr<float>()) : mean.item<double>(), count);
+  if (mean.is_cpu()) return add(name, value_of(mean), count);
   Kept& entry = kept(name, count);
   const at::NoGradGuard no_grad;
   const at::Tensor value = mean.detach().reshape({}).to(at::kDouble);

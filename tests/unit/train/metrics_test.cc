@@ -31,6 +31,21 @@ TEST(Metrics, ManySmallValuesAreAddedInDoublePrecision) {
   EXPECT_NEAR(metrics.sums().at("x").sum, 100000 * static_cast<double>(0.1F), 1e-6);
 }
 
+// What lies in memory is not always the value.
+TEST(Metrics, HaveTheValuesOfViews) {
+  Metrics metrics;
+  const at::Tensor numbers = torch::tensor({1.0F, 2.0F, 3.0F});
+  metrics.add("third", numbers[2]);
+  metrics.add("negative", torch::imag(torch::complex(numbers, numbers).conj())[1]);
+  metrics.add("sparse", torch::sparse_coo_tensor(torch::zeros({1, 1}, torch::kLong), torch::tensor({4.0F}), {1}));
+  metrics.add("half", torch::tensor(0.5F).to(torch::kBFloat16));
+  const auto sums = metrics.sums();
+  EXPECT_EQ(sums.at("third").sum, 3);
+  EXPECT_EQ(sums.at("negative").sum, -2);
+  EXPECT_EQ(sums.at("sparse").sum, 4);
+  EXPECT_EQ(sums.at("half").sum, 0.5);
+}
+
 TEST(Metrics, KeepNoGraph) {
   Metrics metrics;
   const auto weight = torch::ones({}, torch::requires_grad());
