@@ -5,9 +5,7 @@
 #include <cerrno>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -21,6 +19,7 @@
 #include "tests/conformance/ddp_models.h"
 #include "tests/support/faulty_files.h"
 #include "tests/support/shared_dir.h"
+#include "tests/support/temp_dir.h"
 
 namespace lockstep::tests {
 namespace {
@@ -401,11 +400,6 @@ std::vector<std::int64_t> steps_in(const std::string& table) {
   return steps;
 }
 
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   const SharedDir dir;
   const TrainerOptions options{.max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
@@ -416,12 +410,12 @@ TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   world().barrier();
   if (world().rank() != 0) return world().barrier();
   const std::string folder = dir.path() + "/net";
-  const std::string text = text_of(folder + "/metrics.csv");
+  const std::string text = read_file(folder + "/metrics.csv");
   for (const char* column : {"train/loss", "train/lr", "val/loss", "val/near", "throughput/steps_per_second", "time/backward"}) EXPECT_THAT(text.substr(0, text.find('\n')), HasSubstr(column));
   std::vector<std::int64_t> different = steps_in(text);
   different.erase(std::unique(different.begin(), different.end()), different.end());
   for (std::int64_t step = 1; step <= second.result.steps; ++step) EXPECT_EQ(std::count(different.begin(), different.end(), step), 1) << step << " in\n" << text;
-  const std::string page = text_of(folder + "/report.html");
+  const std::string page = read_file(folder + "/report.html");
   EXPECT_THAT(page, HasSubstr("went on from step"));
   // The first drawing is the loss's, with a point a step, and those of the run before.
   const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
@@ -451,13 +445,13 @@ TEST(Resume, ValuesOfStepsThatComeAgainAreTakenBack) {
   EXPECT_THROW(fit(true), StepError);
   world().barrier();
   const std::string table = dir.path() + "/net/metrics.csv";
-  EXPECT_THAT(steps_in(text_of(table)), ElementsAre(1, 2, 3));
+  EXPECT_THAT(steps_in(read_file(table)), ElementsAre(1, 2, 3));
   world().barrier();
   const FitResult result = fit(false);
   world().barrier();
   std::vector<std::int64_t> expected;
   for (std::int64_t step = 1; step <= result.steps; ++step) expected.push_back(step);
-  EXPECT_EQ(steps_in(text_of(table)), expected) << text_of(table);
+  EXPECT_EQ(steps_in(read_file(table)), expected) << read_file(table);
   world().barrier();
 }
 
@@ -465,7 +459,7 @@ TEST(Resume, TheTraceHasTheNewestStepsOfAllRanks) {
   const SharedDir dir;
   const Ran ran = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "net", .trace = true}, -1);
   world().barrier();
-  const std::string trace = text_of(dir.path() + "/net/trace.json");
+  const std::string trace = read_file(dir.path() + "/net/trace.json");
   for (std::int64_t step = 1; step <= ran.result.steps; ++step) {
     const std::string name = "\"step " + std::to_string(step) + "\"";
     int count = 0;
