@@ -1,0 +1,70 @@
+"""Every bug in tests/mutations still fits the code, so that scripts/mutate.py can put it back."""
+
+import os
+import sys
+
+from source_tree import Finding
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../../scripts"))
+
+import mutate  # noqa: E402
+
+FOLDER = "tests/mutations/"
+
+
+def check(tree):
+    for path in tree.paths("tests", ends=(".toml",)):
+        if not path.startswith(FOLDER):
+            continue
+        try:
+            mutations = mutate.parse(tree.text(path))
+        except ValueError as error:
+            yield Finding(path, 1, str(error))
+            continue
+        lines = tree.lines(path)
+        for mutation in mutations:
+            line = next(number for number, text in enumerate(lines, start=1) if text.split(" #")[0] == f"[{mutation.name}]")
+            if mutation.file not in tree:
+                yield Finding(path, line, f"{mutation.file} does not exist")
+                continue
+            try:
+                mutation.applied_to(tree.text(mutation.file))
+            except ValueError as error:
+                yield Finding(path, line, str(error))
+
+
+CODE = """int twice(int x) { return x +  // a comment
+                        x; }
+int thrice(int x) { return x + x + x; }
+struct Outer {
+  explicit Outer(int x) : x_{x} { use("a"
+                                      "b"); }
+  int get() const { return x_; }
+  int x_;
+};
+enum class Color { kRed, kBlue };
+int Outer::other() const { return x_; }
+"""
+
+
+def table(name, mark, **keys):
+    keys = {"bug": "b", "file": "lockstep/base/a.cc", "new": "0", "targets": [], "tests": "t", **keys}
+    return f"[{name}]{mark}\n" + "".join(f"{key} = {value!r}\n" for key, value in keys.items())
+
+
+SAMPLE = {
+    "lockstep/base/a.cc": CODE,
+    "tests/mutations/base.toml": "".join([
+        table("fits", "", function="twice", old="x+x"),
+        table("twice_there", " # @flag", function="thrice", old="x +"),
+        table("not_there", " # @flag", function="twice", old="y"),
+        table("no_such_function", " # @flag", function="four_times", old="x"),
+        table("no_such_file", " # @flag", file="lockstep/base/b.cc", old="x"),
+        table("a_whole_string_over_two_lines", "", function="Outer::Outer", old='use("ab")'),
+        "[a_part_of_a_string]\nin_string = true\n" + table("x", "", old="ab").split("\n", 1)[1],
+        table("inside_a_class", "", function="Outer::get", old="x_"),
+        table("outside_its_class", "", function="Outer::other", old="x_"),
+        table("an_enum", "", function="Color", old="kBlue"),
+    ]),
+    "tests/mutations/broken.toml": "[a] # @flag\nbug = 'x'\n",
+}
