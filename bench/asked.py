@@ -17,7 +17,9 @@ def find(lines, impl, **wanted):
     """The line of an implementation, or of the first version of it; None when it was not measured."""
     for line in lines:
         name = line.get("impl", "")
-        if re.fullmatch(re.escape(impl) + r"([-.][\d.]+)?", name) and all(line.get(key) == value for key, value in wanted.items()):
+        if re.fullmatch(re.escape(impl) + r"([-.][\d.]+)?", name) and all(
+            line.get(key) == value for key, value in wanted.items()
+        ):
             return line
     return None
 
@@ -50,17 +52,52 @@ def rows(lines):
     for size, name in ((1 << 20, "1M"), (64 << 10, "64K")):
         yield f"{name}: the best peer takes", best_peer(lines, "lockstep", **reduce, bytes=size), ">=", 4
     yield "4K: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **reduce, bytes=4096)), "<=", 0.7
-    yield "8 bytes: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **reduce, bytes=8)), "<=", 1.5
-    yield "4K, 4 ranks: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **four, bytes=4096)), "<=", 0.7
+    yield (
+        "8 bytes: of Open MPI 4.1's time",
+        inverse(times(lines, "lockstep", "openmpi-4", **reduce, bytes=8)),
+        "<=",
+        1.5,
+    )
+    yield (
+        "4K, 4 ranks: of Open MPI 4.1's time",
+        inverse(times(lines, "lockstep", "openmpi-4", **four, bytes=4096)),
+        "<=",
+        0.7,
+    )
     for model, (fused, plain, ddp) in STEPS.items():
         step = {"what": "step", "model": model, "optimizer": "sgd"}
-        yield f"step {model}, fused: of unsynchronised ranks' time", times(lines, "unsynchronised-tuned", FUSED, **step), "<=", fused
-        yield f"step {model}, torch's SGD: of unsynchronised ranks' time", times(lines, "unsynchronised-tuned", OWN, **step), "<=", plain
-        yield f"step {model}: PyTorch's DDP takes, of the fused step's time", times(lines, FUSED, DDP, **step), ">=", ddp
+        yield (
+            f"step {model}, fused: of unsynchronised ranks' time",
+            times(lines, "unsynchronised-tuned", FUSED, **step),
+            "<=",
+            fused,
+        )
+        yield (
+            f"step {model}, torch's SGD: of unsynchronised ranks' time",
+            times(lines, "unsynchronised-tuned", OWN, **step),
+            "<=",
+            plain,
+        )
+        yield (
+            f"step {model}: PyTorch's DDP takes, of the fused step's time",
+            times(lines, FUSED, DDP, **step),
+            ">=",
+            ddp,
+        )
     step = {"what": "step", "model": "mlp-50m", "optimizer": "adamw"}
-    yield "step mlp-50m, AdamW fused: of unsynchronised ranks' time", times(lines, "unsynchronised-tuned", FUSED, **step), "<=", 0.45
+    yield (
+        "step mlp-50m, AdamW fused: of unsynchronised ranks' time",
+        times(lines, "unsynchronised-tuned", FUSED, **step),
+        "<=",
+        0.45,
+    )
     yield "memory of 4 ranks, AdamW fused: of PyTorch's DDP's", times(lines, DDP, FUSED, what="memory"), "<=", 0.5
-    yield "arena: forward and backward beside malloc", inverse(times(lines, "arena", "malloc", what="backward")), "<=", 0.6
+    yield (
+        "arena: forward and backward beside malloc",
+        inverse(times(lines, "arena", "malloc", what="backward")),
+        "<=",
+        0.6,
+    )
     growth = {line["impl"]: line["ratio"] for line in lines if line["what"] == "arena_growth"}
     yield "arena: high water beside most in use, 2000 steps", growth.get("high water after 2000 steps"), "<=", 1.15
     late, early = growth.get("high water after 2000 steps"), growth.get("high water after 200 steps")

@@ -1,4 +1,5 @@
-// One step of training on two cores, three ways: a process on its own, DataParallel on two replicas, DistributedDataParallel on two ranks.
+// One step of training on two cores, three ways: a process on its own, DataParallel on two replicas,
+// DistributedDataParallel on two ranks.
 //   lockstep run -n 2 --bind none -- bench_data_parallel
 // The ways take turns in one run. While rank 0 is alone, rank 1 sleeps. docs/12 shows the table.
 #include <lockstep/lockstep.h>
@@ -22,9 +23,11 @@ struct CnnImpl : torch::nn::Cloneable<CnnImpl> {
   CnnImpl() { CnnImpl::reset(); }
   void reset() override {
     using Conv = torch::nn::Conv2dOptions;
-    body = register_module("body", torch::nn::Sequential(torch::nn::Conv2d(Conv(3, 32, 3).padding(1)), torch::nn::BatchNorm2d(32), torch::nn::ReLU(),
-                                                         torch::nn::MaxPool2d(2), torch::nn::Conv2d(Conv(32, 64, 3).padding(1)), torch::nn::BatchNorm2d(64),
-                                                         torch::nn::ReLU(), torch::nn::MaxPool2d(2), torch::nn::Flatten(), torch::nn::Linear(64 * 64, 10)));
+    body = register_module(
+        "body", torch::nn::Sequential(
+                    torch::nn::Conv2d(Conv(3, 32, 3).padding(1)), torch::nn::BatchNorm2d(32), torch::nn::ReLU(),
+                    torch::nn::MaxPool2d(2), torch::nn::Conv2d(Conv(32, 64, 3).padding(1)), torch::nn::BatchNorm2d(64),
+                    torch::nn::ReLU(), torch::nn::MaxPool2d(2), torch::nn::Flatten(), torch::nn::Linear(64 * 64, 10)));
   }
   at::Tensor forward(const at::Tensor& x) { return body->forward(x.view({-1, 3, 32, 32})); }
   torch::nn::Sequential body{nullptr};
@@ -34,8 +37,9 @@ TORCH_MODULE(Cnn);
 struct MlpImpl : torch::nn::Cloneable<MlpImpl> {
   MlpImpl() { MlpImpl::reset(); }
   void reset() override {
-    body = register_module("body", torch::nn::Sequential(torch::nn::Linear(3072, 1024), torch::nn::ReLU(), torch::nn::Linear(1024, 1024), torch::nn::ReLU(),
-                                                         torch::nn::Linear(1024, 10)));
+    body = register_module(
+        "body", torch::nn::Sequential(torch::nn::Linear(3072, 1024), torch::nn::ReLU(), torch::nn::Linear(1024, 1024),
+                                      torch::nn::ReLU(), torch::nn::Linear(1024, 10)));
   }
   at::Tensor forward(const at::Tensor& x) { return body->forward(x); }
   torch::nn::Sequential body{nullptr};
@@ -92,14 +96,17 @@ void measure(const std::string& name, bool has_batch_norm, lockstep::Group& worl
   if (has_batch_norm) lockstep::convert_sync_batch_norm(synced, world);
   lockstep::DistributedDataParallel ddp(together, world), synced_ddp(synced, world);
   lockstep::nn::DataParallel replicas(parallel, {.devices = {at::kCPU, at::kCPU}});
-  torch::optim::SGD of_together(together->parameters(), 1e-3), of_synced(synced->parameters(), 1e-3), of_single(single->parameters(), 1e-3),
-      of_parallel(parallel->parameters(), 1e-3);
+  torch::optim::SGD of_together(together->parameters(), 1e-3), of_synced(synced->parameters(), 1e-3),
+      of_single(single->parameters(), 1e-3), of_parallel(parallel->parameters(), 1e-3);
   std::map<std::string, Times> times;
   std::vector<double> clone_ms;
   for (int turn = 0; turn < kTurns; ++turn) {
     world.barrier();
-    take_turn([&](const at::Tensor& x) { return together->forward(x); }, of_together, kBatch / world.size(), times["DDP"]);
-    if (has_batch_norm) take_turn([&](const at::Tensor& x) { return synced->forward(x); }, of_synced, kBatch / world.size(), times["DDP, batch norm synced"]);
+    take_turn([&](const at::Tensor& x) { return together->forward(x); }, of_together, kBatch / world.size(),
+              times["DDP"]);
+    if (has_batch_norm)
+      take_turn([&](const at::Tensor& x) { return synced->forward(x); }, of_synced, kBatch / world.size(),
+                times["DDP, batch norm synced"]);
     alone(world, done, [&] {
       const auto quiet = ddp.no_sync(), quiet_too = synced_ddp.no_sync();  // these backward() are this rank's own
       take_turn([&](const at::Tensor& x) { return single->forward(x); }, of_single, kBatch, times["one process"]);
@@ -110,16 +117,20 @@ void measure(const std::string& name, bool has_batch_norm, lockstep::Group& worl
     });
   }
   if (world.rank() != 0) return;
-  std::cout << name << ", batch " << kBatch << ", medians of " << kTurns * kSteps << " steps in ms\n" << std::fixed << std::setprecision(2);
+  std::cout << name << ", batch " << kBatch << ", medians of " << kTurns * kSteps << " steps in ms\n"
+            << std::fixed << std::setprecision(2);
   for (const auto& [way, taken] : times)
-    std::cout << "  " << std::left << std::setw(26) << way << "forward " << median(taken.forward_ms) << "  step " << median(taken.step_ms) << '\n';
-  std::cout << "  one clone() of the module " << median(clone_ms) << '\n' << lockstep::nn::use_table(replicas.use()) << std::endl;
+    std::cout << "  " << std::left << std::setw(26) << way << "forward " << median(taken.forward_ms) << "  step "
+              << median(taken.step_ms) << '\n';
+  std::cout << "  one clone() of the module " << median(clone_ms) << '\n'
+            << lockstep::nn::use_table(replicas.use()) << std::endl;
 }
 
 int run(int, char**) {
   lockstep::Group world = lockstep::init();
   at::set_num_threads(1);
-  const auto done = std::filesystem::temp_directory_path() / world.broadcast_bytes("bench_data_parallel." + std::to_string(::getpid()), 0);
+  const auto done = std::filesystem::temp_directory_path() /
+                    world.broadcast_bytes("bench_data_parallel." + std::to_string(::getpid()), 0);
   measure<Mlp>("MLP of 4.2 M parameters", false, world, done);
   measure<Cnn>("CNN of 60 thousand parameters", true, world, done);
   return 0;

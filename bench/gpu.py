@@ -8,6 +8,7 @@ of (time / time of the first) in the same round.
 Parts: step (time and peak memory), batch (the largest that fits, in fresh processes that run out of memory), ranks (two ranks on the one GPU over gloo: their losses are those of one).
 With --device cpu the same runs without a GPU; with --tiny on models that take milliseconds.
 """
+
 import argparse
 import contextlib
 import json
@@ -27,7 +28,11 @@ MODELS = {"gpt": 8, "resnet50": 64}  # samples in a step
 PRECISIONS = ["32", "bf16-mixed", "fp16-mixed"]
 LEVELS = {"O0": "32", "O1": "fp16-mixed"}
 # Name: the word for the program, and variables. PyTorch's are those of gpu_step.py.
-LOCKSTEP = {"lockstep": ("lockstep", {}), "lockstep-fused": ("lockstep-fused", {}), "lockstep-nccl": ("lockstep", {"LOCKSTEP_TRANSPORT": "nccl"})}
+LOCKSTEP = {
+    "lockstep": ("lockstep", {}),
+    "lockstep-fused": ("lockstep-fused", {}),
+    "lockstep-nccl": ("lockstep", {"LOCKSTEP_TRANSPORT": "nccl"}),
+}
 PYTORCH = ["pytorch-ddp", "pytorch-ddp-fused", "pytorch-ddp-loop", "pytorch"]
 FIRST_STEPS = 3
 # How far apart losses may be, relative to the first implementation's: those of the first step, and those after it, when optimizers round differently.
@@ -56,8 +61,14 @@ class Program:
         self.impl, self.limit_s = impl, args.timeout
         self.said = tempfile.TemporaryFile("w+")
         limit = args.memory_limit << 20
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more},
-                                        preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))) if limit else None)
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.said,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **more},
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))) if limit else None,
+        )
         try:
             self.about = self.answer()
         except BaseException:
@@ -128,16 +139,35 @@ def race(args, model, precision):
         memory = dict(first)
         names = list(programs)
         for number in range(args.rounds):
-            for impl in names[number % len(names):] + names[:number % len(names)]:
+            for impl in names[number % len(names) :] + names[: number % len(names)]:
                 memory[impl] = programs[impl].turn(1, args.steps)
                 times[impl].append(memory[impl]["ms"])
         for impl in names:
             found = apart(first[impl]["losses"], first[names[0]]["losses"])
-            rows.append(say({
-                "what": "gpu_step", "impl": impl, "model": model, "precision": precision, "batch": batch, **programs[impl].about, "ms": round(statistics.median(times[impl]), 4),
-                "min_ms": round(min(times[impl]), 4), "runs": len(times[impl]), "ratio": round(statistics.median(a / b for a, b in zip(times[impl], times[names[0]], strict=True)), 4),
-                "ratio_to": names[0], "peak_bytes": memory[impl]["peak_bytes"], "reserved_bytes": memory[impl]["reserved_bytes"], "losses": first[impl]["losses"],
-                "apart": max(found), "equal": found[0] <= APART[precision][0] and max(found) <= APART[precision][1]}))
+            rows.append(
+                say(
+                    {
+                        "what": "gpu_step",
+                        "impl": impl,
+                        "model": model,
+                        "precision": precision,
+                        "batch": batch,
+                        **programs[impl].about,
+                        "ms": round(statistics.median(times[impl]), 4),
+                        "min_ms": round(min(times[impl]), 4),
+                        "runs": len(times[impl]),
+                        "ratio": round(
+                            statistics.median(a / b for a, b in zip(times[impl], times[names[0]], strict=True)), 4
+                        ),
+                        "ratio_to": names[0],
+                        "peak_bytes": memory[impl]["peak_bytes"],
+                        "reserved_bytes": memory[impl]["reserved_bytes"],
+                        "losses": first[impl]["losses"],
+                        "apart": max(found),
+                        "equal": found[0] <= APART[precision][0] and max(found) <= APART[precision][1],
+                    }
+                )
+            )
     return rows
 
 
@@ -168,25 +198,63 @@ def largest_batch(args, model, level, impl):
                 fitting = middle
             else:
                 too_much = middle
-    return say({"what": "gpu_batch", "impl": impl, "model": model, "level": level, "precision": LEVELS[level], "device": args.device, "batch": fitting,
-                "more_than": too_much if too_much <= args.most_samples else None})
+    return say(
+        {
+            "what": "gpu_batch",
+            "impl": impl,
+            "model": model,
+            "level": level,
+            "precision": LEVELS[level],
+            "device": args.device,
+            "batch": fitting,
+            "more_than": too_much if too_much <= args.most_samples else None,
+        }
+    )
 
 
 def two_ranks(args, model, precision):
     """Half of the batch each, on the one device."""
-    words = [str(args.bin / "bench_gpu_step"), "lockstep", model, "tiny" if args.tiny else "full", precision, "4", args.device, str(args.threads), str(FIRST_STEPS)]
+    words = [
+        str(args.bin / "bench_gpu_step"),
+        "lockstep",
+        model,
+        "tiny" if args.tiny else "full",
+        precision,
+        "4",
+        args.device,
+        str(args.threads),
+        str(FIRST_STEPS),
+    ]
     run = [str(args.bin / "lockstep"), "run", "-n", "2", "--bind", "none", "--transport", "gloo", "--"]
     answers = []
     for start in ([], run):
         done = subprocess.run([*start, *words], capture_output=True, text=True, timeout=args.timeout, check=False)
-        lines = [line[line.index("{"):] for line in done.stdout.splitlines() if "{" in line]  # "[0] " stands in front
+        lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "{" in line]  # "[0] " stands in front
         if done.returncode != 0 or not lines:
-            return not_measured(args, "lockstep on two ranks" if start else "lockstep", (lines or done.stderr.strip().splitlines() or ["?"])[-1], model=model, precision=precision)
+            return not_measured(
+                args,
+                "lockstep on two ranks" if start else "lockstep",
+                (lines or done.stderr.strip().splitlines() or ["?"])[-1],
+                model=model,
+                precision=precision,
+            )
         answers.append(json.loads(lines[-1]))
     alone, both = answers
     found = apart(both["losses"], alone["losses"])
-    return say({"what": "gpu_ranks", "model": model, "precision": precision, "device": args.device, "ranks": both["ranks"], "transport": both["transport"], "losses": both["losses"],
-                "alone": alone["losses"], "apart": max(found), "equal": max(found) <= APART[precision][1]})
+    return say(
+        {
+            "what": "gpu_ranks",
+            "model": model,
+            "precision": precision,
+            "device": args.device,
+            "ranks": both["ranks"],
+            "transport": both["transport"],
+            "losses": both["losses"],
+            "alone": alone["losses"],
+            "apart": max(found),
+            "equal": max(found) <= APART[precision][1],
+        }
+    )
 
 
 def table(rows):
@@ -196,11 +264,16 @@ def table(rows):
         yield f"\n{model} ({same[0]['parameters']:,} parameters), {precision}, batch {same[0]['batch']}, {same[0].get('gpu', same[0]['device'])}, libtorch {same[0]['libtorch']}\n"
         yield f"| | median ms | least | ratio to {same[0]['ratio_to']} | peak MiB | reserved MiB | losses apart |\n|---|---|---|---|---|---|---|"
         for row in same:
-            yield (f"| {row['impl']} | {row['ms']:.2f} | {row['min_ms']:.2f} | {row['ratio']:.3f} | {row['peak_bytes'] / (1 << 20):.0f} | {row['reserved_bytes'] / (1 << 20):.0f} | "
-                   f"{row['apart']:.1e}{'' if row['equal'] else ' TOO FAR'} |")
+            yield (
+                f"| {row['impl']} | {row['ms']:.2f} | {row['min_ms']:.2f} | {row['ratio']:.3f} | {row['peak_bytes'] / (1 << 20):.0f} | {row['reserved_bytes'] / (1 << 20):.0f} | "
+                f"{row['apart']:.1e}{'' if row['equal'] else ' TOO FAR'} |"
+            )
     for row in rows:
         if row["what"] == "gpu_batch":
-            yield f"largest batch of {row['model']} with {row['level']} ({row['precision']}), {row['impl']}: {row['batch']}" + ("" if row["more_than"] else " or more")
+            yield (
+                f"largest batch of {row['model']} with {row['level']} ({row['precision']}), {row['impl']}: {row['batch']}"
+                + ("" if row["more_than"] else " or more")
+            )
         if row["what"] == "gpu_ranks":
             yield f"{row['ranks']} ranks on one {row['device']} over {row['transport']}, {row['model']}, {row['precision']}: losses {row['apart']:.1e} apart from one rank's{'' if row['equal'] else ', TOO FAR'}"
         if row["what"] == "not_measured":
@@ -214,6 +287,7 @@ def some_of(name, allowed):
             if word not in allowed:
                 raise argparse.ArgumentTypeError(f'{name} has "{word}"; allowed are {", ".join(allowed)}')
         return words
+
     return parse
 
 
@@ -222,6 +296,7 @@ def at_least(least):
         if not text.isdigit() or int(text) < least:
             raise argparse.ArgumentTypeError(f'"{text}"; allowed is a number from {least}')
         return int(text)
+
     return parse
 
 
@@ -229,25 +304,44 @@ def read():
     own = ROOT / ".deps/python/bin/python3"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="models that take milliseconds: shows that all of this runs")
-    parser.add_argument("--parts", type=some_of("--parts", ["step", "batch", "ranks"]), default=["step", "batch", "ranks"])
+    parser.add_argument(
+        "--tiny", action="store_true", help="models that take milliseconds: shows that all of this runs"
+    )
+    parser.add_argument(
+        "--parts", type=some_of("--parts", ["step", "batch", "ranks"]), default=["step", "batch", "ranks"]
+    )
     parser.add_argument("--models", type=some_of("--models", list(MODELS)), default=list(MODELS))
     parser.add_argument("--precisions", type=some_of("--precisions", PRECISIONS), default=PRECISIONS)
-    parser.add_argument("--levels", type=some_of("--levels", list(LEVELS)), default=list(LEVELS), help="of the part batch")
-    parser.add_argument("--impl", type=some_of("--impl", [*LOCKSTEP, *PYTORCH]), help="default: all that the device and the python have")
+    parser.add_argument(
+        "--levels", type=some_of("--levels", list(LEVELS)), default=list(LEVELS), help="of the part batch"
+    )
+    parser.add_argument(
+        "--impl", type=some_of("--impl", [*LOCKSTEP, *PYTORCH]), help="default: all that the device and the python have"
+    )
     parser.add_argument("--rounds", type=at_least(1), default=7)
     parser.add_argument("--steps", type=at_least(1), default=10, help="in a turn")
     parser.add_argument("--batch", type=at_least(1), help="of the part step; default: 8 pieces of text, 64 images")
     parser.add_argument("--most-samples", type=at_least(1), default=1 << 16, help="where the part batch stops")
-    parser.add_argument("--memory-limit", type=at_least(0), default=0, help="MiB that a process may take of the host, for the part batch with --device cpu")
+    parser.add_argument(
+        "--memory-limit",
+        type=at_least(0),
+        default=0,
+        help="MiB that a process may take of the host, for the part batch with --device cpu",
+    )
     parser.add_argument("--threads", type=at_least(1), default=1, help="of each process on the CPU")
     parser.add_argument("--timeout", type=at_least(1), default=300, help="s, for a turn")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
-    parser.add_argument("--python", default=str(own) if own.exists() else sys.executable, help='one that has torch, or "" for none')
+    parser.add_argument(
+        "--python", default=str(own) if own.exists() else sys.executable, help='one that has torch, or "" for none'
+    )
     parser.add_argument("--json", type=pathlib.Path, help="write the lines of JSON to this file too")
     args = parser.parse_args()
     if args.impl is None:
-        args.impl = [impl for impl in [*LOCKSTEP, *PYTORCH] if (impl in LOCKSTEP or args.python) and (args.device == "cuda" or impl != "lockstep-nccl")]
+        args.impl = [
+            impl
+            for impl in [*LOCKSTEP, *PYTORCH]
+            if (impl in LOCKSTEP or args.python) and (args.device == "cuda" or impl != "lockstep-nccl")
+        ]
     return args
 
 
@@ -270,7 +364,11 @@ def main():
                 rows += race(args, model, precision)
     if "batch" in args.parts:
         if args.device == "cpu" and not args.memory_limit:
-            rows.append(not_measured(args, "the largest batch", "a CPU's memory ends with the machine; --memory-limit MIB makes an end"))
+            rows.append(
+                not_measured(
+                    args, "the largest batch", "a CPU's memory ends with the machine; --memory-limit MIB makes an end"
+                )
+            )
         else:
             for model in args.models:
                 for level in args.levels:

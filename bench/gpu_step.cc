@@ -2,10 +2,12 @@
 //
 //   bench_gpu_step IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS [STEPS]
 //
-// IMPL: lockstep (DistributedDataParallel, torch's optimizer), lockstep-fused (an optimizer of lockstep::optim); MODEL: gpt (AdamW), resnet50 (SGD with momentum); SIZE: full, tiny;
-// PRECISION: 32, bf16-mixed, fp16-mixed; BATCH: samples of all ranks in a step; DEVICE: cpu, cuda (this rank's).
-// Says a line of JSON when it is ready, and one for each line "UNCOUNTED COUNTED" on stdin, steps to make: ms (of a counted step), losses (of all of them), peak_bytes and reserved_bytes.
-// With STEPS it makes these instead, on several ranks if it is started so, and says their losses, means over the ranks. What went wrong is a line too: refused, or out_of_memory.
+// IMPL: lockstep (DistributedDataParallel, torch's optimizer), lockstep-fused (an optimizer of lockstep::optim); MODEL:
+// gpt (AdamW), resnet50 (SGD with momentum); SIZE: full, tiny; PRECISION: 32, bf16-mixed, fp16-mixed; BATCH: samples of
+// all ranks in a step; DEVICE: cpu, cuda (this rank's). Says a line of JSON when it is ready, and one for each line
+// "UNCOUNTED COUNTED" on stdin, steps to make: ms (of a counted step), losses (of all of them), peak_bytes and
+// reserved_bytes. With STEPS it makes these instead, on several ranks if it is started so, and says their losses, means
+// over the ranks. What went wrong is a line too: refused, or out_of_memory.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/parse.h>
@@ -56,7 +58,8 @@ std::string one_of(const std::string& what, const std::string& word, const std::
 }
 
 Wish read(int count, char** words) {
-  if (count != 8 && count != 9) throw lockstep::UsageError("bench_gpu_step IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS [STEPS]");
+  if (count != 8 && count != 9)
+    throw lockstep::UsageError("bench_gpu_step IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS [STEPS]");
   Wish wish;
   wish.impl = one_of("IMPL", words[1], {"lockstep", "lockstep-fused"});
   wish.model = one_of("MODEL", words[2], {"gpt", "resnet50"});
@@ -85,14 +88,16 @@ void set_weights(torch::nn::Module& net) {
 }
 
 Task make_gpt(const Wish& wish) {
-  const GptOptions options = wish.tiny ? GptOptions{.vocabulary = 101, .block = 16, .width = 32, .layers = 2, .heads = 4}
-                                       : GptOptions{.vocabulary = 50257, .block = 1024, .width = 768, .layers = 12, .heads = 12};
+  const GptOptions options =
+      wish.tiny ? GptOptions{.vocabulary = 101, .block = 16, .width = 32, .layers = 2, .heads = 4}
+                : GptOptions{.vocabulary = 50257, .block = 1024, .width = 768, .layers = 12, .heads = 12};
   Gpt net(options);
   set_weights(*net);
   torch::manual_seed(2);
   const at::Tensor text = torch::randint(options.vocabulary, {wish.batch, options.block}, torch::kLong);
   const at::Tensor next = torch::randint(options.vocabulary, {wish.batch, options.block}, torch::kLong);
-  return {net.ptr(), text, next, [net](const at::Tensor& input, const at::Tensor& target) mutable { return net->loss(input, target); }};
+  return {net.ptr(), text, next,
+          [net](const at::Tensor& input, const at::Tensor& target) mutable { return net->loss(input, target); }};
 }
 
 /// ResNet-50 on 224 x 224; tiny: ResNet-18 on 64 x 64.
@@ -103,16 +108,20 @@ Task make_resnet(const Wish& wish) {
   torch::manual_seed(2);
   const at::Tensor images = torch::randn({wish.batch, 3, side, side});
   const at::Tensor labels = torch::randint(classes, {wish.batch}, torch::kLong);
-  return {net.ptr(), images, labels, [net](const at::Tensor& input, const at::Tensor& target) mutable { return torch::nn::functional::cross_entropy(net->forward(input), target); }};
+  return {net.ptr(), images, labels, [net](const at::Tensor& input, const at::Tensor& target) mutable {
+            return torch::nn::functional::cross_entropy(net->forward(input), target);
+          }};
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch::nn::Module& net, lockstep::DistributedDataParallel& ddp) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch::nn::Module& net,
+                                                        lockstep::DistributedDataParallel& ddp) {
   const bool fused = wish.impl == "lockstep-fused";
   if (wish.model == "gpt") {
     if (fused) return std::make_unique<lockstep::optim::AdamW>(ddp, lockstep::optim::AdamWOptions{.lr = 3e-4});
     return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(3e-4));
   }
-  if (fused) return std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 1e-4, .momentum = 0.9});
+  if (fused)
+    return std::make_unique<lockstep::optim::SGD>(ddp, lockstep::optim::SGDOptions{.lr = 1e-4, .momentum = 0.9});
   return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(1e-4).momentum(0.9));
 }
 
@@ -120,24 +129,32 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch:
 class Training {
  public:
   Training(const Wish& wish, Group world)
-      : world_(std::move(world)), device_(world_.device()), precision_(wish.precision), task_(wish.model == "gpt" ? make_gpt(wish) : make_resnet(wish)) {
+      : world_(std::move(world)),
+        device_(world_.device()),
+        precision_(wish.precision),
+        task_(wish.model == "gpt" ? make_gpt(wish) : make_resnet(wish)) {
     if (wish.batch % world_.size() != 0)
-      throw lockstep::UsageError("BATCH is " + std::to_string(wish.batch) + "; allowed with " + std::to_string(world_.size()) + " ranks are multiples of " + std::to_string(world_.size()));
+      throw lockstep::UsageError("BATCH is " + std::to_string(wish.batch) + "; allowed with " +
+                                 std::to_string(world_.size()) + " ranks are multiples of " +
+                                 std::to_string(world_.size()));
     const std::int64_t own = wish.batch / world_.size();
     task_.input = task_.input.narrow(0, own * world_.rank(), own).to(device_);
     task_.target = task_.target.narrow(0, own * world_.rank(), own).to(device_);
     task_.net->to(device_);
-    if (world_.size() > 1 && wish.model == "resnet50") lockstep::convert_sync_batch_norm(*task_.net, world_);  // means of all ranks' images, as one rank has them
+    if (world_.size() > 1 && wish.model == "resnet50")
+      lockstep::convert_sync_batch_norm(*task_.net, world_);  // means of all ranks' images, as one rank has them
     ddp_ = std::make_unique<lockstep::DistributedDataParallel>(*task_.net, world_);
     optimizer_ = make_optimizer(wish, *task_.net, *ddp_);
-    scaler_ = std::make_unique<lockstep::GradScaler>(lockstep::amp::GradScalerOptions{.init_scale = 1024, .enabled = precision_.loss_scaling});
+    scaler_ = std::make_unique<lockstep::GradScaler>(
+        lockstep::amp::GradScalerOptions{.init_scale = 1024, .enabled = precision_.loss_scaling});
   }
 
   at::Tensor step() {
     optimizer_->zero_grad();
     at::Tensor loss;
     {
-      const lockstep::Autocast autocast({.device = device_.type(), .dtype = precision_.autocast, .enabled = precision_.autocast.has_value()});
+      const lockstep::Autocast autocast(
+          {.device = device_.type(), .dtype = precision_.autocast, .enabled = precision_.autocast.has_value()});
       loss = task_.loss(task_.input, task_.target);
     }
     scaler_->scale(loss).backward();
@@ -207,7 +224,8 @@ void run(const Wish& wish) {
     return;
   }
   say(training.about());
-  for (std::int64_t uncounted = 0, counted = 0; std::cin >> uncounted >> counted;) say(take_turn(training, uncounted, counted));
+  for (std::int64_t uncounted = 0, counted = 0; std::cin >> uncounted >> counted;)
+    say(take_turn(training, uncounted, counted));
 }
 
 /// Torch's text has a stack below its first line.
@@ -215,16 +233,15 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  run(read(argc, argv));
-} catch (const lockstep::Error& error) {
+int main(int argc, char** argv) try { run(read(argc, argv)); } catch (const lockstep::Error& error) {
   say({{"refused", error.what()}});
   return lockstep::base::exit_code(error.cause());
 } catch (const std::bad_alloc&) {
   say({{"out_of_memory", "std::bad_alloc"}});
 } catch (const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
-  const bool full = dynamic_cast<const c10::OutOfMemoryError*>(&error) || text.find("can't allocate memory") != std::string::npos;
+  const bool full =
+      dynamic_cast<const c10::OutOfMemoryError*>(&error) || text.find("can't allocate memory") != std::string::npos;
   say({{full ? "out_of_memory" : "refused", first_line(text)}});
   return full ? 0 : 1;
 }

@@ -3,6 +3,7 @@
 gpu_step.py IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS
 IMPL: pytorch-ddp-loop, pytorch-ddp (torch's default on a GPU, a foreach optimizer), pytorch-ddp-fused, in a DistributedDataParallel of one rank; pytorch: foreach, without one.
 """
+
 import json
 import math
 import resource
@@ -16,7 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 AUTOCAST = {"32": None, "bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
-WAYS = {"pytorch-ddp-loop": {"foreach": False}, "pytorch-ddp": {"foreach": True}, "pytorch-ddp-fused": {"fused": True}, "pytorch": {"foreach": True}}
+WAYS = {
+    "pytorch-ddp-loop": {"foreach": False},
+    "pytorch-ddp": {"foreach": True},
+    "pytorch-ddp-fused": {"fused": True},
+    "pytorch": {"foreach": True},
+}
 
 
 class Block(nn.Module):
@@ -69,7 +75,11 @@ def set_weights(net):
 
 
 def make_gpt(tiny, batch):
-    shape = {"vocabulary": 101, "block": 16, "width": 32, "layers": 2, "heads": 4} if tiny else {"vocabulary": 50257, "block": 1024, "width": 768, "layers": 12, "heads": 12}
+    shape = (
+        {"vocabulary": 101, "block": 16, "width": 32, "layers": 2, "heads": 4}
+        if tiny
+        else {"vocabulary": 50257, "block": 1024, "width": 768, "layers": 12, "heads": 12}
+    )
     net = Gpt(**shape)
     set_weights(net)
     torch.manual_seed(2)
@@ -86,7 +96,11 @@ class Residual(nn.Module):
 
     def __init__(self, source, to, stride):
         super().__init__()
-        self.downsample = nn.Sequential(convolution(source, to, 1, stride), nn.BatchNorm2d(to)) if stride != 1 or source != to else None
+        self.downsample = (
+            nn.Sequential(convolution(source, to, 1, stride), nn.BatchNorm2d(to))
+            if stride != 1 or source != to
+            else None
+        )
 
     def shortcut(self, x):
         return x if self.downsample is None else self.downsample(x)
@@ -208,12 +222,18 @@ def main():
     impl, model, size, precision, batch, device, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     if device == "cuda" and not torch.cuda.is_available():
-        say({"refused": "DEVICE is \"cuda\", but torch.cuda.is_available() is false; allowed here is cpu"})
+        say({"refused": 'DEVICE is "cuda", but torch.cuda.is_available() is false; allowed here is cpu'})
         return 64
     try:
         training = Training(impl, model, size, precision, int(batch), device)
-        say({"parameters": training.parameters, "device": str(training.device), "libtorch": torch.__version__.split("+")[0],
-             **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {})})
+        say(
+            {
+                "parameters": training.parameters,
+                "device": str(training.device),
+                "libtorch": torch.__version__.split("+")[0],
+                **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
+            }
+        )
         for line in sys.stdin:
             say(training.take_turn(*map(int, line.split())))
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -5,6 +5,7 @@ Prints a line of JSON for each case: what, impl, wire, ranks, hosts, order (of t
 wire_bytes (of the busiest host and direction, one run, from the interfaces' counters), bound_s and bound_bytes (one copy of the data each
 way per host, at the rate that TCP has on such a link), and what follows from them. Leaves nothing behind; exits with 77 without root.
 """
+
 import argparse
 import json
 import pathlib
@@ -25,8 +26,10 @@ PAYLOAD_BITS_PER_S = 955e6  # of TCP on a link of 1 Gb/s: 950 to 958, measured
 def line_rate(bed):
     """Payload bits a second of one TCP connection from host 1 to host 2."""
     code = "import socket,sys; s=socket.create_connection((sys.argv[1],int(sys.argv[2]))); s.sendall(bytes(100<<20)); s.shutdown(1); s.recv(1)"
-    listener = "import socket,sys,time\ns=socket.create_server(('0.0.0.0',0)); print(s.getsockname()[1],flush=True)\nc=s.accept()[0]; n=0; t=time.time()\n" \
-               "while True:\n  d=c.recv(1<<20)\n  if not d: break\n  n+=len(d)\nprint(n*8/(time.time()-t),flush=True)"
+    listener = (
+        "import socket,sys,time\ns=socket.create_server(('0.0.0.0',0)); print(s.getsockname()[1],flush=True)\nc=s.accept()[0]; n=0; t=time.time()\n"
+        "while True:\n  d=c.recv(1<<20)\n  if not d: break\n  n+=len(d)\nprint(n*8/(time.time()-t),flush=True)"
+    )
     server = bed.start(2, [sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
     try:
         port = server.stdout.readline().strip()
@@ -43,8 +46,16 @@ def report(case, answer, crossed, data_bytes):
     size = 4 if case.get("wire", "float32") == "float32" else 2
     full = 2 * (hosts - 1) / hosts * data_bytes  # bytes that a host must send, and get, of float32
     median = statistics.median(seconds)
-    row = {**case, "bytes": data_bytes, "median_s": round(median, 6), "min_s": round(min(seconds), 6), "runs": len(seconds),
-           "wire_bytes": round(crossed / len(seconds)), "bound_bytes": round(full * size / 4), "bound_s": round(8 * full / PAYLOAD_BITS_PER_S, 6)}
+    row = {
+        **case,
+        "bytes": data_bytes,
+        "median_s": round(median, 6),
+        "min_s": round(min(seconds), 6),
+        "runs": len(seconds),
+        "wire_bytes": round(crossed / len(seconds)),
+        "bound_bytes": round(full * size / 4),
+        "bound_s": round(8 * full / PAYLOAD_BITS_PER_S, 6),
+    }
     if data_bytes >= 1 << 20:
         row["time_to_bound"] = round(median / row["bound_s"], 4)
         row["bytes_to_bound"] = round(row["wire_bytes"] / row["bound_bytes"], 4)
@@ -66,12 +77,22 @@ def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
                         transport, _, wire = impl.partition(" ")
                         case["wire"] = wire or "float32"
                         outer = transport.partition("+")[2]
-                        env = {"LOCKSTEP_TRANSPORT": transport.partition("+")[0], "LOCKSTEP_LOG": "quiet", **({"LOCKSTEP_OUTER": outer} if outer else {})}
+                        env = {
+                            "LOCKSTEP_TRANSPORT": transport.partition("+")[0],
+                            "LOCKSTEP_LOG": "quiet",
+                            **({"LOCKSTEP_OUTER": outer} if outer else {}),
+                        }
                         kind = Job
                         if "mpi" in transport:
                             kind = MpiJob
                             env["LOCKSTEP_STORE"] = f"{hosts_bed.SUBNET}{where[0]}:{hosts_job.PORT}"
-                        answer, crossed = run(bed, kind, where, [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs], env)
+                        answer, crossed = run(
+                            bed,
+                            kind,
+                            where,
+                            [args.bin / "bench_hosts_rank", "all_reduce", data_bytes, case["wire"], runs],
+                            env,
+                        )
                 except RuntimeError as error:
                     print(json.dumps({**case, "bytes": data_bytes, "error": str(error)}), flush=True)
                     continue
@@ -89,11 +110,32 @@ def steps(args, bed):
         compute = statistics.median(answer["compute_seconds"])
         crossing = 8 * parameters * (4 if wire == "float32" else 2) / PAYLOAD_BITS_PER_S / every
         mean = statistics.mean(answer["seconds"])
-        print(json.dumps({"what": "step", "impl": "hierarchy", "optimizer": optimizer, "wire": wire, "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
-                          "bytes": 4 * parameters, "batch": args.batch, "bucket_bytes": args.bucket_bytes,
-                          "median_s": round(statistics.median(answer["seconds"]), 6), "mean_s": round(mean, 6),
-                          "min_s": round(min(answer["seconds"]), 6), "runs": 16, "wire_bytes": round(crossed / 16), "compute_s": round(compute, 6),
-                          "bound_s": round(max(compute, crossing), 6), "time_to_bound": round(mean / max(compute, crossing), 4)}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "what": "step",
+                    "impl": "hierarchy",
+                    "optimizer": optimizer,
+                    "wire": wire,
+                    "host_sync_every": every,
+                    "ranks": 4,
+                    "hosts": 2,
+                    "order": "contiguous",
+                    "bytes": 4 * parameters,
+                    "batch": args.batch,
+                    "bucket_bytes": args.bucket_bytes,
+                    "median_s": round(statistics.median(answer["seconds"]), 6),
+                    "mean_s": round(mean, 6),
+                    "min_s": round(min(answer["seconds"]), 6),
+                    "runs": 16,
+                    "wire_bytes": round(crossed / 16),
+                    "compute_s": round(compute, 6),
+                    "bound_s": round(max(compute, crossing), 6),
+                    "time_to_bound": round(mean / max(compute, crossing), 4),
+                }
+            ),
+            flush=True,
+        )
 
 
 def gpt(args, bed):
@@ -102,18 +144,53 @@ def gpt(args, bed):
     first = 0
     for every in (1, 4, 16):
         before = [bed.bytes_of(host) for host in (1, 2)]
-        job = Job(bed, where, [args.bin / "03_char_gpt", "--corpus", HERE.parent / "lockstep", "--batch-size", 16, "--steps", args.gpt_steps, "--sample", 0,
-                               "--host-sync-every", every], {"LOCKSTEP_LOG": "quiet"})
+        job = Job(
+            bed,
+            where,
+            [
+                args.bin / "03_char_gpt",
+                "--corpus",
+                HERE.parent / "lockstep",
+                "--batch-size",
+                16,
+                "--steps",
+                args.gpt_steps,
+                "--sample",
+                0,
+                "--host-sync-every",
+                every,
+            ],
+            {"LOCKSTEP_LOG": "quiet"},
+        )
         try:
-            loss = [float(line.split(":")[1].split()[0]) for line in job.talks.stdout if line.startswith("validation loss after")]
+            loss = [
+                float(line.split(":")[1].split()[0])
+                for line in job.talks.stdout
+                if line.startswith("validation loss after")
+            ]
             job.end()
         finally:
             job.stop()
         after = [bed.bytes_of(host) for host in (1, 2)]
         crossed = max(b - a for begin, end in zip(before, after) for a, b in zip(begin, end))
         first = first or crossed
-        print(json.dumps({"what": "char_gpt", "impl": "hierarchy", "host_sync_every": every, "ranks": 4, "hosts": 2, "order": "contiguous",
-                          "steps": args.gpt_steps, "validation_loss": loss[0], "wire_bytes": crossed, "bytes_to_every_1": round(crossed / first, 4)}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "what": "char_gpt",
+                    "impl": "hierarchy",
+                    "host_sync_every": every,
+                    "ranks": 4,
+                    "hosts": 2,
+                    "order": "contiguous",
+                    "steps": args.gpt_steps,
+                    "validation_loss": loss[0],
+                    "wire_bytes": crossed,
+                    "bytes_to_every_1": round(crossed / first, 4),
+                }
+            ),
+            flush=True,
+        )
 
 
 def main():
@@ -121,20 +198,33 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=HERE.parent / "build/release/bin")
     parser.add_argument("--rate", default="1gbit", help="of each link; the bounds are for 1gbit")
     parser.add_argument("--runs", type=int, default=3, help="of large all_reduces")
-    parser.add_argument("--only", nargs="+", choices=["large", "small", "4x4", "step", "gpt"], default=["large", "small", "4x4", "step", "gpt"])
-    parser.add_argument("--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=["large", "small", "4x4", "step", "gpt"],
+        default=["large", "small", "4x4", "step", "gpt"],
+    )
+    parser.add_argument(
+        "--impls", nargs="+", help="such as 'hierarchy', 'hierarchy bfloat16', 'hierarchy+mpi', 'gloo', 'openmpi'"
+    )
     parser.add_argument("--orders", nargs="+", default=["contiguous", "interleaved"])
     parser.add_argument("--batch", type=int, default=16, help="of a step")
     parser.add_argument("--bucket-bytes", type=int, default=2 << 20, help="of a step's gradients")
-    parser.add_argument("--steps", nargs="+", default=["1/float32/fused", "1/float32/torch", "1/bfloat16/fused", "4/float32/fused", "16/float32/fused"],
-                        help="host_sync_every, wire and optimizer")
+    parser.add_argument(
+        "--steps",
+        nargs="+",
+        default=["1/float32/fused", "1/float32/torch", "1/bfloat16/fused", "4/float32/fused", "16/float32/fused"],
+        help="host_sync_every, wire and optimizer",
+    )
     parser.add_argument("--gpt-steps", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=250_000_000)
     args = parser.parse_args()
     hosts_bed.enter_cell(("ip", "tc"))
     has_mpi = (args.bin / "bench_hosts_mpi").exists()
     if not has_mpi:
-        print("SKIPPED: Open MPI as a peer, which is not installed (Debian: libopenmpi-dev openmpi-bin)", file=sys.stderr)
+        print(
+            "SKIPPED: Open MPI as a peer, which is not installed (Debian: libopenmpi-dev openmpi-bin)", file=sys.stderr
+        )
     mpi = ["openmpi"] if has_mpi else []
     by_mpi = ["hierarchy+mpi"] if has_mpi else []
     with tempfile.TemporaryDirectory() as folder:
@@ -142,11 +232,21 @@ def main():
         bed.shape(args.rate)
         print(json.dumps({"what": "line_rate", "bits_per_s": round(line_rate(bed))}), flush=True)
         if "large" in args.only:
-            all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", "hierarchy bfloat16", *by_mpi, "gloo", *mpi], [args.bytes])
+            all_reduces(
+                args,
+                bed,
+                2,
+                2,
+                args.orders,
+                args.impls or ["hierarchy", "hierarchy bfloat16", *by_mpi, "gloo", *mpi],
+                [args.bytes],
+            )
         if "small" in args.only:
             all_reduces(args, bed, 2, 2, args.orders, args.impls or ["hierarchy", *by_mpi, "gloo", *mpi], [4096])
         if "4x4" in args.only:
-            all_reduces(args, bed, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes])
+            all_reduces(
+                args, bed, 4, 4, ["contiguous"], args.impls or ["hierarchy", "hierarchy bfloat16"], [args.bytes]
+            )
         if "step" in args.only:
             steps(args, bed)
         if "gpt" in args.only:

@@ -19,7 +19,9 @@ int main(int argc, char** argv) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   std::vector<float> values(static_cast<std::size_t>(bytes) / 4, 0.0F);
-  const auto call = [&] { MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); };
+  const auto call = [&] {
+    MPI_Allreduce(MPI_IN_PLACE, values.data(), static_cast<int>(values.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  };
   for (int warm = 0; warm < (bytes > (1 << 20) ? 1 : 100); ++warm) call();
   if (rank == 0) {
     std::puts("ready");

@@ -1,5 +1,6 @@
-// A rank of the jobs of bench/hosts.py and of tests/procs/hosts_test.py: all_reduce, or training steps, between hosts. Rank 0 prints
-// "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a line of JSON.
+// A rank of the jobs of bench/hosts.py and of tests/procs/hosts_test.py: all_reduce, or training steps, between hosts.
+// Rank 0 prints "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a
+// line of JSON.
 //
 //   bench_hosts_rank all_reduce BYTES WIRE RUNS
 //   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER (torch or fused)
@@ -101,13 +102,18 @@ int main(int argc, char** argv) {
     const std::string what = argc >= 5 ? argv[1] : "";
     const auto number = [&](int i) { return lockstep::base::parse_int_in("argument", argv[i], 1, 1 << 30); };
     if (!(what == "all_reduce" && argc == 5) && !(what == "step" && argc == 8))
-      throw lockstep::UsageError("usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER");
+      throw lockstep::UsageError(
+          "usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES "
+          "OPTIMIZER");
     Group world = lockstep::init();
     if (what == "all_reduce")
       all_reduce(world, number(2), wire_of(argv[3]), static_cast<int>(number(4)));
     else
-      steps(world, {.bucket_bytes = {1 << 20, number(6)}, .wire = wire_of(argv[3]), .host_sync_every = static_cast<int>(number(2))}, number(5),
-            static_cast<int>(number(4)), is_fused(argv[7]));
+      steps(world,
+            {.bucket_bytes = {1 << 20, number(6)},
+             .wire = wire_of(argv[3]),
+             .host_sync_every = static_cast<int>(number(2))},
+            number(5), static_cast<int>(number(4)), is_fused(argv[7]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());
     return 1;

@@ -1,8 +1,10 @@
 // How many JPEG images a second a core makes into samples; what images.py measures.
 //
-//   bench_images FOLDER KIND WORKERS SECONDS      KIND: train, whole (train without decoding in a smaller size), validation, bytes (train, not normalized)
+//   bench_images FOLDER KIND WORKERS SECONDS      KIND: train, whole (train without decoding in a smaller size),
+//   validation, bytes (train, not normalized)
 //
-// Batches of 64 samples of 224 x 224, normalized to floats on the thread that takes them. Prints a line of JSON: images, seconds, cpu_seconds (of all threads).
+// Batches of 64 samples of 224 x 224, normalized to floats on the thread that takes them. Prints a line of JSON:
+// images, seconds, cpu_seconds (of all threads).
 #include <lockstep/data/image_dataset.h>
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>
@@ -17,14 +19,18 @@ using Clock = std::chrono::steady_clock;
 double cpu_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec); };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 int run(const std::string& folder, const std::string& kind, int workers, double seconds) {
   at::set_num_threads(1);
-  const lockstep::data::ImageDataset images(lockstep::data::ImageFolder(folder), {.augment = kind != "validation", .shrink_in_decoder = kind != "whole"});
-  auto loader = lockstep::data::make_loader(images, lockstep::data::ShardOf{}, {.batch_size = 64, .drop_last = true, .num_workers = workers});
+  const lockstep::data::ImageDataset images(lockstep::data::ImageFolder(folder),
+                                            {.augment = kind != "validation", .shrink_in_decoder = kind != "whole"});
+  auto loader = lockstep::data::make_loader(images, lockstep::data::ShardOf{},
+                                            {.batch_size = 64, .drop_last = true, .num_workers = workers});
   std::int64_t count = 0;
   double cpu = 0;
   auto begin = Clock::now();
@@ -40,7 +46,8 @@ int run(const std::string& folder, const std::string& kind, int workers, double 
       }
       if (count > 0 && passed() >= seconds) break;
     }
-  std::printf("{\"images\": %lld, \"seconds\": %.3f, \"cpu_seconds\": %.3f}\n", static_cast<long long>(count), passed(), cpu_seconds() - cpu);
+  std::printf("{\"images\": %lld, \"seconds\": %.3f, \"cpu_seconds\": %.3f}\n", static_cast<long long>(count), passed(),
+              cpu_seconds() - cpu);
   return 0;
 }
 

@@ -5,6 +5,7 @@ images.py --bin DIR --python PYTHON [--folder DIR] [--width W --height H] [--wor
 a line of JSON for each. PYTHON has torch, torchvision and Pillow (pip install torchvision). Numbers are images a second of the clock, which is what a training loop gets; with 0 workers, "core" besides: images a
 second that a core worked, which others who use the machine change little.
 """
+
 import argparse
 import json
 import os
@@ -26,7 +27,7 @@ def make_images(folder, width, height, count):
         os.makedirs(f"{folder}/{i % 4}", exist_ok=True)
         planes = []
         for _ in range(3):
-            plane = np.fft.ifft2(np.fft.fft2(random.standard_normal((height, width))) / frequency ** 1.1).real
+            plane = np.fft.ifft2(np.fft.fft2(random.standard_normal((height, width))) / frequency**1.1).real
             planes.append(plane / plane.std())
         light = planes[0]
         pixels = np.stack([light + 0.3 * planes[1], light, light + 0.3 * planes[2]], axis=2) * 50 + 120
@@ -40,9 +41,15 @@ def peer(folder, kind, workers, seconds):
 
     torch.set_num_threads(1)
     normalize = [transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
-    crops = [transforms.Resize(256), transforms.CenterCrop(224)] if kind == "validation" else [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    crops = (
+        [transforms.Resize(256), transforms.CenterCrop(224)]
+        if kind == "validation"
+        else [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip()]
+    )
     dataset = datasets.ImageFolder(folder, transforms.Compose(crops + normalize))
-    loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0)
+    loader = torch.utils.data.DataLoader(
+        dataset, batch_size=64, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0
+    )
     count, begin = 0, None
     while begin is None or time.perf_counter() - begin < seconds:
         for data, _ in loader:
@@ -60,7 +67,7 @@ def measured(words):
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(words)}: code {done.returncode}\n{done.stderr}")
-    found = json.loads(done.stdout[done.stdout.index("{"):])
+    found = json.loads(done.stdout[done.stdout.index("{") :])
     return found["images"] / found["seconds"], found["images"] / found["cpu_seconds"]
 
 
@@ -79,7 +86,9 @@ def main():
     args = parser.parse_args()
     if args.do:
         what, folder, kind, workers = args.do
-        make_images(folder, args.width, args.height, args.count) if what == "make" else peer(folder, kind, int(workers), args.seconds)
+        make_images(folder, args.width, args.height, args.count) if what == "make" else peer(
+            folder, kind, int(workers), args.seconds
+        )
         return
     with tempfile.TemporaryDirectory() as made:
         folder = args.folder or made
@@ -92,7 +101,17 @@ def main():
                     line = {"kind": kind, "workers": int(workers)}
                     sides = {"lockstep": [f"{args.bin}/bench_images", folder, kind, workers, str(args.seconds)]}
                     if kind in ("train", "validation"):
-                        sides["torchvision"] = [args.python, __file__, "--seconds", str(args.seconds), "--do", "peer", folder, kind, workers]
+                        sides["torchvision"] = [
+                            args.python,
+                            __file__,
+                            "--seconds",
+                            str(args.seconds),
+                            "--do",
+                            "peer",
+                            folder,
+                            kind,
+                            workers,
+                        ]
                     for side, words in sides.items():
                         by_clock, by_core = measured(words)
                         line[side] = round(by_clock, 1)

@@ -5,6 +5,7 @@ make_page.py [--bin DIR]            measures; the lines of JSON are kept in buil
 make_page.py --from FILE            writes the page from lines that were kept
 Ends with a list of what is asked of Lockstep and what was seen.
 """
+
 import argparse
 import json
 import os

@@ -1,5 +1,6 @@
 // Optimizers and clipping of lockstep::optim beside torch's, in one process: bench_optim [rounds] [threads].
-// In each round every entrant runs once, in an order that turns; a time is the median of the rounds, a ratio that of each round's ratio.
+// In each round every entrant runs once, in an order that turns; a time is the median of the rounds, a ratio that of
+// each round's ratio.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -22,7 +23,8 @@ constexpr Shape kShapes[] = {{"300 x 64", 300, 64}, {"160 x 10 000", 160, 10000}
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(const Shape& shape) {
     torch::manual_seed(1);
-    for (std::int64_t i = 0; i < shape.count; ++i) register_parameter("p" + std::to_string(i), torch::randn({shape.size}));
+    for (std::int64_t i = 0; i < shape.count; ++i)
+      register_parameter("p" + std::to_string(i), torch::randn({shape.size}));
     for (at::Tensor& one : parameters()) one.mutable_grad() = torch::randn_like(one);
   }
 };
@@ -39,8 +41,9 @@ double microseconds(const std::function<void()>& run) {
 }
 
 /// `before` comes before each run of either and is not counted.
-void race(const std::string& what, const Shape& shape, int rounds, const std::function<void()>& ours, const std::function<void()>& torchs,
-          const std::function<void()>& before = [] {}) {
+void race(
+    const std::string& what, const Shape& shape, int rounds, const std::function<void()>& ours,
+    const std::function<void()>& torchs, const std::function<void()>& before = [] {}) {
   std::vector<double> our_times, torch_times, ratios;
   for (int round = -10; round < rounds; ++round) {
     double our = 0, other = 0;
@@ -53,17 +56,20 @@ void race(const std::string& what, const Shape& shape, int rounds, const std::fu
     torch_times.push_back(other);
     ratios.push_back(other / our);
   }
-  std::printf("%-16s %-14s %9.1f us %9.1f us %7.2f\n", what.c_str(), shape.name, median(our_times), median(torch_times), median(ratios));
+  std::printf("%-16s %-14s %9.1f us %9.1f us %7.2f\n", what.c_str(), shape.name, median(our_times), median(torch_times),
+              median(ratios));
   std::fflush(stdout);  // an interrupted run shows what it has measured
 }
 
 void expect_equal(const NetImpl& ours, const NetImpl& torchs, const std::string& what) {
   for (std::size_t i = 0; i < ours.parameters().size(); ++i)
-    if (!torch::allclose(ours.parameters()[i], torchs.parameters()[i], 1e-6, 1e-6)) throw std::runtime_error(what + ": results differ");
+    if (!torch::allclose(ours.parameters()[i], torchs.parameters()[i], 1e-6, 1e-6))
+      throw std::runtime_error(what + ": results differ");
 }
 
 template <typename Ours, typename Torchs, typename OurOptions, typename TorchOptions>
-void race_optimizers(lockstep::Group& world, const std::string& what, const Shape& shape, int rounds, const OurOptions& our_options, const TorchOptions& torch_options) {
+void race_optimizers(lockstep::Group& world, const std::string& what, const Shape& shape, int rounds,
+                     const OurOptions& our_options, const TorchOptions& torch_options) {
   NetImpl our_net(shape), torch_net(shape);
   lockstep::DistributedDataParallel ddp(our_net, world);
   Ours ours(ddp, our_options);
@@ -83,8 +89,12 @@ void race_clips(const Shape& shape, int rounds) {
   const auto restore = [&] {
     for (std::size_t i = 0; i < kept.size(); ++i) parameters[i].mutable_grad().copy_(kept[i]);
   };
-  race("clip_grad_norm", shape, rounds, [&] { lockstep::optim::clip_grad_norm(parameters, 1); }, [&] { torch::nn::utils::clip_grad_norm_(parameters, 1); }, restore);
-  race("clip_grad_value", shape, rounds, [&] { lockstep::optim::clip_grad_value(parameters, 0.5); }, [&] { torch::nn::utils::clip_grad_value_(parameters, 0.5); }, restore);
+  race(
+      "clip_grad_norm", shape, rounds, [&] { lockstep::optim::clip_grad_norm(parameters, 1); },
+      [&] { torch::nn::utils::clip_grad_norm_(parameters, 1); }, restore);
+  race(
+      "clip_grad_value", shape, rounds, [&] { lockstep::optim::clip_grad_value(parameters, 0.5); },
+      [&] { torch::nn::utils::clip_grad_value_(parameters, 0.5); }, restore);
 }
 
 void race_ema(const Shape& shape, int rounds) {
@@ -93,9 +103,11 @@ void race_ema(const Shape& shape, int rounds) {
   std::vector<at::Tensor> parameters = net.parameters(), averages;
   for (const at::Tensor& one : parameters) averages.push_back(one.detach().clone());
   const torch::NoGradGuard no_grad;
-  race("Ema", shape, rounds, [&] { ema.update(); }, [&] {
-    for (std::size_t i = 0; i < averages.size(); ++i) averages[i].mul_(0.999).add_(parameters[i], 0.001);
-  });
+  race(
+      "Ema", shape, rounds, [&] { ema.update(); },
+      [&] {
+        for (std::size_t i = 0; i < averages.size(); ++i) averages[i].mul_(0.999).add_(parameters[i], 0.001);
+      });
 }
 
 }  // namespace
@@ -104,15 +116,21 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::stoi(argv[1]) : 200;
   if (argc > 2) at::set_num_threads(std::stoi(argv[2]));
   lockstep::Group world = lockstep::init();
-  std::printf("%d threads, %d rounds\n%-16s %-14s %12s %12s %7s\n", at::get_num_threads(), rounds, "", "parameters", "lockstep", "torch", "ratio");
+  std::printf("%d threads, %d rounds\n%-16s %-14s %12s %12s %7s\n", at::get_num_threads(), rounds, "", "parameters",
+              "lockstep", "torch", "ratio");
   namespace ours = lockstep::optim;
   namespace torchs = torch::optim;
   for (const Shape& shape : kShapes) {
     race_clips(shape, rounds);
     race_ema(shape, rounds);
-    race_optimizers<ours::SGD, torchs::SGD>(world, "SGD", shape, rounds, ours::SGDOptions{.lr = 1e-3}, torchs::SGDOptions(1e-3));
-    race_optimizers<ours::SGD, torchs::SGD>(world, "SGD, momentum", shape, rounds, ours::SGDOptions{.lr = 1e-3, .momentum = 0.9}, torchs::SGDOptions(1e-3).momentum(0.9));
-    race_optimizers<ours::AdamW, torchs::AdamW>(world, "AdamW", shape, rounds, ours::AdamWOptions{}, torchs::AdamWOptions(1e-3));
-    race_optimizers<ours::Adagrad, torchs::Adagrad>(world, "Adagrad", shape, rounds, ours::AdagradOptions{}, torchs::AdagradOptions(1e-2));
+    race_optimizers<ours::SGD, torchs::SGD>(world, "SGD", shape, rounds, ours::SGDOptions{.lr = 1e-3},
+                                            torchs::SGDOptions(1e-3));
+    race_optimizers<ours::SGD, torchs::SGD>(world, "SGD, momentum", shape, rounds,
+                                            ours::SGDOptions{.lr = 1e-3, .momentum = 0.9},
+                                            torchs::SGDOptions(1e-3).momentum(0.9));
+    race_optimizers<ours::AdamW, torchs::AdamW>(world, "AdamW", shape, rounds, ours::AdamWOptions{},
+                                                torchs::AdamWOptions(1e-3));
+    race_optimizers<ours::Adagrad, torchs::Adagrad>(world, "Adagrad", shape, rounds, ours::AdagradOptions{},
+                                                    torchs::AdagradOptions(1e-2));
   }
 }

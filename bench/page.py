@@ -1,4 +1,5 @@
 """docs/benchmarks.md from lines of JSON of `lockstep bench`."""
+
 import plots
 
 EXPLAINED = {
@@ -52,19 +53,30 @@ def groups(lines, what):
 
 def table(race):
     with_memcpy = any("ratio_to_memcpy" in row for row in race)
-    head = ["", "median", "least", "spread", f"ratio to {race[0]['ratio_to']}"] + (["ratio to memcpy"] if with_memcpy else [])
+    head = ["", "median", "least", "spread", f"ratio to {race[0]['ratio_to']}"] + (
+        ["ratio to memcpy"] if with_memcpy else []
+    )
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
     for row in race:
-        cells = [row["impl"] + (" (noisy)" if row["noisy"] else ""), time_text(row["median_s"]), time_text(row["min_s"]),
-                 f"{100 * row['spread']:.1f} %", f"{row['ratio']:.3f}"]
+        cells = [
+            row["impl"] + (" (noisy)" if row["noisy"] else ""),
+            time_text(row["median_s"]),
+            time_text(row["min_s"]),
+            f"{100 * row['spread']:.1f} %",
+            f"{row['ratio']:.3f}",
+        ]
         if with_memcpy:
             cells.append(f"{row['ratio_to_memcpy']:.3f}" if "ratio_to_memcpy" in row else "")
         yield f"| {' | '.join(cells)} |"
 
 
 def bandwidth(race):
-    return f" Memory: {race[0]['bandwidth'] / 1e9:.0f} GB/s (memcpy of all ranks together, bytes read and written)." if "bandwidth" in race[0] else ""
+    return (
+        f" Memory: {race[0]['bandwidth'] / 1e9:.0f} GB/s (memcpy of all ranks together, bytes read and written)."
+        if "bandwidth" in race[0]
+        else ""
+    )
 
 
 def all_reduce(lines, folder):
@@ -88,7 +100,11 @@ def steps(lines, folder):
         return
     yield "\n## A training step\n"
     yield "Forward, backward with the exchange of gradients, and the optimizer's step; SGD has momentum 0.9. The same operations in C++ and in Python."
-    (folder / "step.svg").write_text(plots.bars("step: time, Lockstep's being 1", [(f"{race[0]['model']}, {race[0]['optimizer']}", race) for race in races]))
+    (folder / "step.svg").write_text(
+        plots.bars(
+            "step: time, Lockstep's being 1", [(f"{race[0]['model']}, {race[0]['optimizer']}", race) for race in races]
+        )
+    )
     yield "\n![training steps](benchmarks/step.svg)"
     for race in races:
         first = race[0]
@@ -97,14 +113,20 @@ def steps(lines, folder):
 
 
 def other_times(lines):
-    for what, title in (("launch", "## Starting and ending ranks of /bin/true"), ("backward", "## The arena alone: forward and backward in one process")):
+    for what, title in (
+        ("launch", "## Starting and ending ranks of /bin/true"),
+        ("backward", "## The arena alone: forward and backward in one process"),
+    ):
         for race in groups(lines, what):
             yield f"\n{title}\n\n{race[0]['ranks']} {'rank' if race[0]['ranks'] == 1 else 'ranks'}{', ' + race[0]['model'] if 'model' in race[0] else ''}.\n"
             yield from table(race)
 
 
 def memory(lines):
-    titles = {"memory": "## Memory: sum of the ranks' proportional set sizes", "arena_growth": "## How far the arena grows while batch sizes vary"}
+    titles = {
+        "memory": "## Memory: sum of the ranks' proportional set sizes",
+        "arena_growth": "## How far the arena grows while batch sizes vary",
+    }
     for what, title in titles.items():
         for race in groups(lines, what):
             first = race[0]
@@ -126,7 +148,10 @@ def write(lines, docs):
     folder = docs / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     machine = lines[0]
-    head = HEAD.format(**{key: machine[key] for key in ("lockstep", "cpu", "cores", "kernel", "compiler", "libtorch")},
-                       memory=machine["memory_bytes"] / (1 << 30), load=machine["load_before"])
+    head = HEAD.format(
+        **{key: machine[key] for key in ("lockstep", "cpu", "cores", "kernel", "compiler", "libtorch")},
+        memory=machine["memory_bytes"] / (1 << 30),
+        load=machine["load_before"],
+    )
     parts = [*all_reduce(lines, folder), *steps(lines, folder), *other_times(lines), *memory(lines), *names(lines)]
     (docs / "benchmarks.md").write_text(head + "\n".join(parts) + "\n")

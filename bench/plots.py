@@ -1,4 +1,5 @@
 """Two kinds of plots as SVG, readable on light and dark pages."""
+
 import math
 
 COLOURS = ("#0072b2", "#56b4e9", "#e69f00", "#d55e00", "#cc79a7", "#009e73", "#b8a800", "#888888", "#7a5195", "#a05a2c")
@@ -6,8 +7,12 @@ STYLE = "<style>text{font:12px sans-serif;fill:#333}.t{font-weight:bold;font-siz
 
 
 def svg(width, height, title, body):
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">{STYLE}'
-            f'<rect class="b" width="{width}" height="{height}"/><text class="t" x="16" y="24">{title}</text>\n' + "\n".join(body) + "\n</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">{STYLE}'
+        f'<rect class="b" width="{width}" height="{height}"/><text class="t" x="16" y="24">{title}</text>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
 
 
 def text(x, y, words, anchor="start"):
@@ -29,19 +34,36 @@ def curves(title, races):
     y_of = lambda s: top + height * (high - math.log10(s)) / max(high - low, 1)
     body = []
     for power in range(low, high + 1):
-        y = y_of(10.0 ** power)
-        label = {0: "1 s", -1: "100 ms", -2: "10 ms", -3: "1 ms", -4: "100 us", -5: "10 us", -6: "1 us", -7: "0.1 us"}.get(power, f"1e{power} s")
-        body += [f'<line class="g" x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}"/>', text(left - 6, y + 4, label, "end")]
+        y = y_of(10.0**power)
+        label = {
+            0: "1 s",
+            -1: "100 ms",
+            -2: "10 ms",
+            -3: "1 ms",
+            -4: "100 us",
+            -5: "10 us",
+            -6: "1 us",
+            -7: "0.1 us",
+        }.get(power, f"1e{power} s")
+        body += [
+            f'<line class="g" x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}"/>',
+            text(left - 6, y + 4, label, "end"),
+        ]
     body += [text(x_of(size), top + height + 18, bytes_text(size), "middle") for size in sizes]
     names = list(dict.fromkeys(row["impl"] for race in races for row in race))
     for number, name in enumerate(names):
-        points = [(x_of(race[0]["bytes"]), y_of(row["median_s"])) for race in races for row in race if row["impl"] == name]
+        points = [
+            (x_of(race[0]["bytes"]), y_of(row["median_s"])) for race in races for row in race if row["impl"] == name
+        ]
         colour = COLOURS[number % len(COLOURS)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
         y = top + 18 * number + 8
-        body += [f'<rect x="{left + width + 24}" y="{y - 9}" width="12" height="12" fill="{colour}"/>', text(left + width + 42, y + 1, name)]
+        body += [
+            f'<rect x="{left + width + 24}" y="{y - 9}" width="12" height="12" fill="{colour}"/>',
+            text(left + width + 42, y + 1, name),
+        ]
     return svg(left + width + 190, top + height + 40, title, body)
 
 
@@ -56,8 +78,11 @@ def bars(title, groups):
         y += row_height
         for row in race:
             colour, length = COLOURS[names.index(row["impl"]) % len(COLOURS)], width * row["ratio"] / longest
-            body += [text(left - 8, y + 12, row["impl"], "end"), f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row_height - 4}" fill="{colour}"/>',
-                     text(left + length + 6, y + 12, f"{row['ratio']:.2f}  ({1000 * row['median_s']:.0f} ms)")]
+            body += [
+                text(left - 8, y + 12, row["impl"], "end"),
+                f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row_height - 4}" fill="{colour}"/>',
+                text(left + length + 6, y + 12, f"{row['ratio']:.2f}  ({1000 * row['median_s']:.0f} ms)"),
+            ]
             y += row_height
         y += 10
     return svg(left + width + 130, y + 10, title, body)

@@ -1,9 +1,13 @@
-// A rank that trains, and saves every tenth step while it goes on: how long a save keeps it, and what steps take beside it. What saves.py measures.
+// A rank that trains, and saves every tenth step while it goes on: how long a save keeps it, and what steps take beside
+// it. What saves.py measures.
 //
-//   bench_saves OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER      OPTIMIZER: torch, fused; WRITERS: one (rank 0 writes all), all (each its part)
+//   bench_saves OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER      OPTIMIZER: torch, fused; WRITERS: one (rank 0
+//   writes all), all (each its part)
 //
-// A round is 10 steps without saves and 20 with two. Prints, on rank 0, a line of JSON: bytes (of a checkpoint), medians in milliseconds: step (without saves), step_saving (all steps of those with saves, the saves among
-// them), stall (of the caller, from asking for the state until the next step may begin; of the rank that it took longest), written (until it was durable).
+// A round is 10 steps without saves and 20 with two. Prints, on rank 0, a line of JSON: bytes (of a checkpoint),
+// medians in milliseconds: step (without saves), step_saving (all steps of those with saves, the saves among them),
+// stall (of the caller, from asking for the state until the next step may begin; of the rank that it took longest),
+// written (until it was durable).
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -25,12 +29,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kStepsWithout = 10, kStepsWith = 20, kSaveEvery = 10;
 
-double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+double ms_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  return values.size() % 2 == 1 ? values[values.size() / 2] : (values[values.size() / 2 - 1] + values[values.size() / 2]) / 2;
+  return values.size() % 2 == 1 ? values[values.size() / 2]
+                                : (values[values.size() / 2 - 1] + values[values.size() / 2]) / 2;
 }
 
 double longest(Group& world, double value) {
@@ -129,8 +136,11 @@ int run(const Options& options) {
   }
   for (double& stall : stalls) stall = longest(world, stall);
   if (world.rank() == 0)
-    std::printf("{\"optimizer\": \"%s\", \"writers\": \"%s\", \"bytes\": %.0f, \"step\": %.2f, \"step_saving\": %.2f, \"stall\": %.2f, \"first_stall\": %.2f, \"written\": %.2f}\n", options.optimizer.c_str(),
-                options.writers.c_str(), num_bytes, median(steps), median(steps_saving), median(stalls), stalls.front(), median(written));
+    std::printf(
+        "{\"optimizer\": \"%s\", \"writers\": \"%s\", \"bytes\": %.0f, \"step\": %.2f, \"step_saving\": %.2f, "
+        "\"stall\": %.2f, \"first_stall\": %.2f, \"written\": %.2f}\n",
+        options.optimizer.c_str(), options.writers.c_str(), num_bytes, median(steps), median(steps_saving),
+        median(stalls), stalls.front(), median(written));
   return 0;
 }
 
@@ -139,6 +149,12 @@ int run(const Options& options) {
 int main(int argc, char** argv) {
   return lockstep::main(argc, argv, [](int count, char** words) {
     if (count != 8) throw lockstep::UsageError("bench_saves OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER");
-    return run({.optimizer = words[1], .writers = words[2], .width = std::stoll(words[3]), .layers = std::stoll(words[4]), .rows = std::stoll(words[5]), .rounds = std::stoi(words[6]), .folder = words[7]});
+    return run({.optimizer = words[1],
+                .writers = words[2],
+                .width = std::stoll(words[3]),
+                .layers = std::stoll(words[4]),
+                .rows = std::stoll(words[5]),
+                .rounds = std::stoi(words[6]),
+                .folder = words[7]});
   });
 }

@@ -4,6 +4,7 @@
 saves.py --bin DIR [--python PYTHON] [--ranks N] [--rows N,...] [--rounds N] [--turns N]: prints a line of JSON for each side and number of rows a rank and step, with share (a save's stall as a part of a step) and slower (how
 much longer the median step is while saves are written). PYTHON has torch; without it there is no peer. Sides take turns.
 """
+
 import argparse
 import json
 import os
@@ -20,7 +21,7 @@ def measured(args, words):
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}: code {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout[done.stdout.index("{"):])
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def main():
@@ -37,13 +38,26 @@ def main():
     args = parser.parse_args()
     for rows in args.rows.split(","):
         size = [str(args.width), str(args.layers), rows, str(args.rounds)]
-        sides = [[f"{args.bin}/bench_saves", optimizer, writers, *size] for optimizer, writers in (("torch", "one"), ("torch", "all"), ("fused", "one"))]
+        sides = [
+            [f"{args.bin}/bench_saves", optimizer, writers, *size]
+            for optimizer, writers in (("torch", "one"), ("torch", "all"), ("fused", "one"))
+        ]
         if args.python:
             sides += [[args.python, f"{HERE}/peers/saves.py", way, *size] for way in ("async", "sync")]
         for _ in range(args.turns):
             for words in sides:
                 found = measured(args, words)
-                print(json.dumps({"rows": int(rows), **found, "share": round(found["stall"] / found["step"], 4), "slower": round(found["step_saving"] / found["step"] - 1, 4)}), flush=True)
+                print(
+                    json.dumps(
+                        {
+                            "rows": int(rows),
+                            **found,
+                            "share": round(found["stall"] / found["step"], 4),
+                            "slower": round(found["step_saving"] / found["step"] - 1, 4),
+                        }
+                    ),
+                    flush=True,
+                )
 
 
 main()

@@ -4,6 +4,7 @@
 Prints a line of JSON for each entrant of each case: what (true: a program that ends at once, until the launcher has ended; barrier: until all ranks have met), impl, hosts, ranks (of each), median_s, min_s, runs,
 connections (that the host with most of them took in one run). The entrants take turns. Leaves nothing behind; exits with 77 without root.
 """
+
 import argparse
 import json
 import pathlib
@@ -25,10 +26,25 @@ def host_list(hosts, ranks):
 
 def commands(args, what, hosts, ranks):
     """{impl: the words of one or several commands that are started at once}"""
-    mine, mpi = ("/bin/true", "/bin/true") if what == "true" else (f"{args.bin}/bench_start_rank", f"{args.bin}/bench_start_mpi")
+    mine, mpi = (
+        ("/bin/true", "/bin/true")
+        if what == "true"
+        else (f"{args.bin}/bench_start_rank", f"{args.bin}/bench_start_mpi")
+    )
     entrants = {"lockstep": [[f"{args.bin}/lockstep", "run", "-H", host_list(hosts, ranks), mine]]}
     if ssh_bed.has_mpirun() and (what == "true" or pathlib.Path(mpi).exists()):
-        entrants["mpirun"] = [["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--host", host_list(hosts, ranks), mpi]]
+        entrants["mpirun"] = [
+            [
+                "mpirun",
+                "--allow-run-as-root",
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+                "--host",
+                host_list(hosts, ranks),
+                mpi,
+            ]
+        ]
     if what == "true":
         entrants["ssh a rank"] = [["ssh", f"h{host}", mine] for host in range(1, hosts + 1) for _ in range(ranks)]
     return entrants
@@ -36,7 +52,10 @@ def commands(args, what, hosts, ranks):
 
 def once(words_of_all, what):
     begun = time.monotonic_ns()
-    started = [subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for words in words_of_all]
+    started = [
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for words in words_of_all
+    ]
     ends = [process.communicate(timeout=120) for process in started]
     if any(process.returncode != 0 for process in started):
         raise RuntimeError(f"{words_of_all[0]} failed: {ends}")
@@ -58,8 +77,21 @@ def measure(args, bed, what, hosts, ranks):
                 seconds[impl].append(took)
             connections[impl] = max(bed.connections(host) - old for host, old in enumerate(before, start=1))
     for impl, all_of_it in seconds.items():
-        print(json.dumps({"what": what, "impl": impl, "hosts": hosts, "ranks": ranks, "median_s": round(statistics.median(all_of_it), 4), "min_s": round(min(all_of_it), 4), "runs": len(all_of_it),
-                          "connections": connections[impl]}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "what": what,
+                    "impl": impl,
+                    "hosts": hosts,
+                    "ranks": ranks,
+                    "median_s": round(statistics.median(all_of_it), 4),
+                    "min_s": round(min(all_of_it), 4),
+                    "runs": len(all_of_it),
+                    "connections": connections[impl],
+                }
+            ),
+            flush=True,
+        )
     return {impl: statistics.median(all_of_it) for impl, all_of_it in seconds.items()}
 
 

@@ -14,9 +14,11 @@ int main() {
   try {
     const base::Deadline deadline = base::Deadline::in(std::chrono::seconds(60));
     job::Identity identity = job::identify(base::Env::process());
-    const auto store = job::connect_store(identity.address, {identity.job, identity.generation, job::JobKey::given()}, identity.rank, deadline);
+    const auto store = job::connect_store(identity.address, {identity.job, identity.generation, job::JobKey::given()},
+                                          identity.rank, deadline);
     job::join(*store, identity, {}, deadline);
-    if (identity.rank == 0) std::printf("%lld\n", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()));
+    if (identity.rank == 0)
+      std::printf("%lld\n", static_cast<long long>(std::chrono::steady_clock::now().time_since_epoch().count()));
     return 0;
   } catch (const base::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -4,6 +4,7 @@
 state.py --bin DIR [--ranks N] [--width W] [--layers L]: prints a line of JSON for each kind and transport, and with each what its memory and its losses are beside torch's:
 bytes_ratio (of state tensors), pss_ratio (of what memory grew by), losses_apart (the largest difference).
 """
+
 import argparse
 import json
 import subprocess
@@ -12,11 +13,25 @@ LIMIT_S = 600
 
 
 def measure(args, kind, transport):
-    words = [f"{args.bin}/lockstep", "run", "-n", str(args.ranks), "--bind", "none", "--transport", transport, "--", f"{args.bin}/bench_state_rank", kind, str(args.width), str(args.layers)]
+    words = [
+        f"{args.bin}/lockstep",
+        "run",
+        "-n",
+        str(args.ranks),
+        "--bind",
+        "none",
+        "--transport",
+        transport,
+        "--",
+        f"{args.bin}/bench_state_rank",
+        kind,
+        str(args.width),
+        str(args.layers),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(words)}: code {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout[done.stdout.index("{"):])
+    return json.loads(done.stdout[done.stdout.index("{") :])
 
 
 def main():

@@ -1,9 +1,10 @@
-// A rank that trains with Adam, and tells what the optimizer's state takes of its memory: torch's own, ours, and ours divided between the ranks (ZeRO-1). What state.py measures.
+// A rank that trains with Adam, and tells what the optimizer's state takes of its memory: torch's own, ours, and ours
+// divided between the ranks (ZeRO-1). What state.py measures.
 //
 //   bench_state_rank KIND WIDTH LAYERS      KIND: torch, ours, sharded
 //
-// Prints, on rank 0, a line of JSON: kind, parameters, bytes (of state tensors, the mean over the ranks), pss (what memory has grown by, the mean over the ranks; pages that ranks share
-// count in parts), losses.
+// Prints, on rank 0, a line of JSON: kind, parameters, bytes (of state tensors, the mean over the ranks), pss (what
+// memory has grown by, the mean over the ranks; pages that ranks share count in parts), losses.
 #include <malloc.h>
 #include <torch/torch.h>
 
@@ -40,9 +41,11 @@ double mean(Group& world, double value) {
   return all.item<double>() / world.size();
 }
 
-std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, torch::nn::Module& net, lockstep::DistributedDataParallel& ddp) {
+std::unique_ptr<torch::optim::Optimizer> make(const std::string& kind, torch::nn::Module& net,
+                                              lockstep::DistributedDataParallel& ddp) {
   if (kind == "torch") return std::make_unique<torch::optim::Adam>(net.parameters(), 1e-4);
-  return std::make_unique<lockstep::optim::Adam>(ddp, lockstep::optim::AdamOptions{.lr = 1e-4}, std::vector<lockstep::optim::Adam::Group>(),
+  return std::make_unique<lockstep::optim::Adam>(ddp, lockstep::optim::AdamOptions{.lr = 1e-4},
+                                                 std::vector<lockstep::optim::Adam::Group>(),
                                                  lockstep::optim::FusedOptions{.shard_state = kind == "sharded"});
 }
 
@@ -92,8 +95,11 @@ int run(const std::string& kind, std::int64_t width, int layers) {
   std::int64_t parameters = 0;
   for (const at::Tensor& parameter : net->parameters()) parameters += parameter.numel();
   if (world.rank() == 0)
-    std::printf("{\"kind\": \"%s\", \"transport\": \"%s\", \"ranks\": %d, \"parameters\": %lld, \"bytes\": %.0f, \"pss\": %.0f, \"losses\": [%s]}\n", kind.c_str(),
-                std::string(world.transport()).c_str(), world.size(), static_cast<long long>(parameters), bytes, grown, losses.c_str());
+    std::printf(
+        "{\"kind\": \"%s\", \"transport\": \"%s\", \"ranks\": %d, \"parameters\": %lld, \"bytes\": %.0f, \"pss\": "
+        "%.0f, \"losses\": [%s]}\n",
+        kind.c_str(), std::string(world.transport()).c_str(), world.size(), static_cast<long long>(parameters), bytes,
+        grown, losses.c_str());
   return 0;
 }
 

@@ -1,7 +1,11 @@
-// What fit() adds to a step: the same model in a plain loop and in the Trainer, with its line, loggers and report, in turns in one process.
+// What fit() adds to a step: the same model in a plain loop and in the Trainer, with its line, loggers and report, in
+// turns in one process.
 //   bench_trainer STEPS WIDTH FOLDER
-// One rank; blocks of 20 steps of each. There are two plain loops, one made before the Trainer's model and one behind it, and what the Trainer takes is compared with their mean: where in memory a model came to lie is up to 1 % of a step.
-// Prints as its last line "plain_ms=P trainer_ms=T added=RATIO plain_apart=RATIO": medians over the blocks, the median of the Trainer's block over those beside it, less 1, and how far the two plain loops lie apart, which is what nobody can measure better.
+// One rank; blocks of 20 steps of each. There are two plain loops, one made before the Trainer's model and one behind
+// it, and what the Trainer takes is compared with their mean: where in memory a model came to lie is up to 1 % of a
+// step. Prints as its last line "plain_ms=P trainer_ms=T added=RATIO plain_apart=RATIO": medians over the blocks, the
+// median of the Trainer's block over those beside it, less 1, and how far the two plain loops lie apart, which is what
+// nobody can measure better.
 #include <lockstep/base/parse.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -23,10 +27,16 @@ constexpr std::int64_t kFeatures = 256, kClasses = 10, kBatch = 64, kSamples = 6
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(std::int64_t width)
-      : first(register_module("first", torch::nn::Linear(kFeatures, width))), second(register_module("second", torch::nn::Linear(width, width))), last(register_module("last", torch::nn::Linear(width, kClasses))) {}
-  torch::Tensor loss(const Example& batch) { return torch::cross_entropy_loss(last(torch::relu(second(torch::relu(first(batch.data))))), batch.target); }
+      : first(register_module("first", torch::nn::Linear(kFeatures, width))),
+        second(register_module("second", torch::nn::Linear(width, width))),
+        last(register_module("last", torch::nn::Linear(width, kClasses))) {}
+  torch::Tensor loss(const Example& batch) {
+    return torch::cross_entropy_loss(last(torch::relu(second(torch::relu(first(batch.data))))), batch.target);
+  }
   torch::Tensor training_step(Example& batch, train::StepLog&) { return loss(batch); }
-  std::vector<train::OptimizerPlan> configure_optimizers(train::TrainingSetup& setup) { return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.01))}}; }
+  std::vector<train::OptimizerPlan> configure_optimizers(train::TrainingSetup& setup) {
+    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.01))}};
+  }
   torch::nn::Linear first, second, last;
 };
 TORCH_MODULE(Net);
@@ -39,13 +49,20 @@ auto make_loader(lockstep::Group& world) {
     Example get_batch(const std::vector<std::size_t>&) { return batch; }
     std::size_t size() const { return kSamples; }
   };
-  return lockstep::data::make_loader(One{{torch::randn({kBatch, kFeatures}), torch::randint(kClasses, {kBatch})}}, world, {.batch_size = kBatch});
+  return lockstep::data::make_loader(One{{torch::randn({kBatch, kFeatures}), torch::randint(kClasses, {kBatch})}},
+                                     world, {.batch_size = kBatch});
 }
 
 /// The plain loop, some steps at a time.
 class Plain {
  public:
-  Plain(lockstep::Group& world, std::int64_t width) : net_(started(width)), ddp_(net_, world), optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01)), loader_(make_loader(world)), epoch_(loader_.epoch(0)), at_(epoch_.begin()) {}
+  Plain(lockstep::Group& world, std::int64_t width)
+      : net_(started(width)),
+        ddp_(net_, world),
+        optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01)),
+        loader_(make_loader(world)),
+        epoch_(loader_.epoch(0)),
+        at_(epoch_.begin()) {}
   void run(std::int64_t steps) {
     for (std::int64_t i = 0; i < steps; ++i, ++at_) {
       optimizer_.zero_grad();
@@ -67,7 +84,9 @@ class Plain {
   lockstep::data::Epoch<Example>::Iterator at_;
 };
 
-double ms_each(Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count() / static_cast<double>(kBlock); }
+double ms_each(Clock::duration time) {
+  return std::chrono::duration<double, std::milli>(time).count() / static_cast<double>(kBlock);
+}
 
 /// After each block of the Trainer's steps it runs as many of each plain loop.
 struct Turns : train::Callback {
@@ -100,7 +119,8 @@ double median(std::vector<double> values) {
 
 int main(int argc, char** argv) try {
   if (argc != 4) throw lockstep::UsageError("usage: bench_trainer STEPS WIDTH FOLDER");
-  const auto steps = lockstep::base::parse_int_in("STEPS", argv[1], kWarm + 2 * kBlock, kSamples / kBatch), width = lockstep::base::parse_int_in("WIDTH", argv[2], 1, 100000);
+  const auto steps = lockstep::base::parse_int_in("STEPS", argv[1], kWarm + 2 * kBlock, kSamples / kBatch),
+             width = lockstep::base::parse_int_in("WIDTH", argv[2], 1, 100000);
   lockstep::Trainer trainer({.devices = 1, .max_steps = steps, .folder = argv[3]});
   Plain before(trainer.world(), width);
   Net net = Plain::started(width);
@@ -114,7 +134,8 @@ int main(int argc, char** argv) try {
     added.push_back(turns->trainer_ms[i] / plain.back());
     apart.push_back(turns->behind_ms[i] / turns->before_ms[i]);
   }
-  std::printf("plain_ms=%.4f trainer_ms=%.4f added=%.5f plain_apart=%.5f\n", median(plain), median(turns->trainer_ms), median(added) - 1, median(apart) - 1);
+  std::printf("plain_ms=%.4f trainer_ms=%.4f added=%.5f plain_apart=%.5f\n", median(plain), median(turns->trainer_ms),
+              median(added) - 1, median(apart) - 1);
 } catch (const lockstep::Error& error) {
   std::cerr << "bench_trainer: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());

@@ -5,6 +5,7 @@ usage: trainer.py --program bench_trainer [--turns N] [--steps N] [--width N]
 Both have their progress line on a terminal (a pseudo-terminal here), files of values for TensorBoard and as CSV, and no checkpoints while it is measured. One thread of torch each. Python's part is what scripts/setup.sh --beds and --peers install: .deps/python,
 .deps/tensorboard, .deps/peers/lightning.
 """
+
 import argparse
 import glob
 import os
@@ -75,16 +76,29 @@ print(f"plain_ms={mid(turns.plain_ms):.4f} trainer_ms={mid(turns.trainer_ms):.4f
 def python_path():
     """torch's Python, and where Lightning and TensorBoard lie."""
     deps = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".deps")
-    sites = [site for folder in ("peers/lightning", "tensorboard") for site in glob.glob(os.path.join(deps, folder, "lib/python3*/site-packages"))]
+    sites = [
+        site
+        for folder in ("peers/lightning", "tensorboard")
+        for site in glob.glob(os.path.join(deps, folder, "lib/python3*/site-packages"))
+    ]
     if len(sites) < 2:
-        raise SystemExit("Lightning or TensorBoard is not there: scripts/setup.sh --beds, then scripts/setup.sh --peers")
+        raise SystemExit(
+            "Lightning or TensorBoard is not there: scripts/setup.sh --beds, then scripts/setup.sh --peers"
+        )
     return os.path.join(deps, "python/bin/python3"), ":".join(sites)
 
 
 def on_a_terminal(command, site=""):
     """Its output, when stdout and stderr are a terminal of 100 columns."""
     main, child = pty.openpty()
-    process = subprocess.Popen(["sh", "-c", 'stty cols 100 rows 40; exec "$@"', "sh", *command], stdin=child, stdout=child, stderr=child, env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **({"PYTHONPATH": site} if site else {})}, close_fds=True)
+    process = subprocess.Popen(
+        ["sh", "-c", 'stty cols 100 rows 40; exec "$@"', "sh", *command],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", **({"PYTHONPATH": site} if site else {})},
+        close_fds=True,
+    )
     os.close(child)
     text = b""
     while True:
@@ -119,9 +133,14 @@ def main():
             theirs.append(on_a_terminal([python, "-c", CHILD, *words], site))
             for name, values in (("Lockstep", ours), ("Lightning", theirs)):
                 plain, trainer, added = values[-1]
-                print(f"turn {turn}: {name}: plain loop {plain:.3f} ms, trainer {trainer:.3f} ms, {100 * added:+.2f} %", flush=True)
+                print(
+                    f"turn {turn}: {name}: plain loop {plain:.3f} ms, trainer {trainer:.3f} ms, {100 * added:+.2f} %",
+                    flush=True,
+                )
         for name, values in (("Lockstep's Trainer", ours), ("Lightning's", theirs)):
-            print(f"{name} adds {100 * statistics.median(v[2] for v in values):+.2f} % ({1e3 * statistics.median(v[1] - v[0] for v in values):+.0f} us) to a step of {statistics.median(v[0] for v in values):.2f} ms")
+            print(
+                f"{name} adds {100 * statistics.median(v[2] for v in values):+.2f} % ({1e3 * statistics.median(v[1] - v[0] for v in values):+.0f} us) to a step of {statistics.median(v[0] for v in values):.2f} ms"
+            )
         return 0
     finally:
         shutil.rmtree(root, ignore_errors=True)

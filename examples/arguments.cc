@@ -52,8 +52,8 @@ void Arguments::number(const std::string& name, double& value, double low, doubl
   add(name, help, shortest(value), [name, &value, low, high](const std::string& text) {
     const auto number = lockstep::base::parse_double(text);
     if (!number || *number < low || *number > high)
-      throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(text, 80) + "; allowed is a number from " +
-                                       shortest(low) + " to " + shortest(high));
+      throw lockstep::base::UsageError(name + " is " + lockstep::base::quoted(text, 80) +
+                                       "; allowed is a number from " + shortest(low) + " to " + shortest(high));
     value = *number;
   });
 }
@@ -82,7 +82,8 @@ void Arguments::read(int argc, char** argv) {
   } catch (const CLI::ArgumentMismatch& error) {  // "--NAME: ...", or of a flag "NAME was ..."
     const std::string text = error.what(), name = text.substr(0, text.find_first_of(": "));
     if (flags_.contains("--" + name)) refuse_flag("--" + name);
-    throw lockstep::base::UsageError(name + " is given without a value, or several times; allowed is " + name + " VALUE, once");
+    throw lockstep::base::UsageError(name + " is given without a value, or several times; allowed is " + name +
+                                     " VALUE, once");
   } catch (const CLI::ParseError& error) {
     throw lockstep::base::UsageError(std::string(error.what()) + "; allowed are " + known + "--help");
   }

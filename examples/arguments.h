@@ -14,7 +14,8 @@ class App;
 
 namespace examples {
 
-/// Every wrong word is a lockstep::UsageError of one line that names the argument, the value got and the values allowed.
+/// Every wrong word is a lockstep::UsageError of one line that names the argument, the value got and the values
+/// allowed.
 class Arguments {
  public:
   explicit Arguments(const std::string& description);
@@ -22,7 +23,8 @@ class Arguments {
 
   // Each variable keeps its value when the argument is not given, and must live until read().
   void text(const std::string& name, std::string& value, const std::string& help);
-  void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high, const std::string& help);
+  void integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
+               const std::string& help);
   /// low <= value <= high.
   void number(const std::string& name, double& value, double low, double high, const std::string& help);
 
@@ -41,7 +43,8 @@ class Arguments {
   std::set<std::string> flags_;
 };
 
-/// A file that argument `name` wants written later (or "": none) must lie in a folder that is there now: a UsageError otherwise.
+/// A file that argument `name` wants written later (or "": none) must lie in a folder that is there now: a UsageError
+/// otherwise.
 void expect_place_for(const std::string& name, const std::string& path);
 
 }  // namespace examples

@@ -1,4 +1,5 @@
-// The program lockstep-bench: what `lockstep bench` becomes, and, as `lockstep-bench rank`, each of the ranks that it measures.
+// The program lockstep-bench: what `lockstep bench` becomes, and, as `lockstep-bench rank`, each of the ranks that it
+// measures.
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -26,7 +27,8 @@ int main(int argc, char** argv) {
     lockstep::bench::run_benchmarks(options, report);
     return 0;
   } catch (const lockstep::base::Error& error) {
-    std::fprintf(stderr, "lockstep-bench: %s%s%s\n", error.what(), error.hint().empty() ? "" : "; ", error.hint().c_str());
+    std::fprintf(stderr, "lockstep-bench: %s%s%s\n", error.what(), error.hint().empty() ? "" : "; ",
+                 error.hint().c_str());
     return lockstep::base::exit_code(error.cause());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "lockstep-bench: %s\n", error.what());

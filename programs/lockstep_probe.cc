@@ -1,5 +1,6 @@
-// The program lockstep-probe: what libtorch is on this host, and what it finds there, as one line of JSON. `lockstep doctor` runs it on each host. CUDA and NCCL are asked through libtorch's own
-// library for CUDA, which is loaded when it is there: nothing of theirs is linked.
+// The program lockstep-probe: what libtorch is on this host, and what it finds there, as one line of JSON. `lockstep
+// doctor` runs it on each host. CUDA and NCCL are asked through libtorch's own library for CUDA, which is loaded when
+// it is there: nothing of theirs is linked.
 #include <ATen/Version.h>
 #include <dlfcn.h>
 #include <torch/version.h>
@@ -14,12 +15,15 @@ namespace {
 using nlohmann::ordered_json;
 
 /// "12.8" of 12080, as CUDA counts.
-std::string cuda_version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+std::string cuda_version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
 
 /// "2.28.9" of 22809, as NCCL counts since 2.9; before that 2804 was 2.8.4.
 std::string nccl_version(int number) {
   const int major = number < 10000 ? 1000 : 10000;
-  return std::to_string(number / major) + "." + std::to_string(number % major / 100) + "." + std::to_string(number % 100);
+  return std::to_string(number / major) + "." + std::to_string(number % major / 100) + "." +
+         std::to_string(number % 100);
 }
 
 template <typename Function>
@@ -47,17 +51,23 @@ void ask_cuda(ordered_json& found) {
   void* library = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_LOCAL);
   if (!library) {
     const std::string why = ::dlerror();
-    if (why.find("libtorch_cuda.so: cannot open") == std::string::npos) found["cuda_error"] = why;  // it is there, but a library that it needs is not
+    if (why.find("libtorch_cuda.so: cannot open") == std::string::npos)
+      found["cuda_error"] = why;  // it is there, but a library that it needs is not
     return;
   }
   int number = 0;
-  if (auto* version = function<int(int*)>(library, "cudaRuntimeGetVersion"); version && version(&number) == 0) found["cuda"] = cuda_version(number);
-  if (auto* version = function<int(int*)>(library, "cudaDriverGetVersion"); version && version(&number) == 0 && number > 0) found["driver_cuda"] = cuda_version(number);
-  if (auto* version = function<int(int*)>(library, "ncclGetVersion"); version && version(&number) == 0) found["nccl"] = nccl_version(number);
+  if (auto* version = function<int(int*)>(library, "cudaRuntimeGetVersion"); version && version(&number) == 0)
+    found["cuda"] = cuda_version(number);
+  if (auto* version = function<int(int*)>(library, "cudaDriverGetVersion");
+      version && version(&number) == 0 && number > 0)
+    found["driver_cuda"] = cuda_version(number);
+  if (auto* version = function<int(int*)>(library, "ncclGetVersion"); version && version(&number) == 0)
+    found["nccl"] = nccl_version(number);
   found["devices"] = devices(library);
 }
 
-/// What the MPI library on this host says it is: of Open MPI 4 and 5, else of MPICH and its kin. Nothing is initialised.
+/// What the MPI library on this host says it is: of Open MPI 4 and 5, else of MPICH and its kin. Nothing is
+/// initialised.
 void ask_mpi(ordered_json& found) {
   for (const char* name : {"libmpi.so.40", "libmpi.so.12"}) {
     void* library = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);

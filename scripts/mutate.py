@@ -114,9 +114,25 @@ class Tree:
 
     def failing(self, tests):
         """Names of the tests that fail; None when none was run."""
-        code, output = self.run("timeout", "-k", "10", str(TIME_LIMIT_SECONDS), "ctest", "--test-dir", self.build, "--timeout", "60",
-                                "--no-tests=error", "-j", "2", "-R", tests)
-        names = re.findall(r"^\s*\d+ - (\S+)(?: .*)? \((?:Failed|Timeout|SEGFAULT|Subprocess .*|.*Exception.*)\)", output, re.M)
+        code, output = self.run(
+            "timeout",
+            "-k",
+            "10",
+            str(TIME_LIMIT_SECONDS),
+            "ctest",
+            "--test-dir",
+            self.build,
+            "--timeout",
+            "60",
+            "--no-tests=error",
+            "-j",
+            "2",
+            "-R",
+            tests,
+        )
+        names = re.findall(
+            r"^\s*\d+ - (\S+)(?: .*)? \((?:Failed|Timeout|SEGFAULT|Subprocess .*|.*Exception.*)\)", output, re.M
+        )
         if code != 0 and not names:
             return None if "No tests were found" in output else ["(time limit)"]
         return names
@@ -148,7 +164,9 @@ def check_without_bugs(tree, mutations):
     for tests in sorted({mutation.tests for mutation in mutations}):
         failing = tree.failing(tests)
         if failing is None or failing:
-            sys.exit(f"mutate: tests '{tests}' without a bug: {failing or 'none found'}; expected all to pass; see {tree.log}")
+            sys.exit(
+                f"mutate: tests '{tests}' without a bug: {failing or 'none found'}; expected all to pass; see {tree.log}"
+            )
 
 
 def outcome(tree, mutation):
@@ -188,7 +206,9 @@ def main():
     parser.add_argument("--check", action="store_true", help="only check that every bug fits the code")
     parser.add_argument("--mutations", default=os.path.join(ROOT, "tests/mutations"), help="the folder of the tables")
     parser.add_argument("--tree", help="a checkout to change and change back, instead of build/mutate")
-    parser.add_argument("--build", help="the build folder of --tree; its targets and tests count as checked without bugs")
+    parser.add_argument(
+        "--build", help="the build folder of --tree; its targets and tests count as checked without bugs"
+    )
     parser.add_argument("--table", help="append one tab-separated row per bug to this file")
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS", "2")))
     options = parser.parse_args()

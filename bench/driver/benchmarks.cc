@@ -21,11 +21,11 @@ constexpr auto kStart = 120s;
 constexpr auto kTurn = 120s;
 constexpr auto kPeerLimit = 20s;  // the first turn of a size, 5 to 60 operations
 constexpr auto kEnd = 20s;
-constexpr std::size_t kLarge = 16 << 20;        // from here on one repetition is a sample
-constexpr std::size_t kYardstick = 1 << 20;     // smaller copies stay in the cores' own caches
-constexpr std::size_t kMemory = 250 << 20;      // the yardstick beside training steps
-constexpr double kLibrary = 200 << 20;          // of a rank's own, libtorch and what it allocates
-constexpr double kSample = 5e-3;                // seconds that a sample of a small operation takes
+constexpr std::size_t kLarge = 16 << 20;     // from here on one repetition is a sample
+constexpr std::size_t kYardstick = 1 << 20;  // smaller copies stay in the cores' own caches
+constexpr std::size_t kMemory = 250 << 20;   // the yardstick beside training steps
+constexpr double kLibrary = 200 << 20;       // of a rank's own, libtorch and what it allocates
+constexpr double kSample = 5e-3;             // seconds that a sample of a small operation takes
 constexpr int kWarmSteps = 2, kLaunches = 3;
 
 /// A folder for pipes and what is compiled, gone with it.
@@ -50,8 +50,9 @@ class Folder {
 void require_memory(const std::string& what, double bytes) {
   const auto host = base::HostMemory::now();
   if (static_cast<double>(host.available_bytes) < bytes)
-    throw base::UsageError(what + " needs about " + size_text(static_cast<std::size_t>(bytes) >> 20 << 20) + " of memory; " + host.limited_by + " has " +
-                           size_text(host.available_bytes >> 20 << 20) + " left: fewer implementations (--impl) need less");
+    throw base::UsageError(what + " needs about " + size_text(static_cast<std::size_t>(bytes) >> 20 << 20) +
+                           " of memory; " + host.limited_by + " has " + size_text(host.available_bytes >> 20 << 20) +
+                           " left: fewer implementations (--impl) need less");
 }
 
 using Jobs = std::vector<std::unique_ptr<Job>>;
@@ -72,8 +73,9 @@ Jobs start_training(const std::vector<Entrant>& entrants, const std::string& fol
     if (said.size() != 1) continue;  // memcpy
     if (jobs.size() == 1) *parameters = said[0];
     if (said[0] != *parameters)
-      throw base::Error(base::Cause::kInternal, "bench: " + entrant.name + " has a model of " + std::to_string(said[0]) + " parameters, " +
-                                                    entrants.front().name + " one of " + std::to_string(*parameters));
+      throw base::Error(base::Cause::kInternal, "bench: " + entrant.name + " has a model of " +
+                                                    std::to_string(said[0]) + " parameters, " + entrants.front().name +
+                                                    " one of " + std::to_string(*parameters));
   }
   return jobs;
 }
@@ -83,15 +85,18 @@ void end_all(Jobs& jobs) {
 }
 
 /// Turns of `jobs`, each with its own order.
-std::vector<Rounds> race_jobs(const Jobs& jobs, const std::vector<std::vector<std::int64_t>>& orders, const Options& options) {
+std::vector<Rounds> race_jobs(const Jobs& jobs, const std::vector<std::vector<std::int64_t>>& orders,
+                              const Options& options) {
   std::vector<TakeTurn> turns;
   for (std::size_t i = 0; i < jobs.size(); ++i)
     turns.push_back([&job = *jobs[i], &order = orders[i]] { return job.turn(order, Deadline::in(kTurn)); });
   return race(turns, {.rounds = options.rounds});
 }
 
-/// Rows, with ratios to the first that is not memcpy, which is the last of the results when `bytes` says how much it copied.
-void add_rows(Race& race, const std::vector<std::string>& names, const std::vector<Rounds>& results, std::size_t memcpy_bytes) {
+/// Rows, with ratios to the first that is not memcpy, which is the last of the results when `bytes` says how much it
+/// copied.
+void add_rows(Race& race, const std::vector<std::string>& names, const std::vector<Rounds>& results,
+              std::size_t memcpy_bytes) {
   for (std::size_t i = 0; i < results.size(); ++i) {
     Row row{names[i], summarize(results[i]), ratio(results[i], results.front()), std::nullopt, false};
     if (memcpy_bytes > 0) row.ratio_to_memcpy = ratio(results[i], results.back());
@@ -99,7 +104,8 @@ void add_rows(Race& race, const std::vector<std::string>& names, const std::vect
     race.rows.push_back(row);
   }
   // Reads and writes count.
-  if (memcpy_bytes > 0) race.bandwidth = 2.0 * race.ranks * static_cast<double>(memcpy_bytes) / race.rows.back().seconds.median_s;
+  if (memcpy_bytes > 0)
+    race.bandwidth = 2.0 * race.ranks * static_cast<double>(memcpy_bytes) / race.rows.back().seconds.median_s;
 }
 
 std::vector<std::string> names_of(const Jobs& jobs) {
@@ -119,7 +125,8 @@ std::vector<std::int64_t> all_reduce_order(Job& job, std::size_t bytes) {
   return {size, std::clamp(static_cast<std::int64_t>(kSample / once), std::int64_t{1}, std::int64_t{5000}), 7};
 }
 
-/// The orders for those that can do this size. A peer that cannot (some spin until a rank's turn on a shared core is over) leaves the race.
+/// The orders for those that can do this size. A peer that cannot (some spin until a rank's turn on a shared core is
+/// over) leaves the race.
 std::vector<std::vector<std::int64_t>> all_reduce_orders(Jobs& jobs, std::size_t bytes, Report& report) {
   std::vector<std::vector<std::int64_t>> orders;
   for (std::size_t i = 0; i < jobs.size();) {
@@ -170,8 +177,10 @@ void bench_step(const Options& options, const std::string& model, Report& report
   const std::int64_t steps = parameter_bytes(model) > 1e8 ? 5 : 8;
   std::vector<std::vector<std::int64_t>> orders(jobs.size(), {kWarmSteps, steps});
   orders.back() = {kMemory, 1, 3};
-  for (std::size_t i = 0; i + 1 < jobs.size(); ++i) jobs[i]->turn({10, 1}, Deadline::in(kTurn));  // buckets are laid out, replicas compared
-  Race race{.what = "step", .ranks = options.ranks, .bytes = 0, .model = model, .optimizer = options.optimizer, .rows = {}};
+  for (std::size_t i = 0; i + 1 < jobs.size(); ++i)
+    jobs[i]->turn({10, 1}, Deadline::in(kTurn));  // buckets are laid out, replicas compared
+  Race race{
+      .what = "step", .ranks = options.ranks, .bytes = 0, .model = model, .optimizer = options.optimizer, .rows = {}};
   race.parameters = static_cast<std::uint64_t>(parameters);
   add_rows(race, names_of(jobs), race_jobs(jobs, orders, options), kMemory);
   race.rows.pop_back();
@@ -184,7 +193,8 @@ double seconds_of(const Entrant& entrant) {
   const pid_t pid = start(entrant.argv, entrant.env, "");
   int status = 0;
   if (!wait_for(pid, Deadline::in(kStart), &status) || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1, entrant.name + " did not start and end two ranks of /bin/true");
+    throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1,
+                          entrant.name + " did not start and end two ranks of /bin/true");
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -224,13 +234,16 @@ void bench_arena(const Options& options, Report& report) {
   constexpr const char* kModel = "mlp-50m";
   Jobs jobs = start_all(arena_entrants(kModel), folder.path());
   Race race{.what = "backward", .ranks = 1, .bytes = 0, .model = kModel, .optimizer = "", .rows = {}};
-  add_rows(race, names_of(jobs), race_jobs(jobs, std::vector<std::vector<std::int64_t>>(jobs.size(), {kWarmSteps, 5}), options), 0);
+  add_rows(race, names_of(jobs),
+           race_jobs(jobs, std::vector<std::vector<std::int64_t>>(jobs.size(), {kWarmSteps, 5}), options), 0);
   report.add(race);
   end_all(jobs);
   Jobs growth = start_all({growth_entrant()}, folder.path());
   const std::vector<double> seen = growth[0]->turn({2000}, Deadline::in(5 * kTurn));
   report.add_bytes("arena_growth", 1, "mlp-6m", "sgd",
-                   {{"most in use at once, 2000 steps", seen.at(3)}, {"high water after 200 steps", seen.at(0)}, {"high water after 2000 steps", seen.at(2)}});
+                   {{"most in use at once, 2000 steps", seen.at(3)},
+                    {"high water after 200 steps", seen.at(0)},
+                    {"high water after 2000 steps", seen.at(2)}});
   end_all(growth);
 }
 

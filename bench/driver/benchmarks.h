@@ -6,7 +6,8 @@
 
 namespace lockstep::bench {
 
-/// Does what the options say and reports it. Throws UsageError, SystemError, and CommError when an implementation fails.
+/// Does what the options say and reports it. Throws UsageError, SystemError, and CommError when an implementation
+/// fails.
 void run_benchmarks(const Options& options, Report& report);
 
 }  // namespace lockstep::bench

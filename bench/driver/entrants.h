@@ -14,9 +14,10 @@ namespace lockstep::bench {
 /// Every rank copies from a buffer of its own to another of `max_bytes`: the yardstick.
 Entrant memcpy_entrant(int ranks, std::size_t max_bytes);
 
-/// lockstep, lockstep-ordinary (memory that neighbours cannot read), gloo, and every MPI, whose programs are compiled into `folder`. Those
-/// that are missing are reported. Throws UsageError when --impl names one that there is not.
-std::vector<Entrant> all_reduce_entrants(const Options& options, std::size_t max_bytes, const std::string& folder, Report& report);
+/// lockstep, lockstep-ordinary (memory that neighbours cannot read), gloo, and every MPI, whose programs are compiled
+/// into `folder`. Those that are missing are reported. Throws UsageError when --impl names one that there is not.
+std::vector<Entrant> all_reduce_entrants(const Options& options, std::size_t max_bytes, const std::string& folder,
+                                         Report& report);
 
 /// The implementations of a training step, those with "-tuned" with malloc told to keep its memory.
 std::vector<Entrant> step_entrants(const Options& options, const std::string& model, Report& report);

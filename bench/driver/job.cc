@@ -30,7 +30,8 @@ volatile std::sig_atomic_t stop_signal = 0;  // by nature global: a signal handl
 
 void throw_if_stopped() {
   if (const int signal = std::exchange(stop_signal, 0))
-    throw base::Error(base::Cause::kInterrupted, std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM"));
+    throw base::Error(base::Cause::kInterrupted,
+                      std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM"));
 }
 
 std::vector<std::string> environment_with(const std::map<std::string, std::string>& env) {
@@ -67,11 +68,13 @@ Entrant with_prefix(Entrant entrant, const std::string& prefix) {
 
 }  // namespace
 
-pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env, const std::string& output) {
+pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
+            const std::string& output) {
   const std::vector<std::string> environment = environment_with(env);
   std::vector<char*> arguments = pointers(argv);
   std::vector<char*> variables = pointers(environment);
-  const base::Fd out(::open(output.empty() ? "/dev/null" : output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const base::Fd out(
+      ::open(output.empty() ? "/dev/null" : output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const base::Fd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!out || !in) throw base::SystemError("cannot open " + output, errno);
   const pid_t parent = ::getpid();
@@ -99,7 +102,7 @@ bool wait_for(pid_t pid, Deadline deadline, int* status) {
 }
 
 void throw_on_signals() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = [](int signal) { stop_signal = signal; };
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
@@ -127,7 +130,8 @@ std::vector<double> Job::turn(const std::vector<std::int64_t>& order, Deadline d
   for (const std::int64_t number : order) line += (line.empty() ? "" : " ") + std::to_string(number);
   line += "\n";
   for (const base::Fd& fd : orders_)
-    if (::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) fail("does not take its orders");
+    if (::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      fail("does not take its orders");
   return read_answer(deadline);
 }
 
@@ -142,7 +146,8 @@ std::vector<double> Job::read_answer(Deadline deadline) {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       pid_ = -1;
-      fail(WIFEXITED(status) ? "ended with " + std::to_string(WEXITSTATUS(status)) : "was ended by signal " + std::to_string(WTERMSIG(status)));
+      fail(WIFEXITED(status) ? "ended with " + std::to_string(WEXITSTATUS(status))
+                             : "was ended by signal " + std::to_string(WTERMSIG(status)));
     }
     throw_if_stopped();
     if (deadline.expired()) fail("gave no answer in time");
@@ -167,7 +172,9 @@ std::uint64_t Job::pss_bytes() const {
     std::string line;
     bool found = false;
     while (!found && std::getline(rollup, line)) found = line.rfind("Pss:", 0) == 0;
-    if (!found) throw base::SystemError(entrant_.name + ": cannot read the memory of rank " + std::to_string(rank) + ", process " + pid, errno);
+    if (!found)
+      throw base::SystemError(
+          entrant_.name + ": cannot read the memory of rank " + std::to_string(rank) + ", process " + pid, errno);
     kilobytes += std::stoull(line.substr(4));
   }
   return kilobytes * 1024;
@@ -192,7 +199,8 @@ void Job::fail(const std::string& what) const {
   std::ifstream log(prefix_ + ".log");
   std::string said((std::istreambuf_iterator<char>(log)), {});
   if (said.size() > kTail) said.erase(0, said.size() - kTail);
-  throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1, entrant_.name + " " + what + (said.empty() ? "" : "; it said:\n" + said));
+  throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1,
+                        entrant_.name + " " + what + (said.empty() ? "" : "; it said:\n" + said));
 }
 
 }  // namespace lockstep::bench

@@ -18,13 +18,15 @@ struct Entrant {
   std::vector<std::string> argv;
   std::map<std::string, std::string> env = {};  ///< on top of this process's
   int ranks = 2;
-  double copies = 0;  ///< of the model's parameters that a rank has: parameters, gradients, buckets, the optimizer's state
+  double copies =
+      0;  ///< of the model's parameters that a rank has: parameters, gradients, buckets, the optimizer's state
 };
 inline const std::string kPrefix = "@PREFIX@";
 
-/// Between turns a rank waits in read(2) for a line of the named pipe PREFIX.RANK, whatever its implementation does when it waits: so those
-/// who are not at work do not disturb. A turn is a line of integers to all ranks; rank 0 answers with a line of numbers in PREFIX.answers.
-/// Each rank leaves its pid in the file PREFIX.RANK.pid before the first answer, which rank 0 gives unasked, when all are ready.
+/// Between turns a rank waits in read(2) for a line of the named pipe PREFIX.RANK, whatever its implementation does
+/// when it waits: so those who are not at work do not disturb. A turn is a line of integers to all ranks; rank 0
+/// answers with a line of numbers in PREFIX.answers. Each rank leaves its pid in the file PREFIX.RANK.pid before the
+/// first answer, which rank 0 gives unasked, when all are ready.
 class Job {
  public:
   /// Makes the pipes in `folder` and starts it. Throws SystemError.
@@ -58,11 +60,13 @@ class Job {
 };
 
 /// argv[0] started with this output file ("" is /dev/null) and killed with this process; the pid. Throws SystemError.
-pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env, const std::string& output);
+pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
+            const std::string& output);
 /// Waits for a child and gives its wait status; false at the deadline.
 bool wait_for(pid_t pid, base::Deadline deadline, int* status);
 
-/// From here on SIGINT and SIGTERM make the waits of this file throw Error (INTERRUPTED), so that jobs and folders are cleaned up.
+/// From here on SIGINT and SIGTERM make the waits of this file throw Error (INTERRUPTED), so that jobs and folders are
+/// cleaned up.
 void throw_on_signals();
 
 }  // namespace lockstep::bench

@@ -5,7 +5,8 @@
 namespace lockstep::bench {
 
 bool noisy(const std::vector<Rounds>& results, double max_spread) {
-  return std::any_of(results.begin(), results.end(), [&](const Rounds& rounds) { return summarize(rounds).spread > max_spread; });
+  return std::any_of(results.begin(), results.end(),
+                     [&](const Rounds& rounds) { return summarize(rounds).spread > max_spread; });
 }
 
 std::vector<Rounds> race(const std::vector<TakeTurn>& turns, const RaceOptions& options) {

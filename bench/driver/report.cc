@@ -16,7 +16,8 @@ using nlohmann::ordered_json;
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
-    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+    if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos)
+      return line.substr(line.find(": ") + 2);
   return "unknown";
 }
 
@@ -32,7 +33,8 @@ ordered_json machine() {
   return {{"what", "machine"},
           {"cpu", cpu_model()},
           {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
-          {"memory_bytes", static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))},
+          {"memory_bytes",
+           static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE))},
           {"kernel", kernel.release},
           {"libtorch", LOCKSTEP_BENCH_LIBTORCH},
           {"compiler", LOCKSTEP_BENCH_COMPILER},
@@ -59,8 +61,8 @@ std::string title(const Race& race) {
 Report::Report(bool json) : json_(json) {
   const ordered_json line = machine();
   if (json_) say(line);
-  std::fprintf(json_ ? stderr : stdout, "%s, %ld cores, libtorch %s, load %s\n", cpu_model().c_str(), ::sysconf(_SC_NPROCESSORS_ONLN),
-               LOCKSTEP_BENCH_LIBTORCH, load_now().c_str());
+  std::fprintf(json_ ? stderr : stdout, "%s, %ld cores, libtorch %s, load %s\n", cpu_model().c_str(),
+               ::sysconf(_SC_NPROCESSORS_ONLN), LOCKSTEP_BENCH_LIBTORCH, load_now().c_str());
 }
 
 void Report::add(const Race& race) {
@@ -77,8 +79,12 @@ void Report::add(const Race& race) {
     if (!race.model.empty()) line["model"] = race.model;
     if (race.parameters > 0) line["parameters"] = race.parameters;
     if (!race.optimizer.empty()) line["optimizer"] = race.optimizer;
-    line.update({{"median_s", row.seconds.median_s}, {"min_s", row.seconds.min_s}, {"runs", row.seconds.runs},
-                 {"spread", row.seconds.spread}, {"ratio", row.ratio}, {"ratio_to", race.rows.front().impl}});
+    line.update({{"median_s", row.seconds.median_s},
+                 {"min_s", row.seconds.min_s},
+                 {"runs", row.seconds.runs},
+                 {"spread", row.seconds.spread},
+                 {"ratio", row.ratio},
+                 {"ratio_to", race.rows.front().impl}});
     if (row.ratio_to_memcpy) line["ratio_to_memcpy"] = *row.ratio_to_memcpy;
     if (race.bandwidth > 0) line["bandwidth"] = race.bandwidth;
     line["noisy"] = row.noisy;
@@ -90,12 +96,20 @@ void Report::add(const Race& race) {
 void Report::add_bytes(const std::string& what, int ranks, const std::string& model, const std::string& optimizer,
                        const std::vector<std::pair<std::string, double>>& values) {
   std::FILE* out = json_ ? stderr : stdout;
-  std::fprintf(out, "\n%s, %s, %s, %d %s\n", what.c_str(), model.c_str(), optimizer.c_str(), ranks, ranks == 1 ? "rank" : "ranks");
+  std::fprintf(out, "\n%s, %s, %s, %d %s\n", what.c_str(), model.c_str(), optimizer.c_str(), ranks,
+               ranks == 1 ? "rank" : "ranks");
   for (const auto& [impl, bytes] : values) {
     std::fprintf(out, "  %-34s %8.1f MiB %7.3f\n", impl.c_str(), bytes / (1 << 20), bytes / values.front().second);
     if (json_)
-      say({{"what", what}, {"impl", impl}, {"ranks", ranks}, {"hosts", 1}, {"model", model}, {"optimizer", optimizer},
-           {"bytes_used", static_cast<std::uint64_t>(bytes)}, {"ratio", bytes / values.front().second}, {"ratio_to", values.front().first}});
+      say({{"what", what},
+           {"impl", impl},
+           {"ranks", ranks},
+           {"hosts", 1},
+           {"model", model},
+           {"optimizer", optimizer},
+           {"bytes_used", static_cast<std::uint64_t>(bytes)},
+           {"ratio", bytes / values.front().second},
+           {"ratio_to", values.front().first}});
   }
   std::fflush(out);
 }

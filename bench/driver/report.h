@@ -14,7 +14,7 @@ namespace lockstep::bench {
 struct Row {
   std::string impl;
   Summary seconds;
-  double ratio = 1;                     ///< to the first row of the race
+  double ratio = 1;  ///< to the first row of the race
   std::optional<double> ratio_to_memcpy;
   bool noisy = false;
 };
@@ -28,7 +28,7 @@ struct Race {
   std::string optimizer;
   std::vector<Row> rows;
   std::uint64_t parameters = 0;  ///< of the model
-  double bandwidth = 0;  ///< bytes read and written a second by all ranks' memcpy together; 0: not measured
+  double bandwidth = 0;          ///< bytes read and written a second by all ranks' memcpy together; 0: not measured
 };
 
 class Report {

@@ -25,7 +25,9 @@ std::vector<double> medians(const Rounds& rounds) {
   return all;
 }
 
-std::size_t unit_of(char letter) { return letter == 'G' ? 1 << 30 : letter == 'M' ? 1 << 20 : letter == 'K' ? 1 << 10 : 1; }
+std::size_t unit_of(char letter) {
+  return letter == 'G' ? 1 << 30 : letter == 'M' ? 1 << 20 : letter == 'K' ? 1 << 10 : 1;
+}
 
 }  // namespace
 
@@ -44,7 +46,8 @@ double spread(std::vector<double> values) {
 Summary summarize(const Rounds& rounds) {
   std::vector<double> all;
   for (const auto& round : rounds) all.insert(all.end(), round.begin(), round.end());
-  return {median(all), *std::min_element(all.begin(), all.end()), static_cast<int>(all.size()), spread(medians(rounds))};
+  return {median(all), *std::min_element(all.begin(), all.end()), static_cast<int>(all.size()),
+          spread(medians(rounds))};
 }
 
 double ratio(const Rounds& own, const Rounds& base) {
@@ -57,8 +60,10 @@ double ratio(const Rounds& own, const Rounds& base) {
 std::size_t parse_size(const std::string& text) {
   const std::size_t unit = text.empty() ? 1 : unit_of(text.back());
   const auto number = base::parse_int(unit == 1 ? text : text.substr(0, text.size() - 1));
-  if (!number || *number <= 0 || static_cast<std::size_t>(*number) > kMaxSize / unit || static_cast<std::size_t>(*number) * unit % 4 != 0)
-    throw base::UsageError("--size has " + base::quoted(text, 80) + "; allowed are multiples of 4 bytes from 4 to 1G, such as 8, 4K or 250M");
+  if (!number || *number <= 0 || static_cast<std::size_t>(*number) > kMaxSize / unit ||
+      static_cast<std::size_t>(*number) * unit % 4 != 0)
+    throw base::UsageError("--size has " + base::quoted(text, 80) +
+                           "; allowed are multiples of 4 bytes from 4 to 1G, such as 8, 4K or 250M");
   return static_cast<std::size_t>(*number) * unit;
 }
 

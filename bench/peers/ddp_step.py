@@ -2,6 +2,7 @@
 
 ddp_step.py copies|views MODEL sgd|adamw PREFIX
 """
+
 import os
 import sys
 import time
@@ -11,8 +12,10 @@ import torch.distributed as dist
 
 from models import make_task
 
-OPTIMIZERS = {"sgd": lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
-              "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-4)}
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 1e-4),
+}
 
 
 def main():

@@ -1,4 +1,5 @@
 """The models of bench/ranks/models.cc, the same operations in the same order."""
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -27,7 +28,12 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
-        q, k, v = self.qkv(self.before_attention(x)).view(*x.shape[:2], 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(self.before_attention(x))
+            .view(*x.shape[:2], 3, HEADS, WIDTH // HEADS)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
         return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
@@ -54,7 +60,9 @@ def cnn():
         parts += [nn.Conv2d(channels[i], channels[i + 1], 3, padding=1), nn.ReLU()]
         if i < 3:
             parts.append(nn.MaxPool2d(2))
-    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+    return nn.Sequential(
+        *parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
 
 
 def make_task(model):

@@ -1,5 +1,5 @@
-/* MPI_Allreduce, measured as bench/ranks/all_reduce.cc measures Group::all_reduce; bench/driver/job.h says how turns are taken.
-   In place and from one buffer to another: the faster of the two counts. */
+/* MPI_Allreduce, measured as bench/ranks/all_reduce.cc measures Group::all_reduce; bench/driver/job.h says how turns
+   are taken. In place and from one buffer to another: the faster of the two counts. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +62,8 @@ int main(int argc, char** argv) {
     MPI_Abort(MPI_COMM_WORLD, 64);
   }
   const long max_count = atol(argv[2]) / (long)sizeof(float);
-  if (posix_memalign((void**)&data, 4096, (size_t)max_count * sizeof(float)) || posix_memalign((void**)&result, 4096, (size_t)max_count * sizeof(float)))
+  if (posix_memalign((void**)&data, 4096, (size_t)max_count * sizeof(float)) ||
+      posix_memalign((void**)&result, 4096, (size_t)max_count * sizeof(float)))
     MPI_Abort(MPI_COMM_WORLD, 1);
   memset(result, 0, (size_t)max_count * sizeof(float));
   check(max_count, rank, size);

@@ -2,6 +2,7 @@
 
 saves.py async|sync WIDTH LAYERS ROWS ROUNDS FOLDER: async is torch.distributed.checkpoint.async_save, sync is torch.save of rank 0 while the others wait in the next step.
 """
+
 import json
 import os
 import shutil
@@ -24,7 +25,9 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(1)
-    net = torch.nn.Sequential(*(layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.Tanh())))
+    net = torch.nn.Sequential(
+        *(layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.Tanh()))
+    )
     ddp = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-4)
     torch.manual_seed(2 + rank)
@@ -79,7 +82,17 @@ def main():
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     if rank == 0:
         ms = lambda values: round(1e3 * statistics.median(values), 2)
-        print(json.dumps({"peer": way, "step": ms(steps), "step_saving": ms(steps_saving), "stall": ms(longest.tolist()), "first_stall": round(1e3 * longest[0].item(), 2)}))
+        print(
+            json.dumps(
+                {
+                    "peer": way,
+                    "step": ms(steps),
+                    "step_saving": ms(steps_saving),
+                    "stall": ms(longest.tolist()),
+                    "first_stall": round(1e3 * longest[0].item(), 2),
+                }
+            )
+        )
         sys.stdout.flush()
     dist.barrier()
     os._exit(0)  # destroy_process_group() now and then never returns on a rank, with the thread that saved

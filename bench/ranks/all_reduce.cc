@@ -26,7 +26,8 @@ void check_sum(Contender& contender, const at::Tensor& whole, std::size_t bytes)
   const int n = num_ranks_here();
   const at::Tensor part = whole.narrow(0, 0, static_cast<std::int64_t>(bytes / 4));
   if (!part.eq(static_cast<float>(n * (n + 1) / 2)).all().item<bool>())
-    throw base::Error(base::Cause::kInternal, "bench: an all_reduce of " + std::to_string(bytes) + " bytes has a wrong sum on rank " + std::to_string(rank_here()));
+    throw base::Error(base::Cause::kInternal, "bench: an all_reduce of " + std::to_string(bytes) +
+                                                  " bytes has a wrong sum on rank " + std::to_string(rank_here()));
   whole.zero_();
 }
 
@@ -93,7 +94,8 @@ void all_reduce_rank(const std::string& impl, const std::string& prefix, std::si
   if (impl == "lockstep") return run_lockstep(prefix, max_bytes);
   if (impl == "gloo") return run_gloo(prefix, max_bytes);
   if (impl == "memcpy") return run_memcpy(prefix, max_bytes);
-  throw UsageError("lockstep-bench rank all-reduce: the implementation is " + impl + "; allowed are lockstep, gloo and memcpy");
+  throw UsageError("lockstep-bench rank all-reduce: the implementation is " + impl +
+                   "; allowed are lockstep, gloo and memcpy");
 }
 
 }  // namespace lockstep::bench

@@ -67,10 +67,10 @@ ReducerPeer::ReducerPeer(torch::nn::Module& net, bool bucket_views) : impl_(std:
   const std::vector<std::size_t> caps{std::size_t{1} << 20, std::size_t{25} << 20};
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters, caps, dense);
   std::reverse(buckets.begin(), buckets.end());
-  impl_->reducer = std::make_unique<c10d::Reducer>(parameters, buckets, impl_->group, dense, std::int64_t{25} << 20,
-                                                   /*find_unused_parameters=*/false, bucket_views, names, std::int64_t{1} << 20,
-                                                   /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-                                                   std::vector<std::int64_t>{});
+  impl_->reducer = std::make_unique<c10d::Reducer>(
+      parameters, buckets, impl_->group, dense, std::int64_t{25} << 20,
+      /*find_unused_parameters=*/false, bucket_views, names, std::int64_t{1} << 20,
+      /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<std::int64_t>{});
 }
 ReducerPeer::~ReducerPeer() = default;
 void ReducerPeer::before_forward() {

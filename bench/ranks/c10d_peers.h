@@ -12,8 +12,8 @@ class Module;
 
 namespace lockstep::bench {
 
-/// c10d::ProcessGroupGloo among the ranks of this job, over the loopback interface, with its defaults. Throws UsageError when this build
-/// is without gloo's headers.
+/// c10d::ProcessGroupGloo among the ranks of this job, over the loopback interface, with its defaults. Throws
+/// UsageError when this build is without gloo's headers.
 class GlooPeer {
  public:
   GlooPeer();
@@ -26,7 +26,8 @@ class GlooPeer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// c10d::Reducer as DistributedDataParallel sets it up: parameters broadcast, buckets of 1 and 25 MiB, rebuilt after the first step.
+/// c10d::Reducer as DistributedDataParallel sets it up: parameters broadcast, buckets of 1 and 25 MiB, rebuilt after
+/// the first step.
 class ReducerPeer {
  public:
   ReducerPeer(torch::nn::Module& net, bool bucket_views);

@@ -50,7 +50,10 @@ struct BlockImpl : nn::Module {
   nn::Linear down{register_module("down", nn::Linear(4 * kWidth, kWidth))};
 
   Tensor forward(Tensor x) {
-    const auto parts = qkv(before_attention(x)).view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto parts = qkv(before_attention(x))
+                           .view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads})
+                           .permute({2, 0, 3, 1, 4})
+                           .unbind(0);
     const Tensor seen = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
     x = x + out(seen.transpose(1, 2).reshape(x.sizes()));
     return x + down(torch::gelu(up(before_mlp(x))));
@@ -105,7 +108,9 @@ class Images final : public Task {
   }
   nn::Module& net() override { return *net_; }
   Tensor forward(std::int64_t batch) override { return net_->forward(images_.narrow(0, 0, batch)); }
-  Tensor loss(const Tensor& output) override { return nn::functional::cross_entropy(output, labels_.narrow(0, 0, output.size(0))); }
+  Tensor loss(const Tensor& output) override {
+    return nn::functional::cross_entropy(output, labels_.narrow(0, 0, output.size(0)));
+  }
   std::int64_t batch() const override { return images_.size(0); }
 
  private:
@@ -121,7 +126,8 @@ std::unique_ptr<Task> make_task(const std::string& model) {
     if (model == shape.name) return std::make_unique<Mlp>(shape);
   if (model == "transformer-2m") return std::make_unique<Text>();
   if (model == "cnn-1m") return std::make_unique<Images>();
-  throw base::UsageError("the model is " + base::quoted(model, 80) + "; allowed are mlp-50m, mlp-65m, mlp-6m, transformer-2m and cnn-1m");
+  throw base::UsageError("the model is " + base::quoted(model, 80) +
+                         "; allowed are mlp-50m, mlp-65m, mlp-6m, transformer-2m and cnn-1m");
 }
 
 }  // namespace lockstep::bench

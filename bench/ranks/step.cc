@@ -18,12 +18,14 @@ struct Way {
 };
 
 std::unique_ptr<torch::optim::Optimizer> torch_optimizer(torch::nn::Module& net, const std::string& name) {
-  if (name == "sgd") return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  if (name == "sgd")
+    return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
   if (name == "adamw") return std::make_unique<torch::optim::AdamW>(net.parameters(), torch::optim::AdamWOptions(1e-4));
   throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
 }
 
-std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel& ddp, const std::string& name, bool in_backward) {
+std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel& ddp, const std::string& name,
+                                                         bool in_backward) {
   const auto ready = [&](auto optimizer) {
     optimizer->update_in_backward(in_backward);
     return optimizer;
@@ -58,7 +60,8 @@ Way make_way(const std::string& impl, torch::nn::Module& net, const std::string&
     return {.kept = std::make_shared<Group>(world)};
   }
   throw UsageError("lockstep-bench rank step: the implementation is " + impl +
-                   "; allowed are lockstep, lockstep-uncompared, lockstep-compared, lockstep-finite, lockstep-fused, lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
+                   "; allowed are lockstep, lockstep-uncompared, lockstep-compared, lockstep-finite, lockstep-fused, "
+                   "lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
 }
 
 double step(Task& task, Way& way, std::int64_t batch) {
@@ -74,7 +77,8 @@ double step(Task& task, Way& way, std::int64_t batch) {
 
 }  // namespace
 
-void step_rank(const std::string& impl, const std::string& model, const std::string& optimizer, const std::string& prefix) {
+void step_rank(const std::string& impl, const std::string& model, const std::string& optimizer,
+               const std::string& prefix) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
   // Before the model, so that it is born where the implementation wants it; init() again gives the same group.

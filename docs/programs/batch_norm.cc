@@ -50,7 +50,8 @@ void converted(lockstep::Group& world) {
 
 void as_a_module(lockstep::Group& world) {
   // docs: begin module
-  torch::nn::Sequential net(torch::nn::Linear(4, 8), lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(8), "norm"), torch::nn::ReLU());
+  torch::nn::Sequential net(torch::nn::Linear(4, 8),
+                            lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(8), "norm"), torch::nn::ReLU());
   net->forward(torch::randn({world.rank() + 1, 4}));  // also one sample a rank
   // docs: end module
   expect(net->named_buffers().contains("1.running_var"), "names are BatchNorm's");
@@ -59,7 +60,8 @@ void as_a_module(lockstep::Group& world) {
 void several_devices() {
   // docs: begin data_parallel
   Net net;
-  lockstep::DataParallel parallel(net, {.devices = {torch::kCPU, torch::kCPU}});  // or {{torch::kCUDA, 0}, {torch::kCUDA, 1}}
+  lockstep::DataParallel parallel(
+      net, {.devices = {torch::kCPU, torch::kCPU}});  // or {{torch::kCUDA, 0}, {torch::kCUDA, 1}}
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();

@@ -56,7 +56,9 @@ def faults_of_command(command, lines, bin_folder):
     environment = dict(os.environ, PATH=bin_folder + os.pathsep + os.environ["PATH"])
     command = command.replace("29500", str(free_port()))
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT
+        )
     written = done.stdout + done.stderr
     came = [plain(line) for line in written.splitlines()]
     for line in lines:

@@ -47,7 +47,7 @@ torch::Tensor train(lockstep::Group& world, const std::string& folder, int steps
     optimizer.step();
     if ((step + 1) % 5 != 0) continue;
     checkpoint::Parts parts = {{"random", {{"seed", std::int64_t{step + 1}}}}};  // what is this rank's own
-    auto optimizer_state = optimizer.state_dict(false);                          // all ranks call it; the copy is made below
+    auto optimizer_state = optimizer.state_dict(false);  // all ranks call it; the copy is made below
     if (world.rank() == 0) {
       parts["model"] = tensors_of(*net);
       parts["optimizer"] = {optimizer_state.begin(), optimizer_state.end()};
@@ -77,9 +77,11 @@ void interchange(const std::string& folder) {
   net->forward(torch::ones({1, 8})).sum().backward();
   optimizer.step();
   // docs: begin optimizer
-  const auto state = checkpoint::optimizer_state_dict(optimizer, *net);  // "0.weight.exp_avg", "0.weight.step", "group.0.lr" ...
+  const auto state =
+      checkpoint::optimizer_state_dict(optimizer, *net);  // "0.weight.exp_avg", "0.weight.step", "group.0.lr" ...
   checkpoint::load_optimizer_state_dict(optimizer, *net, state);
-  checkpoint::save_torch_file(checkpoint::python_optimizer_state(optimizer), folder + "/optimizer.pt");  // optimizer.load_state_dict(torch.load(...)) in Python
+  checkpoint::save_torch_file(checkpoint::python_optimizer_state(optimizer),
+                              folder + "/optimizer.pt");  // optimizer.load_state_dict(torch.load(...)) in Python
   checkpoint::load_python_optimizer_state(optimizer, checkpoint::load_torch_file(folder + "/optimizer.pt"));
   // docs: end optimizer
   expect(state.contains("0.weight.exp_avg") && state.contains("group.0.lr"), "names of an optimizer's state");

@@ -12,7 +12,8 @@ int main(int argc, char** argv) try {
 
   const torch::Tensor number = torch::tensor({world.rank() + 1.0});
   world.all_reduce(number);
-  std::cout << "rank " << world.rank() << " of " << world.size() << ": the sum is " << number.item<double>() << std::endl;
+  std::cout << "rank " << world.rank() << " of " << world.size() << ": the sum is " << number.item<double>()
+            << std::endl;
 } catch (const lockstep::Error& error) {
   std::cerr << "first_run: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());

@@ -10,7 +10,8 @@
 namespace {
 
 /// A write that all ranks would make to the same memory is refused at the next step.
-void write_behind_its_back(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world) {
+void write_behind_its_back(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
+                           const lockstep::Group& world) {
   {
     const torch::NoGradGuard no_grad;
     net->parameters()[0].mul_(1);
@@ -86,13 +87,15 @@ int train(int, char**) {
     for (auto& parameter : net->parameters()) parameter.clamp_(-1, 1);
   });
   // docs: end change
-  for (const auto& parameter : net->parameters()) expect(parameter.abs().max().item<double>() <= 1, "the change was made");
+  for (const auto& parameter : net->parameters())
+    expect(parameter.abs().max().item<double>() <= 1, "the change was made");
 
   // docs: begin groups
   auto other = make_net();
   lockstep::DistributedDataParallel other_ddp(other, world);
-  lockstep::optim::SGD by_groups(other_ddp, {.lr = 0.1, .momentum = 0.9},
-                                 {{.parameters = other[2]->as<torch::nn::Linear>()->parameters(), .options = {.lr = 0.01}}});
+  lockstep::optim::SGD by_groups(
+      other_ddp, {.lr = 0.1, .momentum = 0.9},
+      {{.parameters = other[2]->as<torch::nn::Linear>()->parameters(), .options = {.lr = 0.01}}});
   torch::optim::StepLR schedule(by_groups, 10, 0.5);
   // docs: end groups
   schedule.step();

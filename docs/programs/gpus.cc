@@ -7,10 +7,10 @@
 
 int main() {
   // docs: begin train
-  lockstep::Group world = lockstep::init();   // takes a GPU for this rank, before anything is on one
-  torch::manual_seed(world.rank());           // after init(): it asks libtorch for GPUs
+  lockstep::Group world = lockstep::init();  // takes a GPU for this rank, before anything is on one
+  torch::manual_seed(world.rank());          // after init(): it asks libtorch for GPUs
   torch::nn::Linear net(4, 2);
-  net->to(world.device());                    // "cuda:K", or "cpu" where there is none
+  net->to(world.device());  // "cuda:K", or "cpu" where there is none
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
 

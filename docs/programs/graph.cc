@@ -17,27 +17,30 @@ int main() {
   torch::Tensor last;
 
   // docs: begin copies
-  auto loader = lockstep::data::make_loader(640, sample, world, {.batch_size = 32, .num_workers = 2, .device = world.device()});
+  auto loader =
+      lockstep::data::make_loader(640, sample, world, {.batch_size = 32, .num_workers = 2, .device = world.device()});
   // docs: end copies
 
   // docs: begin graph
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  lockstep::cuda::GraphedStep step(world.device(), [&](const std::vector<torch::Tensor>& batch) -> std::vector<torch::Tensor> {
-    optimizer.zero_grad();
-    torch::Tensor loss;
-    {
-      const lockstep::Autocast autocast({.device = world.device().type()});
-      loss = torch::nn::functional::cross_entropy(net->forward(batch[0]), batch[1]);
-    }
-    loss.backward();
-    optimizer.step();
-    return {loss.detach()};
-  });
+  lockstep::cuda::GraphedStep step(world.device(),
+                                   [&](const std::vector<torch::Tensor>& batch) -> std::vector<torch::Tensor> {
+                                     optimizer.zero_grad();
+                                     torch::Tensor loss;
+                                     {
+                                       const lockstep::Autocast autocast({.device = world.device().type()});
+                                       loss = torch::nn::functional::cross_entropy(net->forward(batch[0]), batch[1]);
+                                     }
+                                     loss.backward();
+                                     optimizer.step();
+                                     return {loss.detach()};
+                                   });
 
   for (int epoch = 0; epoch < 3; ++epoch)
     for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) last = step({batch.data, batch.target})[0];
   // docs: end graph
 
-  std::cout << "loss " << last.item<double>() << " on " << world.device() << ", " << step.stats().replayed << " of " << step.stats().replayed + step.stats().eager << " steps by a graph\n";
+  std::cout << "loss " << last.item<double>() << " on " << world.device() << ", " << step.stats().replayed << " of "
+            << step.stats().replayed + step.stats().eager << " steps by a graph\n";
   if (last.item<double>() > 1) throw std::runtime_error("it has not learned");
 }

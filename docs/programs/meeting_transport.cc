@@ -1,5 +1,5 @@
-// The program of docs/05-adding-a-transport.md: a whole transport. Its ranks are threads of one process, and who comes last to an
-// operation carries it out for all.
+// The program of docs/05-adding-a-transport.md: a whole transport. Its ranks are threads of one process, and who comes
+// last to an operation carries it out for all.
 #include <ATen/ATen.h>
 
 #include <iostream>
@@ -35,7 +35,7 @@ struct Place {
   explicit Place(int num_ranks) : size(num_ranks) {}
 
   const int size;
-  std::mutex mutex;  // guards all that follows
+  std::mutex mutex;                                         // guards all that follows
   std::map<std::uint64_t, std::map<int, Arrived>> arrived;  // by seq, then by rank
   std::exception_ptr aborted;
 };
@@ -52,14 +52,17 @@ void carry_out(const std::map<int, Place::Arrived>& ranks) {
       for (const auto& [rank, one] : ranks)
         if (rank > 0) result.add_(one.op.input);
       break;
-    case Kind::kBroadcast: result = ranks.at(first.root).op.input.clone(); break;
+    case Kind::kBroadcast:
+      result = ranks.at(first.root).op.input.clone();
+      break;
     case Kind::kAllGather: {
       std::vector<at::Tensor> parts;
       for (const auto& [rank, one] : ranks) parts.push_back(one.op.input.flatten());
       result = at::cat(parts);
       break;
     }
-    default: return;  // a barrier moves nothing
+    default:
+      return;  // a barrier moves nothing
   }
   for (const auto& [rank, one] : ranks) one.op.output.copy_(result.view_as(one.op.output));
 }
@@ -117,7 +120,8 @@ void check_rank(int rank, const std::shared_ptr<Place>& place) {
   MeetingTransport transport(place, rank);
   const auto run = [&](Kind kind, std::uint64_t seq, const at::Tensor& input, const at::Tensor& output) {
     const Deadline deadline = Deadline::in(std::chrono::seconds(20));
-    const PendingPtr pending = transport.start({.kind = kind, .input = input, .output = output, .root = 1, .seq = seq, .deadline = deadline});
+    const PendingPtr pending =
+        transport.start({.kind = kind, .input = input, .output = output, .root = 1, .seq = seq, .deadline = deadline});
     expect(pending->wait_until(deadline), "it ends");
     if (pending->error()) std::rethrow_exception(pending->error());
   };

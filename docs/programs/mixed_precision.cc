@@ -42,7 +42,8 @@ void train_in_bfloat16(lockstep::Group& world) {
   // docs: begin finite
   const lockstep::amp::CheckFinite finite(*net);
   const auto loss = net->forward(batch(world, 21)).pow(2).mean();
-  finite.check(loss);  // "the output of module '2' (aten::addmm) is not finite, [16, 1]: least -inf, greatest 3.1; what it was given was"
+  finite.check(loss);  // "the output of module '2' (aten::addmm) is not finite, [16, 1]: least -inf, greatest 3.1; what
+                       // it was given was"
   // docs: end finite
 }
 
@@ -76,7 +77,8 @@ void train_with_a_scaler(lockstep::Group& world) {
   expect(scaler.get_scale() == scale / 2, "the scale is halved");
 
   // docs: begin state
-  const std::string text = lockstep::amp::to_json(scaler.state_dict());  // what json.dumps(scaler.state_dict()) writes in Python
+  const std::string text =
+      lockstep::amp::to_json(scaler.state_dict());  // what json.dumps(scaler.state_dict()) writes in Python
   scaler.load_state_dict(lockstep::amp::scaler_state_from_json(text));
   // docs: end state
 }
@@ -110,7 +112,9 @@ void train_by_a_preset(lockstep::Group& world) {
     master.give_values();
   }
   // docs: end preset
-  expect(net->parameters()[0].scalar_type() == torch::kBFloat16 && master.parameters()[0].scalar_type() == torch::kFloat, "two dtypes");
+  expect(
+      net->parameters()[0].scalar_type() == torch::kBFloat16 && master.parameters()[0].scalar_type() == torch::kFloat,
+      "two dtypes");
   try {
     lockstep::amp::parse_precision("fp16-mixed", {.loss_scaling = false});
     expect(false, "float16 without loss scaling is refused");

@@ -34,7 +34,8 @@ struct Products {
 // Rank 0 alone: the others go on to their next backward() and wait for it there.
 double evaluate(Net& net) {
   const torch::NoGradGuard no_grad;
-  auto loader = lockstep::data::make_loader(Products(), lockstep::data::ShardOf{}, {.batch_size = 100, .shuffle = false});
+  auto loader =
+      lockstep::data::make_loader(Products(), lockstep::data::ShardOf{}, {.batch_size = 100, .shuffle = false});
   double sum = 0;
   for (auto& batch : loader.epoch(0)) sum += net->loss(batch.data, batch.target).item<double>() / 4;
   return sum;

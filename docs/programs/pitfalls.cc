@@ -16,8 +16,8 @@
 
 namespace {
 
-using lockstep::Group;
 using lockstep::DistributedDataParallel;
+using lockstep::Group;
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -37,7 +37,9 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-torch::Tensor some_batch(const Group& world) { return torch::full({5, 3}, world.rank() + 1.0) + torch::arange(5).unsqueeze(1); }
+torch::Tensor some_batch(const Group& world) {
+  return torch::full({5, 3}, world.rank() + 1.0) + torch::arange(5).unsqueeze(1);
+}
 
 void expect(bool good, const std::string& what) {
   if (!good) throw std::runtime_error("not so: " + what);
@@ -54,7 +56,8 @@ void branches(Group& world) {
   // docs: end branches
   // Each branch was reached on one rank: its gradient is half of that one's, on all ranks.
   const torch::Tensor bias = net->last->weight.detach()[0] * 5 / world.size();
-  if (world.size() == 2) expect(net->left->bias.grad().allclose(bias), "a branch that one rank took has half its gradient");
+  if (world.size() == 2)
+    expect(net->left->bias.grad().allclose(bias), "a branch that one rank took has half its gradient");
   if (world.size() == 2) expect(net->right->bias.grad().allclose(bias), "and the other branch too");
 }
 
@@ -114,7 +117,8 @@ void names(Group& world) {
   lockstep::save(net, file);
   const auto saved = lockstep::checkpoint::load_tensors(file);
   std::filesystem::remove(file);
-  for (const auto& parameter : net->named_parameters()) expect(saved.contains(parameter.key()), parameter.key() + " is in the file");
+  for (const auto& parameter : net->named_parameters())
+    expect(saved.contains(parameter.key()), parameter.key() + " is in the file");
   expect(saved.size() == net->named_parameters().size() + net->named_buffers().size(), "and no other name");
 }
 
@@ -231,8 +235,8 @@ void damaged_file(Group& world) {
 }
 
 const std::map<std::string, std::function<void(Group&)>> kCases = {
-    {"fine", fine},         {"desync", desync}, {"uneven", uneven_input},        {"other-model", other_model},
-    {"diverged", diverged}, {"full-disk", full_disk}, {"stuck", stuck},   {"damaged-file", damaged_file},
+    {"fine", fine},         {"desync", desync},       {"uneven", uneven_input}, {"other-model", other_model},
+    {"diverged", diverged}, {"full-disk", full_disk}, {"stuck", stuck},         {"damaged-file", damaged_file},
 };
 
 void run(const std::string& name) {
@@ -253,9 +257,7 @@ void run(const std::string& name) {
 }  // namespace
 
 // docs: begin main
-int main(int argc, char** argv) try {
-  run(argc > 1 ? argv[1] : "fine");
-} catch (const lockstep::Error& error) {
+int main(int argc, char** argv) try { run(argc > 1 ? argv[1] : "fine"); } catch (const lockstep::Error& error) {
   std::cerr << "pitfalls: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());
 }

@@ -24,7 +24,8 @@ void large_batches(lockstep::Group& world) {
   std::vector<torch::Tensor> biases;
   for (const auto& parameter : large->parameters())
     if (parameter.dim() == 1) biases.push_back(parameter);
-  lockstep::optim::LAMB lamb(large_ddp, {.lr = 1e-2, .weight_decay = 0.1}, {{.parameters = biases, .options = {.lr = 1e-2, .weight_decay = 0, .adapt = false}}});
+  lockstep::optim::LAMB lamb(large_ddp, {.lr = 1e-2, .weight_decay = 0.1},
+                             {{.parameters = biases, .options = {.lr = 1e-2, .weight_decay = 0, .adapt = false}}});
   // docs: end lamb
   large->forward(batch(world, 0)).pow(2).mean().backward();
   lamb.step();
@@ -55,15 +56,17 @@ int train(int, char**) {
   expect(scheduler.rates()[0] < 1e-6, "the rate has come down");
 
   // docs: begin compose
-  const optim::Schedule hold_then_fall = optim::then(optim::constant(), 50, optim::polynomial_decay({.steps = 50, .power = 2}));
-  const optim::Schedule mine = optim::by_factor([](std::int64_t step) { return 1 / std::sqrt(1.0 + static_cast<double>(step)); });
+  const optim::Schedule hold_then_fall =
+      optim::then(optim::constant(), 50, optim::polynomial_decay({.steps = 50, .power = 2}));
+  const optim::Schedule mine =
+      optim::by_factor([](std::int64_t step) { return 1 / std::sqrt(1.0 + static_cast<double>(step)); });
   expect(hold_then_fall(75, 0.1) == 0.025 && mine(3, 0.1) == 0.05, "schedules are functions");
   // docs: end compose
 
   // docs: begin resume
   const optim::Scheduler::Position position = scheduler.position();  // .step, .base_rates
   scheduler.resume(position);
-  const optim::Ema::State averages = ema.state();                    // .updates, .averages by name
+  const optim::Ema::State averages = ema.state();  // .updates, .averages by name
   ema.resume(averages);
   // docs: end resume
   expect(position.step == 100 && averages.averages.size() == 4 && averages.updates == 100, "a checkpoint has them");

@@ -23,19 +23,19 @@ struct Points : torch::data::datasets::Dataset<Points> {
 #include <torch/torch.h>
 
 int main() {
-  lockstep::Group world = lockstep::init();                        // alone: a world of one; the same program under any launcher
-  Net net;                                                         // the user's module, never wrapped
-  lockstep::DistributedDataParallel ddp(net, world);               // same start on every rank; averages gradients from here on
-  torch::optim::SGD optimizer(net->parameters(), 0.1);             // before or after, it does not matter
+  lockstep::Group world = lockstep::init();             // alone: a world of one; the same program under any launcher
+  Net net;                                              // the user's module, never wrapped
+  lockstep::DistributedDataParallel ddp(net, world);    // same start on every rank; averages gradients from here on
+  torch::optim::SGD optimizer(net->parameters(), 0.1);  // before or after, it does not matter
   auto loader = lockstep::data::make_loader(Points(), world, {.batch_size = 64, .seed = 1});
 
   for (int epoch = 0; epoch < 3; ++epoch)
-    for (auto& batch : loader.epoch(epoch)) {                      // every rank its own part, a new order each epoch
+    for (auto& batch : loader.epoch(epoch)) {  // every rank its own part, a new order each epoch
       optimizer.zero_grad();
       auto loss = torch::nll_loss(net->forward(batch.data), batch.target);
-      loss.backward();                                             // on return, gradients are the mean over all ranks
+      loss.backward();  // on return, gradients are the mean over all ranks
       optimizer.step();
     }
-  if (world.rank() == 0) lockstep::save(net, "net.safetensors");   // names as the user wrote them: no "module." in front
+  if (world.rank() == 0) lockstep::save(net, "net.safetensors");  // names as the user wrote them: no "module." in front
 }
 // docs: end program

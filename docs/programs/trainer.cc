@@ -16,7 +16,9 @@ struct NetImpl : torch::nn::Module {
   }
   torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(hidden(x))); }
 
-  torch::Tensor training_step(lockstep::data::Example& batch, lockstep::train::StepLog&) { return torch::mse_loss(forward(batch.data), batch.target); }
+  torch::Tensor training_step(lockstep::data::Example& batch, lockstep::train::StepLog&) {
+    return torch::mse_loss(forward(batch.data), batch.target);
+  }
   torch::Tensor validation_step(lockstep::data::Example& batch, lockstep::train::StepLog& log) {
     const auto out = forward(batch.data);
     log.log("near", (out - batch.target).abs().lt(0.05).to(torch::kFloat).mean());
@@ -40,7 +42,9 @@ struct Histograms : lockstep::train::Callback, lockstep::checkpoint::Stateful {
     ++written;
   }
   lockstep::checkpoint::StateDict state_dict() const override { return {{"written", written}}; }
-  void load_state_dict(const lockstep::checkpoint::StateDict& state) override { written = lockstep::checkpoint::value_of<std::int64_t>(state, "written"); }
+  void load_state_dict(const lockstep::checkpoint::StateDict& state) override {
+    written = lockstep::checkpoint::value_of<std::int64_t>(state, "written");
+  }
   std::int64_t written = 0;
 };
 // docs: end callback
@@ -57,17 +61,20 @@ struct Products {
 
 // docs: begin main
 int main() try {
-  lockstep::Trainer trainer({.devices = 2, .max_epochs = 20, .clip_norm = 1});  // two ranks, when nobody else has started some
+  lockstep::Trainer trainer(
+      {.devices = 2, .max_epochs = 20, .clip_norm = 1});  // two ranks, when nobody else has started some
   torch::manual_seed(1);
   Net net;
   auto loader = lockstep::data::make_loader(Products(), trainer.world(), {.batch_size = 20, .seed = 1});
-  auto validation = lockstep::data::make_loader(Products(), trainer.world(), {.batch_size = 50, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
+  auto validation = lockstep::data::make_loader(
+      Products(), trainer.world(), {.batch_size = 50, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
   trainer.add(std::make_shared<lockstep::train::EarlyStopping>(lockstep::train::EarlyStoppingOptions{.patience = 5}));
   trainer.add(std::make_shared<Histograms>());
   trainer.add(std::make_shared<lockstep::train::ModelCheckpoint>());  // the weights of the best validation
 
   const auto result = trainer.fit(net, loader, validation);
-  if (trainer.world().rank() == 0) std::cout << result.steps << " steps, validation loss " << result.val_values.back().second << std::endl;
+  if (trainer.world().rank() == 0)
+    std::cout << result.steps << " steps, validation loss " << result.val_values.back().second << std::endl;
   return result.exit_code();
 } catch (const lockstep::Error& error) {
   std::cerr << error.what() << std::endl;

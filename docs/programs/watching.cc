@@ -1,4 +1,5 @@
-// The program of docs/18-watching-a-training.md: a loop with a progress line, loggers, throughput, a report and a trace.
+// The program of docs/18-watching-a-training.md: a loop with a progress line, loggers, throughput, a report and a
+// trace.
 //   lockstep run -n 2 docs_watching
 #include <lockstep/lockstep.h>
 #include <lockstep/train/gather_records.h>
@@ -34,7 +35,8 @@ std::string content(const std::string& path) {
 class Teller final : public lockstep::train::Logger {
  public:
   void scalars(const lockstep::train::Moment& at, const lockstep::train::NamedValues& values) override {
-    for (const auto& [name, value] : values) std::fprintf(stderr, "%lld %s %g\n", static_cast<long long>(at.step), name.c_str(), value);
+    for (const auto& [name, value] : values)
+      std::fprintf(stderr, "%lld %s %g\n", static_cast<long long>(at.step), name.c_str(), value);
   }
   void text(const lockstep::train::Moment&, const std::string&, const std::string&) override {}
   void histogram(const lockstep::train::Moment&, const std::string&, const lockstep::train::Histogram&) override {}
@@ -44,7 +46,8 @@ class Teller final : public lockstep::train::Logger {
 // docs: end own
 
 // docs: begin step
-torch::Tensor one_step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world, int step, lockstep::train::PhaseTimer& timer) {
+torch::Tensor one_step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world,
+                       int step, lockstep::train::PhaseTimer& timer) {
   using lockstep::train::Phase;
   torch::Tensor data, loss;
   {
@@ -67,21 +70,25 @@ torch::Tensor one_step(torch::nn::Sequential& net, torch::optim::Optimizer& opti
 // docs: end step
 
 void check_files(const std::string& folder, const std::string& transport) {
-  const std::string table = content(folder + "/metrics.csv"), page = content(folder + "/report.html"), trace = content(folder + "/trace.json");
+  const std::string table = content(folder + "/metrics.csv"), page = content(folder + "/report.html"),
+                    trace = content(folder + "/trace.json");
   expect(std::count(table.begin(), table.end(), '\n') == 11, "a line for each tenth step");
   expect(table.starts_with("step,time,train/loss,"), "the table's columns");
   expect(page.find(">rank 1<") != std::string::npos, "the timeline has rank 1");
   expect(page.find("<title>gradients") != std::string::npos, "and the exchange of gradients");
   expect(trace.find("\"name\":\"backward\"") != std::string::npos, "the trace has phases");
-  expect((trace.find("\"name\":\"bucket ") != std::string::npos) == (transport == "gloo"), "and buckets, where there are some");
-  expect(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()) == 4, "four files");
+  expect((trace.find("\"name\":\"bucket ") != std::string::npos) == (transport == "gloo"),
+         "and buckets, where there are some");
+  expect(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()) == 4,
+         "four files");
 }
 
 }  // namespace
 
 int train_and_watch(int, char**) {
   lockstep::Group world = lockstep::init();
-  const std::string folder = std::filesystem::temp_directory_path() / ("lockstep-watching-" + std::to_string(::getpid()));
+  const std::string folder =
+      std::filesystem::temp_directory_path() / ("lockstep-watching-" + std::to_string(::getpid()));
   auto net = make_net();
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), 0.05);
@@ -113,7 +120,8 @@ int train_and_watch(int, char**) {
 
   // docs: begin tensors
   if (loggers.active())
-    for (const auto& parameter : net->named_parameters()) loggers.histogram(100, parameter.key(), train::histogram_of(parameter.value()));
+    for (const auto& parameter : net->named_parameters())
+      loggers.histogram(100, parameter.key(), train::histogram_of(parameter.value()));
   loggers.text(100, "notes", "one layer, tanh");
   loggers.image(100, "weights", train::image_of(net->parameters()[0] + 0.5));
   // docs: end tensors
@@ -121,7 +129,10 @@ int train_and_watch(int, char**) {
   // docs: begin report
   const auto records = train::gather_records(world, recorder.record());  // all ranks call it
   if (world.rank() == 0) {
-    train::write_report(folder + "/report.html", {.title = "small net", .facts = {{"ranks", std::to_string(world.size())}}, .curves = logged.curves(), .ranks = records});
+    train::write_report(folder + "/report.html", {.title = "small net",
+                                                  .facts = {{"ranks", std::to_string(world.size())}},
+                                                  .curves = logged.curves(),
+                                                  .ranks = records});
     train::write_trace(folder + "/trace.json", records);
   }
   // docs: end report

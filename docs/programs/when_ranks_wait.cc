@@ -1,7 +1,8 @@
 // Each call of the public API, and for whom it waits: the table of docs/03-how-a-step-works.md, checked and compared.
 //   lockstep run -n 2 docs_when_ranks_wait docs/03-how-a-step-works.md
-// Rank 0 makes each call first. Where the table says that it waits for other ranks, rank 1 leaves a mark before it comes, and rank 0
-// must find the mark when the call returns. Everywhere else rank 1 stands still until rank 0 has returned.
+// Rank 0 makes each call first. Where the table says that it waits for other ranks, rank 1 leaves a mark before it
+// comes, and rank 0 must find the mark when the call returns. Everywhere else rank 1 stands still until rank 0 has
+// returned.
 #include <lockstep/base/env.h>
 #include <lockstep/ddp/replicas.h>
 #include <lockstep/launch/launch.h>
@@ -34,15 +35,17 @@ constexpr auto kLook = 30ms;  // how long rank 1 lets rank 0 return too early: a
 struct Row {
   std::string call;
   Waits waits;
-  std::function<void()> here;        // rank 0's
-  std::function<void()> there = {};  // rank 1's, when it comes; empty: as rank 0's where that waits for ranks, else nothing
+  std::function<void()> here;  // rank 0's
+  std::function<void()> there =
+      {};  // rank 1's, when it comes; empty: as rank 0's where that waits for ranks, else nothing
   std::function<void()> after = {};  // rank 0's, when rank 1 may have come
 };
 
 /// Events that both ranks see without Lockstep: files in a folder of this job.
 class Marks {
  public:
-  Marks(const std::string& job, bool owner) : owner_(owner), folder_(fs::temp_directory_path() / ("lockstep-docs-" + job)) {
+  Marks(const std::string& job, bool owner)
+      : owner_(owner), folder_(fs::temp_directory_path() / ("lockstep-docs-" + job)) {
     fs::create_directories(folder_);
   }
   ~Marks() {
@@ -139,11 +142,13 @@ std::vector<Row> collectives(Group& world) {
       {"Group::broadcast_bytes()", Waits::kRanks, [&world] { world.broadcast_bytes("text", 0); }},
       {"Group::all_gather_bytes()", Waits::kRanks, [&world] { world.all_gather_bytes("text"); }},
       {"Group::split()", Waits::kRanks, [&world] { world.split(0); }},
-      {"Group::make_exchange()", Waits::kRanks, [&world] { world.make_exchange("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
+      {"Group::make_exchange()", Waits::kRanks,
+       [&world] { world.make_exchange("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
       {"Group::send()", Waits::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
       {"Group::recv()", Waits::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
       // bounded: by the operation's own deadline
-      {"Work::wait()", Waits::kRanks, [&world] { world.all_reduce_async(part()).wait(); }, [&world] { world.all_reduce(part()); }},
+      {"Work::wait()", Waits::kRanks, [&world] { world.all_reduce_async(part()).wait(); },
+       [&world] { world.all_reduce(part()); }},
   };
   return rows;
 }
@@ -173,12 +178,16 @@ std::vector<Row> what_waits_for_nobody(Group& world, std::optional<Group>& sub) 
   const auto finish = [works] {
     for (Work& work : *works) work.wait();  // bounded: the ranks wait for each other, and the Watch for all
   };
-  const auto both = [](std::string call, const std::function<void()>& run) { return Row{std::move(call), Waits::kNothing, run, run}; };
+  const auto both = [](std::string call, const std::function<void()>& run) {
+    return Row{std::move(call), Waits::kNothing, run, run};
+  };
   return {
       {"init() again", Waits::kNothing, [] { lockstep::init(); }},
       {"Group::rank(), size(), device(), name() ...", Waits::kNothing,
-       [&world] { std::cout << world.name() << " " << world.rank() << "/" << world.size() << " " << world.transport() << " "
-                            << world.device() << " " << world.num_nodes() << std::endl; }},
+       [&world] {
+         std::cout << world.name() << " " << world.rank() << "/" << world.size() << " " << world.transport() << " "
+                   << world.device() << " " << world.num_nodes() << std::endl;
+       }},
       {"Group::..._async()", Waits::kNothing, start, [start, finish] { start(), finish(); }, finish},
       {"Work::done(), error()", Waits::kNothing,
        [&world, works] {
@@ -230,7 +239,9 @@ std::vector<Row> rows_of_training(Group& world, Training& t) {
   const auto forward = [&t] { t.loss = t.net->forward(torch::ones({3, 2})).sum(); };
   const auto backward = [&t] { t.loss.backward(); };
   t.norm = lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(2));
-  const auto both = [](std::string call, const std::function<void()>& run) { return Row{std::move(call), Waits::kNothing, run, run}; };
+  const auto both = [](std::string call, const std::function<void()>& run) {
+    return Row{std::move(call), Waits::kNothing, run, run};
+  };
   return {
       {"DistributedDataParallel()", Waits::kRanks, [&] { t.parallel.emplace(t.net, world); }},
       both("forward()", forward),
@@ -243,12 +254,14 @@ std::vector<Row> rows_of_training(Group& world, Training& t) {
              const auto quiet = t.parallel->no_sync();
              backward();
            }),
-      {"SyncBatchNorm, its forward()", Waits::kRanks, [&t] { t.normed = t.norm->forward(torch::ones({3, 2}).requires_grad_()).sum(); }},
+      {"SyncBatchNorm, its forward()", Waits::kRanks,
+       [&t] { t.normed = t.norm->forward(torch::ones({3, 2}).requires_grad_()).sum(); }},
       {"its backward()", Waits::kRanks, [&t] { t.normed.backward(); }},
       both("its forward() in eval()", [&t] { t.norm->eval(), t.norm->forward(torch::ones({3, 2})); }),
       both("convert_sync_batch_norm()", [&] { lockstep::convert_sync_batch_norm(t.plain, world); }),
       both("DistributedDataParallel::stats(), group()", [&t] { t.parallel->stats(), t.parallel->group(); }),
-      {"optim::SGD(ddp), Adam, AdamW, Adagrad, LAMB, LARS", Waits::kRanks, [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
+      {"optim::SGD(ddp), Adam, AdamW, Adagrad, LAMB, LARS", Waits::kRanks,
+       [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
       both("backward() with it", [forward, backward] { forward(), backward(); }),
       {"its clip_grad_norm()", Waits::kRanks, [&t] { t.fused->clip_grad_norm(1); }},
       both("its clip_grad_value()", [&t] { t.fused->clip_grad_value(1); }),
@@ -258,13 +271,16 @@ std::vector<Row> rows_of_training(Group& world, Training& t) {
       both("its update()", [&t] { t.scaler.update(); }),
       {"its average_gradients()", Waits::kRanks, [&t] { t.fused->average_gradients(); }},
       {"its change_parameters(), load_state_dict()", Waits::kRanks, [&t] { t.fused->change_parameters([] {}); }},
-      both("its zero_grad(), state_dict(), destructor", [&t] { t.fused->zero_grad(), t.fused->state_dict(), t.fused.reset(); }),
+      both("its zero_grad(), state_dict(), destructor",
+           [&t] { t.fused->zero_grad(), t.fused->state_dict(), t.fused.reset(); }),
       {"join()", Waits::kRanks, [&t] { lockstep::join(*t.parallel, [] {}); }},
       both("~DistributedDataParallel()", [&t] { t.parallel.reset(); }),
       {"broadcast_parameters()", Waits::kRanks, [&] { lockstep::broadcast_parameters(*t.net, world); }},
       {"broadcast_optimizer_state()", Waits::kRanks, [&] { lockstep::broadcast_optimizer_state(t.optimizer, world); }},
-      {"ddp::compare_models()", Waits::kRanks, [&] { ddp::compare_models(ddp::named_parameters(*t.net), {}, "", world); }},
-      {"ddp::broadcast_tensors()", Waits::kRanks, [&] { ddp::broadcast_tensors(ddp::named_parameters(*t.net), world); }},
+      {"ddp::compare_models()", Waits::kRanks,
+       [&] { ddp::compare_models(ddp::named_parameters(*t.net), {}, "", world); }},
+      {"ddp::broadcast_tensors()", Waits::kRanks,
+       [&] { ddp::broadcast_tensors(ddp::named_parameters(*t.net), world); }},
       both("ddp::hash_tensors()", [&t] { ddp::hash_tensors(ddp::named_parameters(*t.net)); }),
   };
 }
@@ -279,16 +295,28 @@ std::vector<Row> what_stands_around_training(Group& world, Training& t, const st
       {"seed_everything()", Waits::kNothing, [] { lockstep::seed_everything(1); }},
       {"save(), load()", Waits::kNothing, [&t, file] { lockstep::save(t.net, file), lockstep::load(t.net, file); }},
       {"Autocast, KeepFp32, MasterWeights, Ema, Scheduler", Waits::kNothing, [&t] { use_what_a_rank_has_alone(t); }},
-      {"CheckFinite, its check()", Waits::kDevice, [&t] { lockstep::amp::CheckFinite(*t.net).check(t.net->forward(torch::ones({3, 2}))); }},
-      {"DataParallel::forward()", Waits::kNothing, [&t] { lockstep::DataParallel(t.net, lockstep::DataParallelOptions{.devices = {at::kCPU, at::kCPU}}).forward(torch::ones({3, 2})); }},
-      {"Trainer() in a rank", Waits::kNothing, [] { const lockstep::Trainer trainer; }},
-      {"its fit(), validate()", Waits::kRanks, [&world] {
-         lockstep::Trainer trainer;
-         trainer.validate(std::make_shared<Watched>(), lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
+      {"CheckFinite, its check()", Waits::kDevice,
+       [&t] { lockstep::amp::CheckFinite(*t.net).check(t.net->forward(torch::ones({3, 2}))); }},
+      {"DataParallel::forward()", Waits::kNothing,
+       [&t] {
+         lockstep::DataParallel(t.net, lockstep::DataParallelOptions{.devices = {at::kCPU, at::kCPU}})
+             .forward(torch::ones({3, 2}));
        }},
-      {"train::Progress, its step()", Waits::kNothing, [&world] { lockstep::train::Progress(world.rank(), {}).step(); }},
-      {"train::Loggers, its calls", Waits::kNothing, [&world, file] { lockstep::train::Loggers(world.rank(), {.directory = file + ".logs"}).scalars(0, {{"x", 1}}); }},
-      {"train::gather_records()", Waits::kRanks, [&world] { lockstep::train::gather_records(world, lockstep::train::RankRecorder({}).record()); }},
+      {"Trainer() in a rank", Waits::kNothing, [] { const lockstep::Trainer trainer; }},
+      {"its fit(), validate()", Waits::kRanks,
+       [&world] {
+         lockstep::Trainer trainer;
+         trainer.validate(std::make_shared<Watched>(),
+                          lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
+       }},
+      {"train::Progress, its step()", Waits::kNothing,
+       [&world] { lockstep::train::Progress(world.rank(), {}).step(); }},
+      {"train::Loggers, its calls", Waits::kNothing,
+       [&world, file] {
+         lockstep::train::Loggers(world.rank(), {.directory = file + ".logs"}).scalars(0, {{"x", 1}});
+       }},
+      {"train::gather_records()", Waits::kRanks,
+       [&world] { lockstep::train::gather_records(world, lockstep::train::RankRecorder({}).record()); }},
       {"tensor.item(), tensor.cpu()", Waits::kDevice, [] { part().cpu()[0].item<double>(); }},
       {"torch::cuda::synchronize()", Waits::kDevice,
        [] {
@@ -300,7 +328,8 @@ std::vector<Row> what_stands_around_training(Group& world, Training& t, const st
   };
 }
 
-/// The median of many: what an operation costs before its data moves, since a barrier is the comparison of the calls alone.
+/// The median of many: what an operation costs before its data moves, since a barrier is the comparison of the calls
+/// alone.
 std::chrono::microseconds time_of_a_barrier(Group& world) {
   std::vector<std::chrono::microseconds> times;
   for (int i = 0; i < 501; ++i) {
@@ -314,7 +343,8 @@ std::chrono::microseconds time_of_a_barrier(Group& world) {
 
 int run(const std::string& page) {
   const lockstep::base::Env& env = lockstep::base::Env::process();
-  if (env.lockstep_world_size != "2") throw lockstep::UsageError("start it with: lockstep run -n 2 docs_when_ranks_wait PAGE");
+  if (env.lockstep_world_size != "2")
+    throw lockstep::UsageError("start it with: lockstep run -n 2 docs_when_ranks_wait PAGE");
   const int rank = *env.lockstep_rank == "0" ? 0 : 1;
   const Marks marks(*env.lockstep_job, rank == 0);
   Checker checker(rank, marks);
@@ -330,7 +360,8 @@ int run(const std::string& page) {
   const auto barrier = time_of_a_barrier(*world);
   if (rank == 0) std::cout << checker.count() << " rows hold; a barrier took " << barrier.count() << " us" << std::endl;
   const auto leave = [&world] { world.reset(); };  // the last of all
-  checker.check({"~Group()", Waits::kNothing, leave, [&] { leave(), marks.set("bye"); }, [&] { marks.comes("bye", kLimit); }});
+  checker.check(
+      {"~Group()", Waits::kNothing, leave, [&] { leave(), marks.set("bye"); }, [&] { marks.comes("bye", kLimit); }});
   return rank != 0 || checker.agrees_with(page) ? 0 : 1;
 }
 

@@ -8,13 +8,15 @@
 #include "examples/arguments.h"
 
 int main(int argc, char** argv) try {
-  examples::Arguments("Adds up the numbers of all ranks. Start it with: lockstep run -n 4 01_all_reduce").read(argc, argv);
+  examples::Arguments("Adds up the numbers of all ranks. Start it with: lockstep run -n 4 01_all_reduce")
+      .read(argc, argv);
   lockstep::Group world = lockstep::init();
 
   const torch::Tensor numbers = torch::full({3}, world.rank() + 1);
   world.all_reduce(numbers);
 
-  std::cout << "rank " << world.rank() << " of " << world.size() << ": the sum is " << numbers[0].item<int>() << std::endl;
+  std::cout << "rank " << world.rank() << " of " << world.size() << ": the sum is " << numbers[0].item<int>()
+            << std::endl;
 } catch (const lockstep::Error& error) {
   std::cerr << "01_all_reduce: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());

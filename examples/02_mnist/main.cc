@@ -1,5 +1,5 @@
-// Handwritten digits, learned by a small convolutional network on any number of ranks. The batch size is that of all ranks
-// together, so the result does not depend on their number:
+// Handwritten digits, learned by a small convolutional network on any number of ranks. The batch size is that of all
+// ranks together, so the result does not depend on their number:
 //   lockstep run -n 2 02_mnist --data mnist
 #include <lockstep/data/mnist.h>
 #include <lockstep/lockstep.h>
@@ -106,7 +106,8 @@ void train(const Options& options) {
   lockstep::Group world = lockstep::init();
   if (options.batch_size % world.size() != 0)
     throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
-                               std::to_string(world.size()) + " ranks are multiples of " + std::to_string(world.size()));
+                               std::to_string(world.size()) + " ranks are multiples of " +
+                               std::to_string(world.size()));
   std::ofstream loss_log;
   if (world.rank() == 0) {
     examples::expect_place_for("--save", options.save);
@@ -122,17 +123,19 @@ void train(const Options& options) {
   Net net;
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
-  auto loader = lockstep::data::make_loader(images.train, world,
-                                            {.batch_size = options.batch_size / world.size(),
-                                             .seed = static_cast<std::uint64_t>(options.seed)});
+  auto loader = lockstep::data::make_loader(
+      images.train, world,
+      {.batch_size = options.batch_size / world.size(), .seed = static_cast<std::uint64_t>(options.seed)});
   const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
   const std::int64_t num_steps = options.epochs * steps_per_epoch;
   std::int64_t step = 0;
   lockstep::train::Progress progress(
-      world.rank(), {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
+      world.rank(),
+      {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options.batch_size});
   for (std::int64_t epoch = 0; epoch < options.epochs; ++epoch) {
     for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
-      const double done = static_cast<double>(++step) / static_cast<double>(num_steps);  // rises for a tenth, then falls
+      const double done =
+          static_cast<double>(++step) / static_cast<double>(num_steps);  // rises for a tenth, then falls
       for (auto& group : optimizer.param_groups()) group.options().set_lr(options.lr * std::min(10 * done, 1 - done));
       optimizer.zero_grad();
       const torch::Tensor output = net->forward(batch.data);
@@ -141,7 +144,8 @@ void train(const Options& options) {
       optimizer.step();
 
       // For the screen only: gradients are averaged already.
-      const torch::Tensor shown = torch::stack({loss.detach(), output.argmax(1).eq(batch.target).to(torch::kFloat).mean()});
+      const torch::Tensor shown =
+          torch::stack({loss.detach(), output.argmax(1).eq(batch.target).to(torch::kFloat).mean()});
       world.all_reduce(shown, lockstep::ReduceOp::kMean);
       if (loss_log.is_open()) loss_log << shown[0].item<double>() << '\n';
       progress.step({{"loss", shown[0].item<double>()}, {"acc", shown[1].item<double>()}});
@@ -158,9 +162,7 @@ void train(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  train(read_options(argc, argv));
-} catch (const lockstep::Error& error) {
+int main(int argc, char** argv) try { train(read_options(argc, argv)); } catch (const lockstep::Error& error) {
   std::cerr << "02_mnist: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());
 }

@@ -13,8 +13,11 @@ struct GptOptions {
   std::int64_t heads = 4;
 };
 
-/// The layer's output. With three dimensions its own forward() adds the bias in a pass of its own, which Python's does not.
-inline torch::Tensor through(const torch::nn::Linear& layer, const torch::Tensor& x) { return torch::linear(x, layer->weight, layer->bias); }
+/// The layer's output. With three dimensions its own forward() adds the bias in a pass of its own, which Python's does
+/// not.
+inline torch::Tensor through(const torch::nn::Linear& layer, const torch::Tensor& x) {
+  return torch::linear(x, layer->weight, layer->bias);
+}
 
 /// Attention to what came before, then a small network for each position; each adds to what flows through.
 struct BlockImpl : torch::nn::Module {

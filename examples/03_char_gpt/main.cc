@@ -41,16 +41,20 @@ Options read_options(int argc, char** argv) {
   arguments.integer("--batch-size", options.batch_size, 1, 65536, "pieces of text in a step, of all ranks together");
   arguments.integer("--block", options.block, 8, 4096, "characters in a piece of text");
   arguments.number("--lr", options.lr, 1e-6, 1, "highest learning rate");
-  arguments.text("--precision", options.precision, "32, bf16-mixed or fp16-mixed: what matrix products are computed in");
+  arguments.text("--precision", options.precision,
+                 "32, bf16-mixed or fp16-mixed: what matrix products are computed in");
   arguments.text("--device", options.device, "auto (default; a GPU where there is one), cpu, cuda or cuda:N");
-  arguments.integer("--host-sync-every", options.host_sync_every, 1, 1000000, "between hosts, average parameters every so many steps, not gradients");
+  arguments.integer("--host-sync-every", options.host_sync_every, 1, 1000000,
+                    "between hosts, average parameters every so many steps, not gradients");
   arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
   arguments.text("--save", options.save, "write the trained model to this file (safetensors)");
   arguments.read(argc, argv);
   if (const auto precision = lockstep::amp::parse_precision(options.precision); precision.weights != torch::kFloat)
-    throw lockstep::UsageError("--precision is \"" + options.precision + "\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
-  if (options.corpus.empty()) throw lockstep::UsageError("--corpus is missing; allowed is a file or a folder with text");
+    throw lockstep::UsageError("--precision is \"" + options.precision +
+                               "\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
+  if (options.corpus.empty())
+    throw lockstep::UsageError("--corpus is missing; allowed is a file or a folder with text");
   return options;
 }
 
@@ -67,7 +71,8 @@ double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
   const std::size_t count = std::min<std::size_t>(text.size(), 256);
   const auto piece = [&](std::size_t i) { return text.get(i * text.size() / count); };
   auto loader = lockstep::data::make_loader(
-      count, piece, world, {.batch_size = 32, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .device = world.device()});
+      count, piece, world,
+      {.batch_size = 32, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .device = world.device()});
   torch::Tensor sum = torch::zeros({1}, at::dtype(torch::kFloat64).device(world.device()));
   for (auto& batch : loader.epoch(0)) sum += model->loss(batch.data, batch.target) * batch.data.size(0);
   world.all_reduce(sum);
@@ -82,13 +87,15 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
                                              .seed = static_cast<std::uint64_t>(options.seed),
                                              .device = world.device()});
   const lockstep::amp::Precision precision = lockstep::amp::parse_precision(options.precision);
-  lockstep::GradScaler scaler({.enabled = precision.loss_scaling, .group = options.host_sync_every > 1 ? std::optional(world) : std::nullopt});
+  lockstep::GradScaler scaler(
+      {.enabled = precision.loss_scaling, .group = options.host_sync_every > 1 ? std::optional(world) : std::nullopt});
   const auto loss_of = [&](const auto& batch) {
-    const lockstep::Autocast autocast({.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
+    const lockstep::Autocast autocast(
+        {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
     return model->loss(batch.data, batch.target);
   };
-  lockstep::train::Progress progress(
-      world.rank(), {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
+  lockstep::train::Progress progress(world.rank(),
+                                     {.steps_per_epoch = options.steps, .samples_per_step = options.batch_size});
   std::int64_t step = 0;
   for (std::uint64_t epoch = 0; step < options.steps; ++epoch)
     for (auto& batch : loader.epoch(epoch)) {
@@ -116,7 +123,8 @@ std::string write(Gpt& model, const Vocabulary& vocabulary, const torch::Tensor&
   torch::Tensor context = start.unsqueeze(0);
   std::vector<std::int64_t> ids;
   while (static_cast<std::int64_t>(ids.size()) < length) {
-    const torch::Tensor expected = model->forward(context)[0][-1].div(0.8).exp();  // 0.8: a little less daring than it is
+    const torch::Tensor expected =
+        model->forward(context)[0][-1].div(0.8).exp();  // 0.8: a little less daring than it is
     const torch::Tensor next = torch::multinomial(expected, 1);
     ids.push_back(next.item<std::int64_t>());
     context = torch::cat({context, next.unsqueeze(0)}, 1).slice(1, -model->options.block);
@@ -129,7 +137,8 @@ void run(const Options& options) {
   const bool first = world.rank() == 0;
   if (options.batch_size % world.size() != 0)
     throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
-                               std::to_string(world.size()) + " ranks are multiples of " + std::to_string(world.size()));
+                               std::to_string(world.size()) + " ranks are multiples of " +
+                               std::to_string(world.size()));
   if (first) examples::expect_place_for("--save", options.save);
   const std::string text = lockstep::data::read_corpus(options.corpus, {.max_bytes = std::uint64_t{16} << 20});
   Vocabulary vocabulary = Vocabulary::of(text);
@@ -160,9 +169,7 @@ void run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  run(read_options(argc, argv));
-} catch (const lockstep::Error& error) {
+int main(int argc, char** argv) try { run(read_options(argc, argv)); } catch (const lockstep::Error& error) {
   std::cerr << "03_char_gpt: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());
 }

@@ -1,4 +1,5 @@
-// Photographs, learned by a residual network as published results are: random crops and flips, label smoothing, warm-up and cosine, any precision.
+// Photographs, learned by a residual network as published results are: random crops and flips, label smoothing, warm-up
+// and cosine, any precision.
 //   lockstep run -n 2 04_imagenet --data imagenet --arch resnet50
 #include <lockstep/data/image_dataset.h>
 #include <lockstep/lockstep.h>
@@ -36,15 +37,20 @@ Images find_images(const Options& options) {
   Images images{{ImageFolder(options.data + "/train"), train}, {ImageFolder(options.data + "/val"), validation}};
   // docs: end images
   if (images.train.folder().classes() != images.validation.folder().classes())
-    throw lockstep::UsageError(options.data + "/train has " + std::to_string(images.train.folder().classes().size()) + " classes and " + options.data + "/val " +
-                               std::to_string(images.validation.folder().classes().size()) + " that are not the same; allowed are the same folders in both");
+    throw lockstep::UsageError(options.data + "/train has " + std::to_string(images.train.folder().classes().size()) +
+                               " classes and " + options.data + "/val " +
+                               std::to_string(images.validation.folder().classes().size()) +
+                               " that are not the same; allowed are the same folders in both");
   return images;
 }
 
 class Training {
  public:
   Training(const Options& options, lockstep::Group world)
-      : options_(options), world_(std::move(world)), precision_(lockstep::amp::parse_precision(options.precision)), images_(find_images(options)) {
+      : options_(options),
+        world_(std::move(world)),
+        precision_(lockstep::amp::parse_precision(options.precision)),
+        images_(find_images(options)) {
     if (world_.rank() == 0) {
       examples::expect_place_for("--save", options.save);
       examples::expect_place_for("--loss-log", options.loss_log);
@@ -53,18 +59,25 @@ class Training {
     }
     if (world_.device().is_cuda()) at::globalContext().setBenchmarkCuDNN(true);
     lockstep::seed_everything(static_cast<std::uint64_t>(options.seed));
-    net_ = resnet::Net(resnet::kArchs.at(options.arch), static_cast<std::int64_t>(images_.train.folder().classes().size()));
+    net_ = resnet::Net(resnet::kArchs.at(options.arch),
+                       static_cast<std::int64_t>(images_.train.folder().classes().size()));
     if (!options.weights.empty()) lockstep::load(net_, options.weights);
     lockstep::amp::cast(*net_, precision_);
-    for (at::Tensor& parameter : net_->parameters())  // channels last, as images come: in bfloat16 1.45 times as fast on a CPU, and what GPUs multiply best
-      if (parameter.dim() == 4) parameter.set_data(torch::empty(parameter.sizes(), parameter.options().memory_format(at::MemoryFormat::ChannelsLast)).copy_(parameter));
+    for (at::Tensor& parameter : net_->parameters())  // channels last, as images come: in bfloat16 1.45 times as fast
+                                                      // on a CPU, and what GPUs multiply best
+      if (parameter.dim() == 4)
+        parameter.set_data(
+            torch::empty(parameter.sizes(), parameter.options().memory_format(at::MemoryFormat::ChannelsLast))
+                .copy_(parameter));
     net_->to(world_.device());
     if (options.sync_bn) lockstep::convert_sync_batch_norm(net_, world_);
   }
 
   void run() {
     if (world_.rank() == 0)
-      std::printf("%s: %zu images of %zu classes, %zu to validate; %d ranks\n", options_.arch.c_str(), images_.train.size(), images_.train.folder().classes().size(), images_.validation.size(), world_.size());
+      std::printf("%s: %zu images of %zu classes, %zu to validate; %d ranks\n", options_.arch.c_str(),
+                  images_.train.size(), images_.train.folder().classes().size(), images_.validation.size(),
+                  world_.size());
     if (options_.epochs == 0) {
       lockstep::broadcast_parameters(*net_, world_);
       evaluate("");
@@ -72,13 +85,22 @@ class Training {
     }
     lockstep::DistributedDataParallel ddp(net_, world_);
     auto loader = lockstep::data::make_loader(images_.train, world_,
-                                              {.batch_size = options_.batch, .seed = static_cast<std::uint64_t>(options_.seed), .drop_last = true, .num_workers = static_cast<int>(options_.workers), .device = world_.device()});
+                                              {.batch_size = options_.batch,
+                                               .seed = static_cast<std::uint64_t>(options_.seed),
+                                               .drop_last = true,
+                                               .num_workers = static_cast<int>(options_.workers),
+                                               .device = world_.device()});
     const auto steps_per_epoch = static_cast<std::int64_t>(loader.batches_per_epoch());
     if (steps_per_epoch == 0)
-      throw lockstep::UsageError("--batch is \"" + std::to_string(options_.batch) + "\"; allowed with " + std::to_string(images_.train.size()) + " images and " + std::to_string(world_.size()) +
-                                 " ranks are at most " + std::to_string((images_.train.size() + static_cast<std::size_t>(world_.size()) - 1) / static_cast<std::size_t>(world_.size())));
+      throw lockstep::UsageError("--batch is \"" + std::to_string(options_.batch) + "\"; allowed with " +
+                                 std::to_string(images_.train.size()) + " images and " + std::to_string(world_.size()) +
+                                 " ranks are at most " +
+                                 std::to_string((images_.train.size() + static_cast<std::size_t>(world_.size()) - 1) /
+                                                static_cast<std::size_t>(world_.size())));
     Updates updates(*net_, ddp, precision_, options_, steps_per_epoch);
-    lockstep::train::Progress progress(world_.rank(), {.num_epochs = options_.epochs, .steps_per_epoch = steps_per_epoch, .samples_per_step = options_.batch * world_.size()});
+    lockstep::train::Progress progress(world_.rank(), {.num_epochs = options_.epochs,
+                                                       .steps_per_epoch = steps_per_epoch,
+                                                       .samples_per_step = options_.batch * world_.size()});
     lockstep::train::NamedValues shown;
     for (std::int64_t epoch = 0; epoch < options_.epochs; ++epoch) {
       net_->train();
@@ -89,9 +111,12 @@ class Training {
         progress.step(shown);
       }
       evaluate("epoch " + std::to_string(epoch + 1) + ": ");
-      if (world_.rank() == 0 && !options_.save.empty()) lockstep::save(net_, options_.save, {.metadata = {{"arch", options_.arch}, {"epochs", std::to_string(epoch + 1)}}});
+      if (world_.rank() == 0 && !options_.save.empty())
+        lockstep::save(net_, options_.save,
+                       {.metadata = {{"arch", options_.arch}, {"epochs", std::to_string(epoch + 1)}}});
     }
-    if (!loss_log_.flush()) throw lockstep::UsageError("--loss-log is \"" + options_.loss_log + "\", which cannot be written");
+    if (!loss_log_.flush())
+      throw lockstep::UsageError("--loss-log is \"" + options_.loss_log + "\", which cannot be written");
   }
 
  private:
@@ -99,7 +124,8 @@ class Training {
 
   at::Tensor forward(const at::Tensor& images) {
     const at::Tensor data = lockstep::data::normalize_images(images, precision_.weights);
-    const lockstep::Autocast autocast({.device = data.device().type(), .dtype = precision_.autocast, .enabled = precision_.autocast.has_value()});
+    const lockstep::Autocast autocast(
+        {.device = data.device().type(), .dtype = precision_.autocast, .enabled = precision_.autocast.has_value()});
     return net_->forward(data).to(at::kFloat);
   }
 
@@ -107,7 +133,8 @@ class Training {
   /// Loss and part of the images that were known.
   at::Tensor train_on(const lockstep::data::Example& batch, Updates& updates) {
     const at::Tensor output = forward(batch.data);
-    const at::Tensor loss = functional::cross_entropy(output, batch.target, functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
+    const at::Tensor loss = functional::cross_entropy(
+        output, batch.target, functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
     updates.backward_and_step(loss);
     return torch::stack({loss.detach(), output.detach().argmax(1).eq(batch.target).to(at::kFloat).mean()});
   }
@@ -125,15 +152,21 @@ class Training {
   void evaluate(const std::string& when) {
     const torch::NoGradGuard no_grad;
     net_->eval();
-    auto loader = lockstep::data::make_loader(
-        images_.validation, world_,
-        {.batch_size = options_.batch, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .num_workers = static_cast<int>(options_.workers), .device = world_.device()});
-    const at::Tensor sums = torch::zeros({4}, at::TensorOptions(world_.device()).dtype(at::kDouble));  // images, loss, known, among the first five
+    auto loader = lockstep::data::make_loader(images_.validation, world_,
+                                              {.batch_size = options_.batch,
+                                               .shuffle = false,
+                                               .mode = lockstep::data::ShardMode::kExact,
+                                               .num_workers = static_cast<int>(options_.workers),
+                                               .device = world_.device()});
+    const at::Tensor sums = torch::zeros(
+        {4}, at::TensorOptions(world_.device()).dtype(at::kDouble));  // images, loss, known, among the first five
     for (auto& batch : loader.epoch(0)) {
       const at::Tensor output = forward(batch.data);
-      const at::Tensor hits = std::get<1>(output.topk(std::min<std::int64_t>(5, output.size(1)), 1)).eq(batch.target.unsqueeze(1));
+      const at::Tensor hits =
+          std::get<1>(output.topk(std::min<std::int64_t>(5, output.size(1)), 1)).eq(batch.target.unsqueeze(1));
       sums[0] += batch.target.ge(0).sum();
-      sums[1] += functional::cross_entropy(output, batch.target, functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+      sums[1] +=
+          functional::cross_entropy(output, batch.target, functional::CrossEntropyFuncOptions().reduction(torch::kSum));
       sums[2] += hits.select(1, 0).sum();
       sums[3] += hits.sum();
     }
@@ -141,7 +174,8 @@ class Training {
     const at::Tensor all = sums.cpu();
     const auto count = all[0].item<double>();
     if (world_.rank() == 0)
-      std::printf("%svalidation loss %.4f, accuracy %.2f %%, among the first five %.2f %%, of %.0f images\n", when.c_str(), all[1].item<double>() / count, 100 * all[2].item<double>() / count,
+      std::printf("%svalidation loss %.4f, accuracy %.2f %%, among the first five %.2f %%, of %.0f images\n",
+                  when.c_str(), all[1].item<double>() / count, 100 * all[2].item<double>() / count,
                   100 * all[3].item<double>() / count, count);
   }
   // docs: end evaluate

@@ -1,4 +1,5 @@
-// Residual networks of 18, 34 and 50 layers (He et al., arXiv:1512.03385), with the names that torchvision gives to parameters and buffers: either reads the other's weights.
+// Residual networks of 18, 34 and 50 layers (He et al., arXiv:1512.03385), with the names that torchvision gives to
+// parameters and buffers: either reads the other's weights.
 #pragma once
 
 #include <torch/torch.h>
@@ -20,7 +21,9 @@ inline Conv2d convolution(std::int64_t from, std::int64_t to, std::int64_t kerne
 /// What a block adds to: its input, or where sides or channels change a projection of it.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t from, std::int64_t to, std::int64_t stride) {
-    if (stride != 1 || from != to) downsample = register_module("downsample", torch::nn::Sequential(convolution(from, to, 1, stride), BatchNorm2d(to)));
+    if (stride != 1 || from != to)
+      downsample =
+          register_module("downsample", torch::nn::Sequential(convolution(from, to, 1, stride), BatchNorm2d(to)));
   }
   torch::Tensor shortcut(const torch::Tensor& x) { return downsample.is_empty() ? x : downsample->forward(x); }
 
@@ -47,7 +50,8 @@ struct BasicImpl : BlockImpl {
 };
 TORCH_MODULE(Basic);
 
-/// 1 x 1, 3 x 3 and 1 x 1, the last to four times as many channels. It is the 3 x 3 that strides ("v1.5"), as in torchvision.
+/// 1 x 1, 3 x 3 and 1 x 1, the last to four times as many channels. It is the 3 x 3 that strides ("v1.5"), as in
+/// torchvision.
 struct BottleneckImpl : BlockImpl {
   BottleneckImpl(std::int64_t from, std::int64_t width, std::int64_t stride)
       : BlockImpl(from, 4 * width, stride),
@@ -73,7 +77,8 @@ struct Arch {
   bool bottleneck;
   std::array<int, 4> blocks;  ///< in each stage
 };
-inline const std::map<std::string, Arch> kArchs{{"resnet18", {false, {2, 2, 2, 2}}}, {"resnet34", {false, {3, 4, 6, 3}}}, {"resnet50", {true, {3, 4, 6, 3}}}};
+inline const std::map<std::string, Arch> kArchs{
+    {"resnet18", {false, {2, 2, 2, 2}}}, {"resnet34", {false, {3, 4, 6, 3}}}, {"resnet50", {true, {3, 4, 6, 3}}}};
 
 /// Images (N, 3, height, width) to a number for each class (N, classes).
 struct NetImpl : torch::nn::Module {
@@ -94,7 +99,8 @@ struct NetImpl : torch::nn::Module {
     }
     fc = register_module("fc", torch::nn::Linear(from, num_classes));
     for (const auto& module : modules(/*include_self=*/false))
-      if (const auto* convolution = module->as<Conv2d>()) torch::nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
+      if (const auto* convolution = module->as<Conv2d>())
+        torch::nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
   }
 
   torch::Tensor forward(torch::Tensor x) {

@@ -10,10 +10,12 @@
 
 #include "examples/04_imagenet/options.h"
 
-/// The optimizer of lockstep, which updates in the pass that averages; or torch's, where it updates copies in float32 of weights in lower precision.
+/// The optimizer of lockstep, which updates in the pass that averages; or torch's, where it updates copies in float32
+/// of weights in lower precision.
 class Updates {
  public:
-  Updates(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp, const lockstep::amp::Precision& precision, const Options& options, std::int64_t steps_per_epoch)
+  Updates(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp, const lockstep::amp::Precision& precision,
+          const Options& options, std::int64_t steps_per_epoch)
       : net_(net), scaler_({.enabled = precision.loss_scaling}) {
     // docs: begin groups
     std::vector<at::Tensor> parameters = net.parameters();
@@ -22,15 +24,21 @@ class Updates {
     for (const at::Tensor& parameter : parameters) (parameter.dim() > 1 ? weights : others).push_back(parameter);
     // docs: end groups
     if (precision.master_weights) {
-      const auto with_decay = [&](double decay) { return std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(options.lr).momentum(options.momentum).weight_decay(decay)); };
+      const auto with_decay = [&](double decay) {
+        return std::make_unique<torch::optim::SGDOptions>(
+            torch::optim::SGDOptions(options.lr).momentum(options.momentum).weight_decay(decay));
+      };
       std::vector<torch::optim::OptimizerParamGroup> groups;
       groups.emplace_back(weights, with_decay(options.weight_decay));
       groups.emplace_back(others, with_decay(0));
       optimizer_ = std::make_unique<torch::optim::SGD>(groups, *with_decay(0));
     } else {
-      lockstep::optim::SGDOptions all{.lr = options.lr, .momentum = options.momentum, .weight_decay = options.weight_decay}, no_decay = all;
+      lockstep::optim::SGDOptions all{
+          .lr = options.lr, .momentum = options.momentum, .weight_decay = options.weight_decay},
+          no_decay = all;
       no_decay.weight_decay = 0;
-      optimizer_ = std::make_unique<lockstep::optim::SGD>(ddp, all, std::vector<lockstep::optim::SGD::Group>{{others, no_decay}});
+      optimizer_ = std::make_unique<lockstep::optim::SGD>(ddp, all,
+                                                          std::vector<lockstep::optim::SGD::Group>{{others, no_decay}});
     }
     const auto rising = static_cast<std::int64_t>(std::llround(options.warmup * static_cast<double>(steps_per_epoch)));
     const std::int64_t falling = std::max<std::int64_t>(1, options.epochs * steps_per_epoch - rising);

@@ -1,4 +1,5 @@
-// A loop of your own, with the parts that fit() of the Trainer is made of: take those that you want, none needs another. The same digits as 02_mnist; it can be killed at any time and goes on:
+// A loop of your own, with the parts that fit() of the Trainer is made of: take those that you want, none needs
+// another. The same digits as 02_mnist; it can be killed at any time and goes on:
 //   lockstep run -n 2 05_custom_loop --data mnist --folder runs/digits
 #include <lockstep/data/mnist.h>
 #include <lockstep/lockstep.h>
@@ -34,27 +35,34 @@ struct Options {
 
 Options read_options(int argc, char** argv) {
   Options options;
-  examples::Arguments arguments("Trains a small network on handwritten digits, in a loop that goes on where it was stopped.");
+  examples::Arguments arguments(
+      "Trains a small network on handwritten digits, in a loop that goes on where it was stopped.");
   arguments.text("--data", options.data, "folder with the files of MNIST, .gz or not");
-  arguments.text("--folder", options.folder, "checkpoints, values and a report go there; what is there already is gone on from");
+  arguments.text("--folder", options.folder,
+                 "checkpoints, values and a report go there; what is there already is gone on from");
   arguments.integer("--epochs", options.epochs, 1, 1000, "times through the training images");
   arguments.integer("--batch-size", options.batch_size, 1, 100000, "images in a step, of all ranks together");
   arguments.number("--lr", options.lr, 1e-6, 10, "highest learning rate");
   arguments.integer("--save-every", options.save_every, 1, 1000000, "steps between two checkpoints");
   arguments.read(argc, argv);
-  if (options.data.empty()) throw lockstep::UsageError("--data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+  if (options.data.empty())
+    throw lockstep::UsageError("--data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
   return options;
 }
 
 torch::nn::Sequential make_net() {
-  return torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 256), torch::nn::GELU(), torch::nn::Linear(256, 10), torch::nn::LogSoftmax(1));
+  return torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 256), torch::nn::GELU(),
+                               torch::nn::Linear(256, 10), torch::nn::LogSoftmax(1));
 }
 
 double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
-  auto loader = lockstep::data::make_loader(images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
+  auto loader = lockstep::data::make_loader(
+      images, world, {.batch_size = 250, .shuffle = false, .mode = lockstep::data::ShardMode::kExact});
   train::Metrics metrics;
-  for (auto& batch : loader.epoch(0)) metrics.add("accuracy", net->forward(batch.data).argmax(1).eq(batch.target).to(torch::kFloat).mean(), static_cast<double>(batch.target.size(0)));
+  for (auto& batch : loader.epoch(0))
+    metrics.add("accuracy", net->forward(batch.data).argmax(1).eq(batch.target).to(torch::kFloat).mean(),
+                static_cast<double>(batch.target.size(0)));
   return train::mean_over_ranks(metrics, world).front().second;
 }
 
@@ -64,8 +72,12 @@ struct Watching {
   Watching(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
       : world(group),
         batch_size(options.batch_size),
-        loggers(world.rank(), {.directory = options.folder, .first_step = steps_done > 0 ? std::optional(steps_done + 1) : std::nullopt}),
-        progress(world.rank(), {.num_epochs = options.epochs, .steps_per_epoch = steps_per_epoch, .steps_done = steps_done, .samples_per_step = options.batch_size}) {
+        loggers(world.rank(), {.directory = options.folder,
+                               .first_step = steps_done > 0 ? std::optional(steps_done + 1) : std::nullopt}),
+        progress(world.rank(), {.num_epochs = options.epochs,
+                                .steps_per_epoch = steps_per_epoch,
+                                .steps_done = steps_done,
+                                .samples_per_step = options.batch_size}) {
     auto logger = std::make_unique<train::CurveLogger>();
     curves = logger.get();
     loggers.add(std::move(logger));
@@ -84,7 +96,11 @@ struct Watching {
   }
   void report(const std::string& path) {
     const auto records = train::gather_records(world, recorder.record());  // all ranks call it
-    if (world.rank() == 0) train::write_report(path, {.title = "digits", .facts = {{"ranks", std::to_string(world.size())}}, .curves = curves->curves(), .ranks = records});
+    if (world.rank() == 0)
+      train::write_report(path, {.title = "digits",
+                                 .facts = {{"ranks", std::to_string(world.size())}},
+                                 .curves = curves->curves(),
+                                 .ranks = records});
   }
 
   lockstep::Group& world;
@@ -102,14 +118,22 @@ struct Watching {
 // docs: begin training
 struct Training {
   Training(lockstep::Group& group, const Options& options, const Mnist& images)
-      : world(group), checkpoints(world, options.folder + "/checkpoints"), found(checkpoints.newest()), net(started()), ddp(net, world), optimizer(ddp, {.lr = options.lr}),
-        loader(lockstep::data::make_loader(images, world, {.batch_size = options.batch_size / world.size(), .seed = 1})), steps_per_epoch(static_cast<std::int64_t>(loader.batches_per_epoch())),
+      : world(group),
+        checkpoints(world, options.folder + "/checkpoints"),
+        found(checkpoints.newest()),
+        net(started()),
+        ddp(net, world),
+        optimizer(ddp, {.lr = options.lr}),
+        loader(
+            lockstep::data::make_loader(images, world, {.batch_size = options.batch_size / world.size(), .seed = 1})),
+        steps_per_epoch(static_cast<std::int64_t>(loader.batches_per_epoch())),
         schedule(optimizer, lockstep::optim::cosine_decay({.steps = options.epochs * steps_per_epoch})) {
     if (!found) return;
     const auto loop = found->read("loop");
     step = checkpoint::value_of<std::int64_t>(loop, "step");
     std::vector<std::pair<std::string, torch::Tensor>> moments;
-    for (const auto& [name, value] : found->read("optimizer")) moments.emplace_back(name, std::get<torch::Tensor>(value));
+    for (const auto& [name, value] : found->read("optimizer"))
+      moments.emplace_back(name, std::get<torch::Tensor>(value));
     optimizer.load_state_dict(moments);
     schedule.resume({.step = checkpoint::value_of<std::int64_t>(loop, "rates_moved"), .base_rates = {options.lr}});
     const auto position = lockstep::data::parse_position(checkpoint::value_of<std::string>(loop, "position"));
@@ -150,7 +174,9 @@ struct Training {
     if (world.rank() != 0) return parts;
     for (const auto& item : net->named_parameters()) parts["model"][item.key()] = item.value().detach();
     for (const auto& [name, tensor] : moments) parts["optimizer"][name] = tensor;
-    parts["loop"] = {{"step", step}, {"rates_moved", schedule.position().step}, {"position", lockstep::data::to_text(loader.position())}};
+    parts["loop"] = {{"step", step},
+                     {"rates_moved", schedule.position().step},
+                     {"position", lockstep::data::to_text(loader.position())}};
     return parts;
   }
 
@@ -171,7 +197,9 @@ struct Training {
 int run(const Options& options) {
   lockstep::Group world = lockstep::init();
   if (options.batch_size % world.size() != 0)
-    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " + std::to_string(world.size()) + " ranks are multiples of " + std::to_string(world.size()));
+    throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
+                               std::to_string(world.size()) + " ranks are multiples of " +
+                               std::to_string(world.size()));
   const Mnist images = Mnist::load(options.data, Mnist::Part::kTest);
   const std::size_t num_validation = images.size() / 10;
 
@@ -184,7 +212,8 @@ int run(const Options& options) {
       const torch::Tensor loss = training.train_on(batch, watching.timer);
       watching.step(training.step, loss, batch.target.size(0));
       const bool stop = world.stop_requested();  // the same answer on all ranks
-      if (stop || training.step % options.save_every == 0) training.checkpoints.save_async(training.step, training.parts());
+      if (stop || training.step % options.save_every == 0)
+        training.checkpoints.save_async(training.step, training.parts());
       if (!stop) continue;
       training.checkpoints.wait();  // bounded: by the disk
       return lockstep::kPreemptedExitCode;
@@ -203,9 +232,7 @@ int run(const Options& options) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  return run(read_options(argc, argv));
-} catch (const lockstep::Error& error) {
+int main(int argc, char** argv) try { return run(read_options(argc, argv)); } catch (const lockstep::Error& error) {
   std::cerr << "05_custom_loop: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());
 }

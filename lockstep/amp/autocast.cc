@@ -16,11 +16,12 @@ namespace cast = at::autocast;
 
 at::DeviceType checked(const AutocastOptions& options) {
   if (options.device != at::kCPU && options.device != at::kCUDA)
-    throw base::UsageError("Autocast: device is " + c10::DeviceTypeName(options.device, true) + "; allowed are cpu and cuda");
+    throw base::UsageError("Autocast: device is " + c10::DeviceTypeName(options.device, true) +
+                           "; allowed are cpu and cuda");
   const at::ScalarType dtype = options.dtype.value_or(at::kHalf);
   if (dtype != at::kBFloat16 && dtype != at::kHalf)
-    throw base::UsageError(std::string("Autocast: dtype is ") + c10::toString(dtype) + "; allowed on " + c10::DeviceTypeName(options.device, true) +
-                               " are BFloat16 and Half",
+    throw base::UsageError(std::string("Autocast: dtype is ") + c10::toString(dtype) + "; allowed on " +
+                               c10::DeviceTypeName(options.device, true) + " are BFloat16 and Half",
                            "enabled = false computes in the dtype of the inputs");
   return options.device;
 }
@@ -34,14 +35,18 @@ bool this_processor_multiplies_bfloat16() {
 void warn_of(at::ScalarType dtype) {
   if (dtype == at::kHalf) {
     [[maybe_unused]] static const bool told = [] {
-      base::log_warning("Autocast to float16 on a CPU: linear layers were measured to be 50 times slower than in float32, and LSTM throws an error of oneDNN; use bfloat16");
+      base::log_warning(
+          "Autocast to float16 on a CPU: linear layers were measured to be 50 times slower than in float32, and LSTM "
+          "throws an error of oneDNN; use bfloat16");
       return true;
     }();
   } else if (dtype == at::kBFloat16) {
     [[maybe_unused]] static const bool told = [] {
       const bool fast = this_processor_multiplies_bfloat16();
       if (!fast)
-        base::log_warning("Autocast to bfloat16 on a CPU with neither avx512_bf16 nor amx_bf16: it was measured to be 2 times slower than float32 there");
+        base::log_warning(
+            "Autocast to bfloat16 on a CPU with neither avx512_bf16 nor amx_bf16: it was measured to be 2 times slower "
+            "than float32 there");
       return true;
     }();
   }

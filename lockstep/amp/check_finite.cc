@@ -44,7 +44,9 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
 
 /// "[2, 8]: least -inf, greatest 3.5"; empty when all values are finite, or it is no tensor of real numbers in memory.
 std::string not_finite(const at::Tensor& tensor) {
-  if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided || tensor.numel() == 0 || tensor.is_meta()) return {};
+  if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided || tensor.numel() == 0 ||
+      tensor.is_meta())
+    return {};
   const auto [least, greatest] = at::aminmax(tensor.detach());
   const double low = least.item<double>(), high = greatest.item<double>();
   if (std::isfinite(low) && std::isfinite(high)) return {};
@@ -60,7 +62,9 @@ std::string first_not_finite(const std::vector<at::Tensor>& tensors) {
 }
 
 /// What it puts out is whatever was in memory.
-bool fills_nothing(const char* operation) { return std::strstr(operation, "empty") != nullptr || std::strstr(operation, "resize") != nullptr; }
+bool fills_nothing(const char* operation) {
+  return std::strstr(operation, "empty") != nullptr || std::strstr(operation, "resize") != nullptr;
+}
 
 enum class Uses { kNothing, kOnlyModule, kModule };
 
@@ -84,12 +88,13 @@ class CheckFinite::Watch {
   void look_at_outputs(const char* operation, const std::vector<at::Tensor>& outputs);
 
   static inline thread_local Watch* innermost = nullptr;
-  static inline thread_local int depth = 0;  // of calls within calls; the outermost is the one that a program's text has
+  static inline thread_local int depth =
+      0;  // of calls within calls; the outermost is the one that a program's text has
 
   Watch* const outer_;
   at::CallbackHandle handle_ = 0;  // of the outermost Watch, which calls for all
   Owners owners_;
-  std::vector<at::Tensor> kept_;  // those in owners_
+  std::vector<at::Tensor> kept_;          // those in owners_
   std::pair<Uses, std::string> running_;  // of the call at depth 1
   std::string after_ = "the beginning";   // the last module that was used
   std::string suspect_;                   // the first operation since then whose result was not finite
@@ -164,7 +169,8 @@ void CheckFinite::Watch::look_at_inputs(const char* operation, const std::vector
     if (owner != owners_.end())
       found_ = "a parameter or buffer of " + said(owner->second) + " is not finite, " + values;
     else
-      found_ = "what " + said(running_.second) + " (" + operation + ") was given is not finite, " + values + (suspect_.empty() ? "" : "; first " + suspect_);
+      found_ = "what " + said(running_.second) + " (" + operation + ") was given is not finite, " + values +
+               (suspect_.empty() ? "" : "; first " + suspect_);
     return;
   }
 }
@@ -180,7 +186,8 @@ void CheckFinite::Watch::look_at_outputs(const char* operation, const std::vecto
   if (uses == Uses::kModule) {
     after_ = said(module);
     suspect_.clear();
-    if (!values.empty()) found_ = "the output of " + after_ + " (" + operation + ") is not finite, " + values + "; what it was given was";
+    if (!values.empty())
+      found_ = "the output of " + after_ + " (" + operation + ") is not finite, " + values + "; what it was given was";
   } else if (!values.empty() && suspect_.empty()) {
     suspect_ = "the output of " + std::string(operation) + " after " + after_ + " is not finite, " + values;
   }
@@ -192,7 +199,8 @@ CheckFinite::~CheckFinite() = default;
 void CheckFinite::check(const at::Tensor& result) const {
   const std::string found = watch_->found(result);
   if (!found.empty())
-    throw base::Error(base::Cause::kNonFinite, "CheckFinite: " + found, "look at this step's batch; a smaller learning rate, or KeepFp32 around that module");
+    throw base::Error(base::Cause::kNonFinite, "CheckFinite: " + found,
+                      "look at this step's batch; a smaller learning rate, or KeepFp32 around that module");
 }
 
 }  // namespace lockstep::amp

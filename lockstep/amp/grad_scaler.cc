@@ -16,7 +16,8 @@ namespace {
 using base::UsageError;
 using torch::optim::Optimizer;
 
-constexpr const char* kOrder = "a step is scale(loss).backward(), unscale_() if it is needed, step() of each optimizer, update()";
+constexpr const char* kOrder =
+    "a step is scale(loss).backward(), unscale_() if it is needed, step() of each optimizer, update()";
 
 [[noreturn]] void refuse(const std::string& operation, const std::string& what, const char* hint = kOrder) {
   throw UsageError("GradScaler::" + operation + "(): " + what, hint);
@@ -25,7 +26,8 @@ constexpr const char* kOrder = "a step is scale(loss).backward(), unscale_() if 
 void refuse_half(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kHalf)
     refuse("unscale_", "a gradient is of float16; allowed are gradients of float32, bfloat16 and float64",
-           "keep the parameters in float32 and compute in float16 inside an Autocast, or update copies in float32 (MasterWeights)");
+           "keep the parameters in float32 and compute in float16 inside an Autocast, or update copies in float32 "
+           "(MasterWeights)");
 }
 
 /// What lies in memory of the gradients, by device and dtype.
@@ -39,7 +41,9 @@ Lists gradients_of(const Optimizer& optimizer) {
       if (!gradient.defined()) continue;
       refuse_half(gradient);
       if (gradient.is_sparse()) gradient = gradient._values();
-      const auto same = [&](const auto& list) { return list.first.device() == gradient.device() && list.first.dtype() == gradient.dtype(); };
+      const auto same = [&](const auto& list) {
+        return list.first.device() == gradient.device() && list.first.dtype() == gradient.dtype();
+      };
       auto found = std::find_if(lists.begin(), lists.end(), same);
       if (found == lists.end()) found = lists.insert(lists.end(), {gradient.options(), {}});
       found->second.push_back(gradient);
@@ -56,7 +60,8 @@ std::vector<at::Tensor> unscale_in_place(const Optimizer& optimizer, const at::T
   std::vector<at::Tensor> found;
   for (const auto& [options, list] : lists) {
     const at::Device device = options.device();
-    auto place = std::find_if(found.begin(), found.end(), [&](const at::Tensor& one) { return one.device() == device; });
+    auto place =
+        std::find_if(found.begin(), found.end(), [&](const at::Tensor& one) { return one.device() == device; });
     if (place == found.end()) place = found.insert(found.end(), at::zeros({}, at::dtype(at::kFloat).device(device)));
     at::_amp_foreach_non_finite_check_and_unscale_(list, *place, inverse.to(device));
   }
@@ -71,10 +76,16 @@ at::Tensor sum_of(const std::vector<at::Tensor>& found, at::Device device) {
 
 }  // namespace
 
-GradScaler::GradScaler(const GradScalerOptions& options) : enabled_(options.enabled), floor_(options.floor), group_(options.group) {
-  if (!(options.init_scale > 0)) throw UsageError("GradScaler: init_scale is " + std::to_string(options.init_scale) + "; allowed is more than 0");
-  if (!(options.floor >= 0)) throw UsageError("GradScaler: floor is " + std::to_string(options.floor) + "; allowed is 0 or more");
-  set({.scale = options.init_scale, .growth_factor = options.growth_factor, .backoff_factor = options.backoff_factor, .growth_interval = options.growth_interval},
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : enabled_(options.enabled), floor_(options.floor), group_(options.group) {
+  if (!(options.init_scale > 0))
+    throw UsageError("GradScaler: init_scale is " + std::to_string(options.init_scale) + "; allowed is more than 0");
+  if (!(options.floor >= 0))
+    throw UsageError("GradScaler: floor is " + std::to_string(options.floor) + "; allowed is 0 or more");
+  set({.scale = options.init_scale,
+       .growth_factor = options.growth_factor,
+       .backoff_factor = options.backoff_factor,
+       .growth_interval = options.growth_interval},
       "GradScaler");
 }
 
@@ -101,19 +112,25 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& losses)
 }
 
 void GradScaler::require_scale(const char* operation) const {
-  if (!scale_.defined()) refuse(operation, "no loss has been scaled", "call scale(loss).backward() instead of loss.backward()");
+  if (!scale_.defined())
+    refuse(operation, "no loss has been scaled", "call scale(loss).backward() instead of loss.backward()");
 }
 
 std::vector<at::Tensor> GradScaler::look_at(Optimizer& optimizer) const {
   auto* averaging = dynamic_cast<UnscalingOptimizer*>(&optimizer);
   if (!averaging) return unscale_in_place(optimizer, scale_);
   for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) refuse_half(parameter);  // on all ranks alike, whoever has a gradient
+    for (const at::Tensor& parameter : group.params())
+      refuse_half(parameter);  // on all ranks alike, whoever has a gradient
   switch (averaging->unscale(inverse_of(scale_).item<double>())) {
-    case Unscaled::kInPlace: return unscale_in_place(optimizer, scale_);
-    case Unscaled::kNothing: return {};
-    case Unscaled::kFinite: return {at::zeros({})};
-    case Unscaled::kNotFinite: break;
+    case Unscaled::kInPlace:
+      return unscale_in_place(optimizer, scale_);
+    case Unscaled::kNothing:
+      return {};
+    case Unscaled::kFinite:
+      return {at::zeros({})};
+    case Unscaled::kNotFinite:
+      break;
   }
   return {at::ones({})};
 }
@@ -130,7 +147,8 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   if (!enabled_) return;
   require_scale("unscale_");
   PerOptimizer& state = optimizers_[&optimizer];
-  if (state.stage == Stage::kUnscaled) refuse("unscale_", "called again for this optimizer since the last update(); allowed is once");
+  if (state.stage == Stage::kUnscaled)
+    refuse("unscale_", "called again for this optimizer since the last update(); allowed is once");
   if (state.stage == Stage::kStepped) refuse("unscale_", "called after step() of this optimizer; allowed is before it");
   std::vector<at::Tensor> found = look_at(optimizer);
   if (group_) found = agree(found);
@@ -144,11 +162,13 @@ StepMade GradScaler::step(Optimizer& optimizer) {
   }
   require_scale("step");
   PerOptimizer& state = optimizers_[&optimizer];
-  if (state.stage == Stage::kStepped) refuse("step", "called again for this optimizer since the last update(); allowed is once");
+  if (state.stage == Stage::kStepped)
+    refuse("step", "called again for this optimizer since the last update(); allowed is once");
   if (state.stage == Stage::kReady) unscale_(optimizer);
   if (state.found.empty()) {
     state.stage = Stage::kReady;
-    refuse("step", "no parameter of this optimizer has a gradient", "call backward() on a scaled loss that these parameters lead to");
+    refuse("step", "no parameter of this optimizer has a gradient",
+           "call backward() on a scaled loss that these parameters lead to");
   }
   auto* averaging = dynamic_cast<UnscalingOptimizer*>(&optimizer);
   if (averaging && state.found.front().device() == scale_.device()) {
@@ -175,7 +195,8 @@ bool GradScaler::read(const std::vector<at::Tensor>& found) {
     warned_ = true;
     std::ostringstream text;
     text << "GradScaler: the scale has come down to " << scale << ", below its floor of " << floor_
-         << ": gradients that are not finite at every scale do not come from scaling; look for what divides by zero or takes the logarithm of it";
+         << ": gradients that are not finite at every scale do not come from scaling; look for what divides by zero or "
+            "takes the logarithm of it";
     base::log_warning(text.str());
   }
   return both[0].item<float>() == 0;
@@ -187,7 +208,8 @@ void GradScaler::update() {
   std::vector<at::Tensor> found;
   for (const auto& [optimizer, state] : optimizers_) found.insert(found.end(), state.found.begin(), state.found.end());
   if (found.empty()) refuse("update", "no optimizer's gradients have been looked at since the last one");
-  at::_amp_update_scale_(scale_, tracker_, sum_of(found, scale_.device()), state_.growth_factor, state_.backoff_factor, state_.growth_interval);
+  at::_amp_update_scale_(scale_, tracker_, sum_of(found, scale_.device()), state_.growth_factor, state_.backoff_factor,
+                         state_.growth_interval);
   optimizers_.clear();
 }
 
@@ -232,7 +254,9 @@ std::optional<ScalerState> GradScaler::state_dict() const {
 
 void GradScaler::load_state_dict(const std::optional<ScalerState>& state) {
   if (!enabled_) return;
-  if (!state) refuse("load_state_dict", "the state is that of a disabled scaler; allowed is one of an enabled scaler", "load none, or make this one with enabled = false");
+  if (!state)
+    refuse("load_state_dict", "the state is that of a disabled scaler; allowed is one of an enabled scaler",
+           "load none, or make this one with enabled = false");
   set(*state, "GradScaler::load_state_dict()");
   if (!scale_.defined()) return;
   scale_.fill_(state->scale);

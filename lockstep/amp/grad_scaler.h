@@ -19,17 +19,21 @@ namespace lockstep::amp {
 
 struct GradScalerOptions {
   double init_scale = 65536;
-  double growth_factor = 2;             ///< the scale is multiplied by this after `growth_interval` steps without an infinity; more than 1
-  double backoff_factor = 0.5;          ///< and by this after a step with one; less than 1
+  double growth_factor =
+      2;  ///< the scale is multiplied by this after `growth_interval` steps without an infinity; more than 1
+  double backoff_factor = 0.5;  ///< and by this after a step with one; less than 1
   std::int64_t growth_interval = 2000;
-  bool enabled = true;                  ///< false: losses and gradients stay as they are, and step() is the optimizer's
-  double floor = 1;                     ///< a warning, once, when the scale is below it: an infinity that comes at every scale is no overflow. 0: none
-  /// Ranks that agree on what is finite, for gradients that are not averaged over all of them: without a DistributedDataParallel, and with
-  /// DdpOptions.host_sync_every. All of them call unscale_() and step() alike then, and wait for each other. Means carry an infinity to all ranks by themselves.
+  bool enabled = true;  ///< false: losses and gradients stay as they are, and step() is the optimizer's
+  double floor = 1;     ///< a warning, once, when the scale is below it: an infinity that comes at every scale is no
+                        ///< overflow. 0: none
+  /// Ranks that agree on what is finite, for gradients that are not averaged over all of them: without a
+  /// DistributedDataParallel, and with DdpOptions.host_sync_every. All of them call unscale_() and step() alike then,
+  /// and wait for each other. Means carry an infinity to all ranks by themselves.
   std::optional<comm::Group> group;
 };
 
-/// Whether GradScaler::step() made a step. Where a device alone knows, asking waits for it; between the step and the next one.
+/// Whether GradScaler::step() made a step. Where a device alone knows, asking waits for it; between the step and the
+/// next one.
 class StepMade {
  public:
   explicit StepMade(bool made) : made_(made) {}
@@ -42,21 +46,24 @@ class StepMade {
   at::Tensor found_;
 };
 
-/// torch.amp.GradScaler of Python: the same scale and the same skipped steps, after Micikevicius et al., arXiv:1710.03740.
+/// torch.amp.GradScaler of Python: the same scale and the same skipped steps, after Micikevicius et al.,
+/// arXiv:1710.03740.
 ///
 ///   scaler.scale(loss).backward();
 ///   scaler.unscale_(optimizer);  // only if gradients are looked at or clipped before step()
 ///   scaler.step(optimizer);
 ///   scaler.update();
 ///
-/// One for all losses and optimizers of a training; update() once a step, after all of them. With several backward() calls a step, all losses get one scale, and what follows
-/// is called after the last. All ranks make it alike. Waits for other ranks only as the optimizer does and as `group` says; for a device once a step() at most, and not
-/// at all with an optimizer that can skip there (optim/fused_optimizer.h); `floor` is looked at where it waits.
-/// Calls in another order are a UsageError that says what is missing; nothing has changed then. Not for several threads.
+/// One for all losses and optimizers of a training; update() once a step, after all of them. With several backward()
+/// calls a step, all losses get one scale, and what follows is called after the last. All ranks make it alike. Waits
+/// for other ranks only as the optimizer does and as `group` says; for a device once a step() at most, and not at all
+/// with an optimizer that can skip there (optim/fused_optimizer.h); `floor` is looked at where it waits. Calls in
+/// another order are a UsageError that says what is missing; nothing has changed then. Not for several threads.
 ///
-/// An optimizer of lockstep::optim on one host has no averaged gradients: unscale_() looks at the means in one pass that stores none, its step() unscales them, and
-/// .grad() shows this rank's own, scaled, unless average_gradients() is called, before or after. clip_grad_norm() after unscale_() takes no further
-/// pass. Exact for all but gradients of float64 beyond 1e154, whose squares count as infinite.
+/// An optimizer of lockstep::optim on one host has no averaged gradients: unscale_() looks at the means in one pass
+/// that stores none, its step() unscales them, and .grad() shows this rank's own, scaled, unless average_gradients() is
+/// called, before or after. clip_grad_norm() after unscale_() takes no further pass. Exact for all but gradients of
+/// float64 beyond 1e154, whose squares count as infinite.
 class GradScaler {
  public:
   /// Throws UsageError.
@@ -66,12 +73,14 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& loss);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& losses);
 
-  /// Divides the gradients of this optimizer's parameters by the scale, and notes whether all are finite. Gradients of float16 are a UsageError: they have lost what scaling kept.
+  /// Divides the gradients of this optimizer's parameters by the scale, and notes whether all are finite. Gradients of
+  /// float16 are a UsageError: they have lost what scaling kept.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// unscale_() unless that was called, then the optimizer's step(), unless a gradient was not finite. True when it was made: a schedule of learning
-  /// rates moves only then.
+  /// unscale_() unless that was called, then the optimizer's step(), unless a gradient was not finite. True when it was
+  /// made: a schedule of learning rates moves only then.
   StepMade step(torch::optim::Optimizer& optimizer);
-  /// Ends the step: the scale backs off if some optimizer's gradients were not finite, and grows after growth_interval steps with none.
+  /// Ends the step: the scale backs off if some optimizer's gradients were not finite, and grows after growth_interval
+  /// steps with none.
   void update();
   /// Ends the step; the scale is `new_scale` from now on.
   void update(double new_scale);

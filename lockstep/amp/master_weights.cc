@@ -9,7 +9,8 @@ namespace lockstep::amp {
 MasterWeights::MasterWeights(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
   for (const at::Tensor& parameter : parameters_) {
     if (!parameter.is_floating_point())
-      throw base::UsageError(std::string("MasterWeights: a parameter is of ") + c10::toString(parameter.scalar_type()) + "; allowed are those of floating point");
+      throw base::UsageError(std::string("MasterWeights: a parameter is of ") + c10::toString(parameter.scalar_type()) +
+                             "; allowed are those of floating point");
     const bool low = parameter.scalar_type() == at::kHalf || parameter.scalar_type() == at::kBFloat16;
     copies_.push_back(parameter.detach().to(low ? at::kFloat : parameter.scalar_type(), false, true).requires_grad_());
   }
@@ -18,7 +19,8 @@ MasterWeights::MasterWeights(std::vector<at::Tensor> parameters) : parameters_(s
 void MasterWeights::take_gradients() {
   for (std::size_t i = 0; i < copies_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();
-    copies_[i].mutable_grad() = gradient.defined() ? gradient.detach().to(copies_[i].scalar_type(), false, true) : at::Tensor();
+    copies_[i].mutable_grad() =
+        gradient.defined() ? gradient.detach().to(copies_[i].scalar_type(), false, true) : at::Tensor();
   }
 }
 

@@ -7,7 +7,8 @@
 
 namespace lockstep::amp {
 
-/// An update smaller than half a unit in the last place of a float16 or bfloat16 parameter is lost; in its copy it adds up.
+/// An update smaller than half a unit in the last place of a float16 or bfloat16 parameter is lost; in its copy it adds
+/// up.
 ///
 ///   MasterWeights master(net->parameters());
 ///   torch::optim::SGD optimizer(master.parameters(), 0.1);
@@ -18,8 +19,9 @@ namespace lockstep::amp {
 ///   if (scaler.step(optimizer)) master.give_values();
 ///   scaler.update();
 ///
-/// Waits for nobody: with a DistributedDataParallel of the model gradients are means and copies equal on all ranks. Made after that, so that values are those of rank 0.
-/// Not for optimizers of lockstep::optim, whose state alone is in float32.
+/// Waits for nobody: with a DistributedDataParallel of the model gradients are means and copies equal on all ranks.
+/// Made after that, so that values are those of rank 0. Not for optimizers of lockstep::optim, whose state alone is in
+/// float32.
 class MasterWeights {
  public:
   /// Throws UsageError for a parameter that is not of floating point.

@@ -31,19 +31,26 @@ const std::map<std::string, Precision>& presets() {
 /// Why `wanted` makes no sense; empty if it does.
 std::string fault_of(const Precision& wanted) {
   const bool low_weights = wanted.weights != at::kFloat;
-  if (!low_weights && !wanted.batch_norm_fp32) return "BatchNorm in lower precision than all other weights; allowed is batch_norm_fp32 = true";
+  if (!low_weights && !wanted.batch_norm_fp32)
+    return "BatchNorm in lower precision than all other weights; allowed is batch_norm_fp32 = true";
   if (wanted.weights == at::kHalf && wanted.master_weights && !wanted.batch_norm_fp32)
-    return "BatchNorm in float16, whose running variance is infinite beyond 65504, beside master weights; allowed is batch_norm_fp32 = true, or O3";
-  if (!low_weights && wanted.master_weights) return "copies in float32 of weights that are float32; allowed is master_weights = false";
-  if (wanted.weights == at::kBFloat16 && wanted.loss_scaling) return "loss scaling, but bfloat16 has the range of float32; allowed is loss_scaling = false";
+    return "BatchNorm in float16, whose running variance is infinite beyond 65504, beside master weights; allowed is "
+           "batch_norm_fp32 = true, or O3";
+  if (!low_weights && wanted.master_weights)
+    return "copies in float32 of weights that are float32; allowed is master_weights = false";
+  if (wanted.weights == at::kBFloat16 && wanted.loss_scaling)
+    return "loss scaling, but bfloat16 has the range of float32; allowed is loss_scaling = false";
   if (!low_weights && wanted.autocast != at::kHalf && wanted.loss_scaling)
     return "loss scaling, but nothing computes in float16; allowed is loss_scaling = false";
   if (wanted.autocast == at::kHalf && !wanted.loss_scaling)
-    return "float16 without loss scaling: gradients below 6e-8 would be 0; allowed is loss_scaling = true, or bf16-mixed";
+    return "float16 without loss scaling: gradients below 6e-8 would be 0; allowed is loss_scaling = true, or "
+           "bf16-mixed";
   if (wanted.weights == at::kHalf && wanted.loss_scaling && !wanted.master_weights)
-    return "loss scaling for gradients of float16, which unscaling would make 0 again; allowed is master_weights = true";
+    return "loss scaling for gradients of float16, which unscaling would make 0 again; allowed is master_weights = "
+           "true";
   if (wanted.weights == at::kHalf && wanted.master_weights && !wanted.loss_scaling)
-    return "master weights in float32 for gradients of float16 that are not scaled: those below 6e-8 would be 0; allowed is loss_scaling = true";
+    return "master weights in float32 for gradients of float16 that are not scaled: those below 6e-8 would be 0; "
+           "allowed is loss_scaling = true";
   return {};
 }
 
@@ -52,7 +59,8 @@ std::string fault_of(const Precision& wanted) {
 Precision parse_precision(const std::string& name, const PrecisionChanges& changes) {
   const auto found = presets().find(name);
   if (found == presets().end())
-    throw base::UsageError("precision is \"" + name + "\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+    throw base::UsageError("precision is \"" + name +
+                           "\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
   Precision wanted = found->second;
   wanted.batch_norm_fp32 = changes.batch_norm_fp32.value_or(wanted.batch_norm_fp32);
   wanted.master_weights = changes.master_weights.value_or(wanted.master_weights);
@@ -65,8 +73,9 @@ Precision parse_precision(const std::string& name, const PrecisionChanges& chang
 void cast(torch::nn::Module& module, const Precision& precision) {
   const at::NoGradGuard no_grad;
   // Of other classes than torch's, as SyncBatchNorm, what has running statistics or is called so.
-  const bool batch_norm = module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() || module.as<torch::nn::BatchNorm3d>() ||
-                          module.named_buffers(false).contains("running_var") || module.name().find("BatchNorm") != std::string::npos;
+  const bool batch_norm = module.as<torch::nn::BatchNorm1d>() || module.as<torch::nn::BatchNorm2d>() ||
+                          module.as<torch::nn::BatchNorm3d>() || module.named_buffers(false).contains("running_var") ||
+                          module.name().find("BatchNorm") != std::string::npos;
   const at::ScalarType dtype = batch_norm && precision.batch_norm_fp32 ? at::kFloat : precision.weights;
   const auto move = [&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_floating_point()) tensor.set_data(tensor.to(dtype));

@@ -13,11 +13,12 @@ class Module;
 namespace lockstep::amp {
 
 struct Precision {
-  std::optional<at::ScalarType> autocast;  ///< what an Autocast around forward and loss computes in; empty: there is none
-  at::ScalarType weights = at::kFloat;     ///< of parameters and buffers
-  bool batch_norm_fp32 = true;             ///< those of BatchNorm stay float32
-  bool master_weights = false;             ///< the optimizer updates copies in float32 (MasterWeights)
-  bool loss_scaling = false;               ///< a GradScaler
+  std::optional<at::ScalarType>
+      autocast;                         ///< what an Autocast around forward and loss computes in; empty: there is none
+  at::ScalarType weights = at::kFloat;  ///< of parameters and buffers
+  bool batch_norm_fp32 = true;          ///< those of BatchNorm stay float32
+  bool master_weights = false;          ///< the optimizer updates copies in float32 (MasterWeights)
+  bool loss_scaling = false;            ///< a GradScaler
   bool operator==(const Precision&) const = default;
 };
 
@@ -38,7 +39,8 @@ struct PrecisionChanges {
 /// O0 to O3 are Apex's. Throws UsageError for another name, and for changes that make no sense, with the reason.
 Precision parse_precision(const std::string& name, const PrecisionChanges& changes = {});
 
-/// Gives parameters and buffers of floating point the dtype of `precision.weights`, those of BatchNorm (whatever has running statistics) float32 if wanted. Before a DistributedDataParallel or an optimizer is made.
+/// Gives parameters and buffers of floating point the dtype of `precision.weights`, those of BatchNorm (whatever has
+/// running statistics) float32 if wanted. Before a DistributedDataParallel or an optimizer is made.
 void cast(torch::nn::Module& module, const Precision& precision);
 
 }  // namespace lockstep::amp

@@ -18,7 +18,8 @@ const json& number(const json& entries, const char* name, bool whole) {
   const auto found = entries.find(name);
   if (found == entries.end()) throw UsageError(std::string(kOperation) + ": \"" + name + "\" is missing");
   if (whole ? !found->is_number_integer() : !found->is_number())
-    throw UsageError(std::string(kOperation) + ": \"" + name + "\" is " + found->dump() + "; allowed is a" + (whole ? " whole" : "") + " number");
+    throw UsageError(std::string(kOperation) + ": \"" + name + "\" is " + found->dump() + "; allowed is a" +
+                     (whole ? " whole" : "") + " number");
   return *found;
 }
 
@@ -62,8 +63,10 @@ void check(const ScalerState& state, const std::string& operation) {
   };
   // After many infinities the scale may have come down to 0.
   require(state.scale >= 0 && std::isfinite(state.scale), "scale", state.scale, "a finite number, 0 or more");
-  require(state.growth_factor > 1 && std::isfinite(state.growth_factor), "growth_factor", state.growth_factor, "a finite number, more than 1");
-  require(state.backoff_factor > 0 && state.backoff_factor < 1, "backoff_factor", state.backoff_factor, "more than 0 and less than 1");
+  require(state.growth_factor > 1 && std::isfinite(state.growth_factor), "growth_factor", state.growth_factor,
+          "a finite number, more than 1");
+  require(state.backoff_factor > 0 && state.backoff_factor < 1, "backoff_factor", state.backoff_factor,
+          "more than 0 and less than 1");
   require(state.growth_interval >= 1, "growth_interval", static_cast<double>(state.growth_interval), "1 or more");
   require(state.growth_tracker >= 0, "growth_tracker", static_cast<double>(state.growth_tracker), "0 or more");
 }

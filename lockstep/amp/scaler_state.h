@@ -19,7 +19,8 @@ struct ScalerState {
 
 /// As json.dumps(scaler.state_dict()) writes it; "{}" for nullopt, the state of one that is disabled.
 std::string to_json(const std::optional<ScalerState>& state);
-/// The reverse. Throws UsageError for a text that is no JSON, and for entries that are missing, unknown or of another type.
+/// The reverse. Throws UsageError for a text that is no JSON, and for entries that are missing, unknown or of another
+/// type.
 std::optional<ScalerState> scaler_state_from_json(const std::string& text);
 
 /// Throws UsageError: "`operation`: `name` is ...; allowed is ...", unless GradScaler can go on from here.

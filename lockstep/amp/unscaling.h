@@ -12,12 +12,15 @@ enum class Unscaled {
   kNotFinite,  ///< some are not
 };
 
-/// An optimizer that averages gradients in step(). All ranks call what is here alike, wait for each other, and get the same answer.
+/// An optimizer that averages gradients in step(). All ranks call what is here alike, wait for each other, and get the
+/// same answer.
 class UnscalingOptimizer {
  public:
-  /// Looks at the means of all gradients, and multiplies them by `inverse_scale` in the next step(). Throws UsageError, CommError.
+  /// Looks at the means of all gradients, and multiplies them by `inverse_scale` in the next step(). Throws UsageError,
+  /// CommError.
   virtual Unscaled unscale(double inverse_scale) = 0;
-  /// Where gradients are unscaled in place, on a device: step(), unless `skip`, of one element there, is not 0; nobody waits to know. False: nothing was done, and whoever calls must know.
+  /// Where gradients are unscaled in place, on a device: step(), unless `skip`, of one element there, is not 0; nobody
+  /// waits to know. False: nothing was done, and whoever calls must know.
   virtual bool step_unless(const at::Tensor& skip) = 0;
   /// Instead of step(): the step ends without an update. Waits for nobody.
   virtual void skip_step() = 0;

@@ -18,15 +18,15 @@ template <typename A, typename B>
 
 }  // namespace lockstep::base
 
-#define LOCKSTEP_CHECK(condition)                                                           \
-  do {                                                                                      \
-    if (!(condition)) ::lockstep::base::check_failed(__FILE__, __LINE__, #condition);       \
+#define LOCKSTEP_CHECK(condition)                                                     \
+  do {                                                                                \
+    if (!(condition)) ::lockstep::base::check_failed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-#define LOCKSTEP_CHECK_EQ(a, b)                                                                                      \
-  do {                                                                                                               \
-    const auto& lockstep_a = (a);                                                                                    \
-    const auto& lockstep_b = (b);                                                                                    \
-    if (!(lockstep_a == lockstep_b))                                                                                 \
-      ::lockstep::base::check_failed_values(__FILE__, __LINE__, #a " == " #b, lockstep_a, lockstep_b);               \
+#define LOCKSTEP_CHECK_EQ(a, b)                                                                        \
+  do {                                                                                                 \
+    const auto& lockstep_a = (a);                                                                      \
+    const auto& lockstep_b = (b);                                                                      \
+    if (!(lockstep_a == lockstep_b))                                                                   \
+      ::lockstep::base::check_failed_values(__FILE__, __LINE__, #a " == " #b, lockstep_a, lockstep_b); \
   } while (false)

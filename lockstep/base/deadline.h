@@ -29,8 +29,7 @@ class Deadline {
   /// Time that remains, never negative.
   std::chrono::milliseconds left() const {
     if (is_never()) return std::chrono::milliseconds::max();
-    return std::max(std::chrono::milliseconds(0),
-                    std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()));
+    return std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()));
   }
   /// left() as poll(2) takes it: at most `cap`, so that a loop can look around in between.
   int poll_ms(std::chrono::milliseconds cap = std::chrono::minutes(1)) const {

@@ -9,8 +9,9 @@
 namespace lockstep::base {
 
 /// The root of every error that Lockstep throws. what() is one line: the operation, the rank and peer where there are
-/// any, the value got and the values allowed. cause() is its class in the table of cause.h. The launcher's FATAL line carries a
-/// CommError, and what init() throws, because those are published in the store; of others it knows the rank's exit code only.
+/// any, the value got and the values allowed. cause() is its class in the table of cause.h. The launcher's FATAL line
+/// carries a CommError, and what init() throws, because those are published in the store; of others it knows the rank's
+/// exit code only.
 class Error : public std::runtime_error {
  public:
   Error(Cause cause, const std::string& message, std::string hint = {})
@@ -51,7 +52,8 @@ class SystemError : public Error {
 /// An operation between ranks failed. After it the group is closed: every later call on it throws the same error.
 class CommError : public Error {
  public:
-  /// `op` as in a FATAL line, "all_reduce(fc.weight)#12"; `rank` is the caller, `peer` the rank at fault, -1 if unknown.
+  /// `op` as in a FATAL line, "all_reduce(fc.weight)#12"; `rank` is the caller, `peer` the rank at fault, -1 if
+  /// unknown.
   CommError(Cause cause, std::string op, int rank, int peer, const std::string& message, std::string hint = {})
       : Error(cause, message, std::move(hint)), op_(std::move(op)), rank_(rank), peer_(peer) {}
 

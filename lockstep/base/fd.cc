@@ -34,8 +34,8 @@ std::uint64_t allow_files(std::uint64_t need) {
   if (before >= need) return before;
   if (limit.rlim_max < need)
     throw SystemError("this job needs " + std::to_string(need) + " file descriptors; allowed are " +
-                                std::to_string(limit.rlim_max) + " (ulimit -Hn)",
-                            EMFILE);
+                          std::to_string(limit.rlim_max) + " (ulimit -Hn)",
+                      EMFILE);
   limit.rlim_cur = need;
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw SystemError("cannot raise the limit of file descriptors", errno);
   return before;

@@ -37,8 +37,8 @@ Pipe make_pipe();
 /// Switches O_NONBLOCK on. Throws SystemError.
 void set_nonblocking(int fd);
 
-/// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError (RESOURCE)
-/// saying what is allowed when the hard limit forbids it.
+/// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError
+/// (RESOURCE) saying what is allowed when the hard limit forbids it.
 std::uint64_t allow_files(std::uint64_t need);
 
 }  // namespace lockstep::base

@@ -17,7 +17,8 @@
 
 namespace lockstep::base {
 
-/// A time that takes a few nanoseconds to read: of the processor's own counter, where it has one that counts evenly. Processes of a host read the same.
+/// A time that takes a few nanoseconds to read: of the processor's own counter, where it has one that counts evenly.
+/// Processes of a host read the same.
 inline std::int64_t ticks() noexcept {
 #if defined(__x86_64__)
   return static_cast<std::int64_t>(__rdtsc());
@@ -30,7 +31,7 @@ inline std::int64_t ticks() noexcept {
 struct FlightNote {
   std::uint16_t channel = 0;  ///< of FlightRing::add_channel()
   std::uint64_t seq = 0;
-  std::string_view kind;      ///< "all_reduce"
+  std::string_view kind;  ///< "all_reduce"
   std::string_view dtype;
   std::string_view name;
   std::uint64_t bytes = 0;
@@ -43,8 +44,8 @@ struct FlightEntry {
   std::uint64_t seq;
   std::uint64_t bytes;
   std::int64_t step;
-  std::int64_t begun;                 ///< ticks
-  std::atomic<std::int64_t> ended;    ///< 0: not yet; kGivenUp
+  std::int64_t begun;               ///< ticks
+  std::atomic<std::int64_t> ended;  ///< 0: not yet; kGivenUp
   std::atomic<std::uint16_t> channel;
   char kind[14];
   char dtype[8];
@@ -52,14 +53,15 @@ struct FlightEntry {
 };
 static_assert(sizeof(FlightEntry) == 128);
 
-/// One process writes, any of its threads; zeroed memory is an empty ring. No locks and no system calls: an entry costs some 30 ns.
+/// One process writes, any of its threads; zeroed memory is an empty ring. No locks and no system calls: an entry costs
+/// some 30 ns.
 struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
   static constexpr std::size_t kChannelBytes = 64;
   static constexpr std::int64_t kGivenUp = -1;
 
-  std::atomic<std::uint64_t> begun;     ///< entries
+  std::atomic<std::uint64_t> begun;  ///< entries
   std::atomic<std::uint32_t> num_channels;
   std::uint32_t unused;
   char channels[kChannels][kChannelBytes];  ///< names
@@ -115,7 +117,9 @@ struct FlightSeen {
   std::uint64_t seq = 0;
   std::uint64_t bytes = 0;
   std::int64_t step = 0;
-  std::int64_t begun = 0, ended = 0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on, and may be kGivenUp
+  std::int64_t begun = 0,
+               ended =
+                   0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on, and may be kGivenUp
   std::string channel, kind, dtype, name;
 
   bool goes_on() const { return ended == 0; }

@@ -23,7 +23,8 @@ constexpr const char* kRandomPart = "XXXXXX";  // what mkdtemp() replaces
 sockaddr_un address_of(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) throw SystemError("the path " + path + " is too long for a socket", ENAMETOOLONG);
+  if (path.size() >= sizeof address.sun_path)
+    throw SystemError("the path " + path + " is too long for a socket", ENAMETOOLONG);
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }
@@ -49,7 +50,8 @@ PrivateDoor::PrivateDoor(const std::string& parent) {
   if (!::mkdtemp(folder_.data())) throw SystemError("cannot make a folder in " + parent, errno);
   path_ = folder_ + kDoor;
   const sockaddr_un address = address_of(path_);
-  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 || ::listen(listener_.get(), kBacklog) != 0) {
+  if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
+      ::listen(listener_.get(), kBacklog) != 0) {
     const int error = errno;
     remove();
     throw SystemError("cannot listen at " + path_, error);
@@ -65,7 +67,8 @@ void PrivateDoor::remove() noexcept {
 
 Fd PrivateDoor::accept(Deadline deadline) {
   for (;;) {
-    if (!wait_readable(listener_.get(), deadline)) throw SystemError("nobody came to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
+    if (!wait_readable(listener_.get(), deadline))
+      throw SystemError("nobody came to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd && same_user(fd.get())) return fd;
   }
@@ -99,7 +102,8 @@ void send_parcel(int socket, std::uint64_t label, int fd) {
 }
 
 Parcel receive_parcel(int socket, Deadline deadline) {
-  if (!wait_readable(socket, deadline)) throw SystemError("another process of this host did not answer", ETIMEDOUT, Cause::kJoinTimeout);
+  if (!wait_readable(socket, deadline))
+    throw SystemError("another process of this host did not answer", ETIMEDOUT, Cause::kJoinTimeout);
   std::array<std::uint64_t, 2> words{};
   iovec part{words.data(), sizeof words};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
@@ -111,7 +115,8 @@ Parcel receive_parcel(int socket, Deadline deadline) {
   const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   Parcel parcel;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
-    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int))) {
+    if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+        header->cmsg_len == CMSG_LEN(sizeof(int))) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
       parcel.fd.reset(fd);

@@ -19,8 +19,8 @@ class PrivateDoor {
   PrivateDoor& operator=(const PrivateDoor&) = delete;
 
   const std::string& path() const { return path_; }
-  /// Waits for somebody to knock. Only processes of this user come in: others are turned away unheard. Throws SystemError, with
-  /// kJoinTimeout in it at the deadline.
+  /// Waits for somebody to knock. Only processes of this user come in: others are turned away unheard. Throws
+  /// SystemError, with kJoinTimeout in it at the deadline.
   Fd accept(Deadline deadline);
 
  private:

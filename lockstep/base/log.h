@@ -1,4 +1,5 @@
-// Lines for the person who watches: to stderr, whole, one write each; dropped when stderr takes nothing for half a second.
+// Lines for the person who watches: to stderr, whole, one write each; dropped when stderr takes nothing for half a
+// second.
 #pragma once
 
 #include <string_view>
@@ -16,7 +17,8 @@ void log_debug(std::string_view text);
 /// "lockstep: warning: TEXT", at every level.
 void log_warning(std::string_view text);
 
-/// Whether a progress bar stands on the row of the terminal where the cursor is: then a line on stderr, if that is a terminal, takes its place.
+/// Whether a progress bar stands on the row of the terminal where the cursor is: then a line on stderr, if that is a
+/// terminal, takes its place.
 void bar_stands(bool stands);
 
 }  // namespace lockstep::base

@@ -48,14 +48,18 @@ void put(char (&place)[n], const std::string& text) {
 }
 
 /// Of numbers that may be anybody's: it may wrap.
-std::int64_t difference(std::int64_t a, std::int64_t b) { return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b)); }
+std::int64_t difference(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) - static_cast<std::uint64_t>(b));
+}
 
 /// The processor's counter has gone evenly since the page was shown. No time is later than now.
 void to_nanoseconds(const RankPage& page, RankSeen& seen) {
   const std::int64_t counted = difference(ticks(), page.shown_ticks);
-  const double rate = counted > 0 ? static_cast<double>(difference(seen.looked_ns, page.shown_ns)) / static_cast<double>(counted) : 1;
+  const double rate =
+      counted > 0 ? static_cast<double>(difference(seen.looked_ns, page.shown_ns)) / static_cast<double>(counted) : 1;
   const auto convert = [&](std::int64_t time) {
-    const double ago = static_cast<double>(difference(seen.looked_ns, page.shown_ns)) - static_cast<double>(difference(time, page.shown_ticks)) * rate;
+    const double ago = static_cast<double>(difference(seen.looked_ns, page.shown_ns)) -
+                       static_cast<double>(difference(time, page.shown_ticks)) * rate;
     return seen.looked_ns - static_cast<std::int64_t>(std::clamp(ago, 0.0, static_cast<double>(seen.looked_ns - 1)));
   };
   for (FlightSeen& operation : seen.operations) {
@@ -109,7 +113,8 @@ pid_t parent_of(pid_t pid) {
   return words.size() > 2 ? static_cast<pid_t>(parse_int(words[2]).value_or(0)) : 0;
 }
 
-/// The descriptor `number` of this process, if it is a page's, or of the nearest one above it: Python's subprocess, for one, closes what it does not know.
+/// The descriptor `number` of this process, if it is a page's, or of the nearest one above it: Python's subprocess, for
+/// one, closes what it does not know.
 Fd given_descriptor(int number) {
   const std::string own = "/proc/self/fd/" + std::to_string(number);
   if (link_of(own) == kLink) {

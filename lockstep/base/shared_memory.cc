@@ -28,10 +28,12 @@ SharedMemory SharedMemory::create(const char* name, std::size_t size) {
 }
 
 SharedMemory SharedMemory::map(Fd fd, std::size_t size) {
-  struct stat status {};
+  struct stat status{};
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(fd.get(), &status) != 0 || status.st_size != static_cast<off_t>(size))
-    throw SystemError("what another process gave is no sealed shared memory of " + std::to_string(size) + " bytes", EINVAL);
+  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(fd.get(), &status) != 0 ||
+      status.st_size != static_cast<off_t>(size))
+    throw SystemError("what another process gave is no sealed shared memory of " + std::to_string(size) + " bytes",
+                      EINVAL);
   return {std::move(fd), size};
 }
 

@@ -7,15 +7,16 @@
 
 namespace lockstep::base {
 
-/// A mapping of a whole memfd, readable and writable. Pages come when they are touched, so a large one costs nothing. A child
-/// made by fork() does not inherit the mapping.
+/// A mapping of a whole memfd, readable and writable. Pages come when they are touched, so a large one costs nothing. A
+/// child made by fork() does not inherit the mapping.
 class SharedMemory {
  public:
   SharedMemory() = default;
-  /// A new one of `size` bytes, zeroed, which can neither grow nor shrink. `name` shows in /proc/PID/maps. Throws SystemError.
+  /// A new one of `size` bytes, zeroed, which can neither grow nor shrink. `name` shows in /proc/PID/maps. Throws
+  /// SystemError.
   static SharedMemory create(const char* name, std::size_t size);
-  /// Maps what another process made by create(). Throws SystemError when `fd` is no memfd of exactly `size` bytes that is sealed
-  /// so: one that could shrink would kill its readers.
+  /// Maps what another process made by create(). Throws SystemError when `fd` is no memfd of exactly `size` bytes that
+  /// is sealed so: one that could shrink would kill its readers.
   static SharedMemory map(Fd fd, std::size_t size);
 
   SharedMemory(SharedMemory&& other) noexcept;

@@ -43,8 +43,8 @@ Fd new_socket(const addrinfo& info) {
 void set_options(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  // Silence on an idle connection is found by keepalive, asking every second; what was sent and is not confirmed ends one by the user timeout, which also
-  // replaces keepalive's count (RFC 5482, tcp(7)).
+  // Silence on an idle connection is found by keepalive, asking every second; what was sent and is not confirmed ends
+  // one by the user timeout, which also replaces keepalive's count (RFC 5482, tcp(7)).
   const unsigned silent_ms = std::chrono::milliseconds(kHostIsSilent).count();
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on);
@@ -104,8 +104,8 @@ Address parse_address(std::string_view what, std::string_view text) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   if (colon == std::string_view::npos || host.empty())
     throw UsageError(std::string(what) + " is " + quoted(text, 256) + "; allowed is host:port");
-  return {std::string(host), static_cast<std::uint16_t>(parse_int_in(
-                                 "the port in " + std::string(what), text.substr(colon + 1), 1, 65535))};
+  return {std::string(host), static_cast<std::uint16_t>(
+                                 parse_int_in("the port in " + std::string(what), text.substr(colon + 1), 1, 65535))};
 }
 
 Fd listen_on(const Address& address) {
@@ -139,7 +139,8 @@ Fd accept_one(int listener) {
 }
 
 bool is_unreachable(int error_number) {
-  return error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH || error_number == ENETDOWN || error_number == EHOSTDOWN;
+  return error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH ||
+         error_number == ENETDOWN || error_number == EHOSTDOWN;
 }
 
 Fd dial(const Address& address, Deadline deadline, bool listens) {
@@ -167,9 +168,11 @@ Fd begin_dial(const Address& address, const std::string& source) {
   set_options(fd.get());
   if (!source.empty()) {
     const AddrInfo from = resolve({source, 0}, false);
-    if (::bind(fd.get(), from->ai_addr, from->ai_addrlen) != 0) throw SystemError("cannot connect from " + quoted(source, 80), errno);
+    if (::bind(fd.get(), from->ai_addr, from->ai_addrlen) != 0)
+      throw SystemError("cannot connect from " + quoted(source, 80), errno);
   }
-  if (::connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0 && errno != EINPROGRESS) throw SystemError("cannot connect to " + to_string(address), errno);
+  if (::connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0 && errno != EINPROGRESS)
+    throw SystemError("cannot connect to " + to_string(address), errno);
   return fd;
 }
 

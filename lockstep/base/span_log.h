@@ -35,7 +35,7 @@ class SpanLog {
  private:
   mutable std::mutex mutex_;  // guards what follows
   std::vector<LoggedSpan> spans_;
-  std::size_t next_ = 0;      // the oldest, once there are kMaxSpans
+  std::size_t next_ = 0;  // the oldest, once there are kMaxSpans
 };
 
 }  // namespace lockstep::base

@@ -9,13 +9,13 @@
 
 namespace lockstep::checkpoint {
 
-/// Writes beside `path`, in a file that nobody else has (O_EXCL, mode 0600), and puts it in the place of `path` in one step
-/// when all of it is on the disk. Until then, and after any error, `path` is as it was before. A process that is killed may
-/// leave its file ".lockstep-tmp-..." behind; it is never taken for `path`.
+/// Writes beside `path`, in a file that nobody else has (O_EXCL, mode 0600), and puts it in the place of `path` in one
+/// step when all of it is on the disk. Until then, and after any error, `path` is as it was before. A process that is
+/// killed may leave its file ".lockstep-tmp-..." behind; it is never taken for `path`.
 class AtomicFile {
  public:
-  /// Throws SystemError when the folder cannot be used, and UsageError when `path` names no file, or its folder is writable
-  /// for everybody and without the sticky bit (there others could exchange what was written).
+  /// Throws SystemError when the folder cannot be used, and UsageError when `path` names no file, or its folder is
+  /// writable for everybody and without the sticky bit (there others could exchange what was written).
   explicit AtomicFile(const std::string& path);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -27,7 +27,8 @@ class AtomicFile {
   /// Writes over what was written at `offset`. Throws SystemError.
   void write_again(std::uint64_t offset, const void* data, std::size_t num_bytes);
 
-  /// Waits until the disk has the bytes, moves the file to `path`, and waits until the disk has that too. Throws SystemError.
+  /// Waits until the disk has the bytes, moves the file to `path`, and waits until the disk has that too. Throws
+  /// SystemError.
   void commit();
 
  private:

@@ -7,9 +7,10 @@
 
 namespace lockstep::checkpoint {
 
-/// A new folder inside of `parent`, of mode 0700, under a name that nobody takes for a whole one; commit() gives it its own. What a process that is killed leaves behind, this folder or the file of an AtomicFile, the next one
-/// that makes one in the same place removes: they are locked (flock) while they are written. Where a file system
-/// has no such locks, as NFS for folders, they stay.
+/// A new folder inside of `parent`, of mode 0700, under a name that nobody takes for a whole one; commit() gives it its
+/// own. What a process that is killed leaves behind, this folder or the file of an AtomicFile, the next one that makes
+/// one in the same place removes: they are locked (flock) while they are written. Where a file system has no such
+/// locks, as NFS for folders, they stay.
 class AtomicFolder {
  public:
   /// Throws SystemError and UsageError: see open_folder().
@@ -22,7 +23,8 @@ class AtomicFolder {
   /// For the files of it, each of which is to be on the disk before commit().
   const std::string& path() const { return path_; }
 
-  /// Waits until the disk has the names inside, gives it the name `name`, which nothing has, and waits until the disk has that. Throws SystemError.
+  /// Waits until the disk has the names inside, gives it the name `name`, which nothing has, and waits until the disk
+  /// has that. Throws SystemError.
   void commit(const std::string& name);
 
  private:
@@ -33,7 +35,8 @@ class AtomicFolder {
   base::Fd folder_;
 };
 
-/// Removes a folder and the files in it so that none of its names stands for something whole meanwhile. Throws SystemError.
+/// Removes a folder and the files in it so that none of its names stands for something whole meanwhile. Throws
+/// SystemError.
 void remove_folder(const std::string& parent, const std::string& name);
 
 }  // namespace lockstep::checkpoint

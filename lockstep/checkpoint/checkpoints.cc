@@ -26,9 +26,15 @@ struct Checkpoints::InFlight {
 };
 
 Checkpoints::Checkpoints(const comm::Group& group, std::string folder, const CheckpointOptions& options)
-    : group_(group), writers_(group_.split(0, group_.rank())), folder_(std::move(folder)), options_(options), stage_(std::make_unique<Stage>()) {
+    : group_(group),
+      writers_(group_.split(0, group_.rank())),
+      folder_(std::move(folder)),
+      options_(options),
+      stage_(std::make_unique<Stage>()) {
   agree(group_, "checkpoints in " + folder_, caught([&] {
-          if (options_.keep < 2) throw base::UsageError("CheckpointOptions.keep is " + std::to_string(options_.keep) + "; allowed is 2 or more");
+          if (options_.keep < 2)
+            throw base::UsageError("CheckpointOptions.keep is " + std::to_string(options_.keep) +
+                                   "; allowed is 2 or more");
           if (folder_.empty()) throw base::UsageError("the folder \"\"; allowed is a path");
           if (group_.rank() == 0) make_folders(folder_);
         }));
@@ -89,7 +95,9 @@ std::string Checkpoints::why_broken(const SavedCheckpoint& checkpoint) {
   const auto busy = group_.busy("look through a checkpoint");
   std::string mine;
   const auto size = static_cast<std::size_t>(group_.size());
-  for (auto i = static_cast<std::size_t>(group_.rank()); i < checkpoint.manifest().files.size() && mine.empty(); i += size) mine = checkpoint.complaint(i, true);
+  for (auto i = static_cast<std::size_t>(group_.rank()); i < checkpoint.manifest().files.size() && mine.empty();
+       i += size)
+    mine = checkpoint.complaint(i, true);
   for (const auto& complaint : group_.all_gather_bytes(mine, {.name = "look through a checkpoint"}))
     if (!complaint.empty()) return complaint;
   return "";

@@ -62,18 +62,21 @@ std::uint64_t checked_bytes(std::int64_t step, const Parts& mine) {
   if (step < 0) throw base::UsageError("the step " + std::to_string(step) + "; allowed is 0 or more");
   std::uint64_t num_bytes = 0;
   for (const auto& [name, state] : mine) {
-    if (!is_part_name(name)) throw base::UsageError("the part " + base::quoted(name, 80) + "; allowed are 1 to 64 of a-z, A-Z, 0-9, _ and -");
+    if (!is_part_name(name))
+      throw base::UsageError("the part " + base::quoted(name, 80) + "; allowed are 1 to 64 of a-z, A-Z, 0-9, _ and -");
     num_bytes += bytes_of(state);
   }
   return num_bytes;
 }
 
 void check_space(const std::string& folder, std::uint64_t num_bytes) {
-  struct statvfs space {};
+  struct statvfs space{};
   if (::statvfs(folder.c_str(), &space) != 0) return;  // then writing will tell
   const auto free = static_cast<std::uint64_t>(space.f_bavail) * space.f_frsize;
   if (free < num_bytes + num_bytes / 10)
-    throw base::SystemError("a checkpoint of " + std::to_string(num_bytes) + " bytes does not fit into " + folder + ", which has " + std::to_string(free), ENOSPC, base::Cause::kSaveFailed);
+    throw base::SystemError("a checkpoint of " + std::to_string(num_bytes) + " bytes does not fit into " + folder +
+                                ", which has " + std::to_string(free),
+                            ENOSPC, base::Cause::kSaveFailed);
 }
 
 // Rank 0's: the folder in the making, and what becomes of it.
@@ -96,7 +99,9 @@ class Publication {
     }
     folder_.commit(to_text(name_));
     // It is durable: from here on nothing that goes wrong makes it less so.
-    if (const auto error = caught([&] { tidy_up(); })) base::log_warning("after the checkpoint " + folder_.path() + ": " + described(error).at("text").get<std::string>());
+    if (const auto error = caught([&] { tidy_up(); }))
+      base::log_warning("after the checkpoint " + folder_.path() + ": " +
+                        described(error).at("text").get<std::string>());
     return folder_.path();
   }
 
@@ -122,7 +127,8 @@ class Publication {
     bool whole = true;
     const auto error = caught([&] {
       const SavedCheckpoint checkpoint(path);
-      for (std::size_t i = 0; i < checkpoint.manifest().files.size(); ++i) whole = whole && checkpoint.complaint(i, false).empty();
+      for (std::size_t i = 0; i < checkpoint.manifest().files.size(); ++i)
+        whole = whole && checkpoint.complaint(i, false).empty();
     });
     return whole && !error;
   }
@@ -134,23 +140,29 @@ class Publication {
 
 }  // namespace
 
-void agree(comm::Group& group, const std::string& what, const std::exception_ptr& error) { exchanged(group, what, json::object(), error); }
+void agree(comm::Group& group, const std::string& what, const std::exception_ptr& error) {
+  exchanged(group, what, json::object(), error);
+}
 
 SaveReport save_together(comm::Group& group, const SavePlan& plan, const Parts& mine) {
   const std::string what = "checkpoint of step " + std::to_string(plan.step);
   const auto begin = std::chrono::steady_clock::now();
   std::uint64_t my_bytes = 0, num_bytes = 0;
   auto error = plan.failed ? plan.failed : caught([&] { my_bytes = checked_bytes(plan.step, mine); });
-  for (const auto& said : exchanged(group, what, {{"bytes", my_bytes}}, error)) num_bytes += said.at("bytes").get<std::uint64_t>();
+  for (const auto& said : exchanged(group, what, {{"bytes", my_bytes}}, error))
+    num_bytes += said.at("bytes").get<std::uint64_t>();
 
   std::unique_ptr<Publication> publication;
   if (group.rank() == 0) error = caught([&] { publication = std::make_unique<Publication>(plan, num_bytes); });
-  const auto temp = exchanged(group, what, {{"path", publication ? publication->path() : ""}}, error)[0].at("path").get<std::string>();
+  const auto temp = exchanged(group, what, {{"path", publication ? publication->path() : ""}}, error)[0]
+                        .at("path")
+                        .get<std::string>();
 
   json files = json::array();
   error = caught([&] {
     for (const auto& [part, state] : mine)
-      for (const auto& file : write_state(state, temp, part, group.rank())) files.push_back({file.name, file.num_bytes, file.hash, file.part});
+      for (const auto& file : write_state(state, temp, part, group.rank()))
+        files.push_back({file.name, file.num_bytes, file.hash, file.part});
   });
   const auto written = exchanged(group, what, {{"files", std::move(files)}}, error);
 
@@ -166,7 +178,8 @@ SaveReport save_together(comm::Group& group, const SavePlan& plan, const Parts& 
   for (const auto& file : manifest.files) report.num_bytes += file.num_bytes;
   if (publication) error = caught([&] { report.path = publication->publish(manifest); });
   report.path = exchanged(group, what, {{"path", report.path}}, error)[0].at("path").get<std::string>();
-  if (CheckpointName name; parse_name(report.path.substr(report.path.rfind('/') + 1), name)) base::RankPage::process().saved = name.sequence;
+  if (CheckpointName name; parse_name(report.path.substr(report.path.rfind('/') + 1), name))
+    base::RankPage::process().saved = name.sequence;
   report.written = std::chrono::steady_clock::now() - begin;
   return report;
 }

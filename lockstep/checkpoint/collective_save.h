@@ -29,7 +29,8 @@ std::exception_ptr caught(Action action) {
 /// Waits for the other ranks. Throws as Checkpoints::save() does. The report's `stall` is not set.
 SaveReport save_together(comm::Group& group, const SavePlan& plan, const Parts& mine);
 
-/// What each of the ranks has to say of something that all of them did: "" is good. Throws the first one's error on all, with its rank, after `what`.
+/// What each of the ranks has to say of something that all of them did: "" is good. Throws the first one's error on
+/// all, with its rank, after `what`.
 void agree(comm::Group& group, const std::string& what, const std::exception_ptr& error);
 
 }  // namespace lockstep::checkpoint

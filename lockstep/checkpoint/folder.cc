@@ -24,16 +24,19 @@ std::string temp_name() {
 
 base::Fd open_folder(const std::string& folder, const std::string& what) {
   base::Fd opened(::openat(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat status {};
-  if (!opened || ::fstat(opened.get(), &status) != 0) throw base::SystemError("cannot open the folder of " + what, errno);
+  struct stat status{};
+  if (!opened || ::fstat(opened.get(), &status) != 0)
+    throw base::SystemError("cannot open the folder of " + what, errno);
   if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0)
-    throw base::UsageError("cannot write " + what + ": its folder is writable for everybody and has no sticky bit", "chmod o-w " + folder);
+    throw base::UsageError("cannot write " + what + ": its folder is writable for everybody and has no sticky bit",
+                           "chmod o-w " + folder);
   return opened;
 }
 
 void sync_folder(const base::Fd& folder, const std::string& what) {
   // A few file systems know no fsync of a folder and say EINVAL; there a rename is as durable as it gets.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) throw base::SystemError("cannot bring to the disk the folder of " + what, errno);
+  if (::fsync(folder.get()) != 0 && errno != EINVAL)
+    throw base::SystemError("cannot bring to the disk the folder of " + what, errno);
 }
 
 void make_folders(const std::string& folder) {

@@ -10,8 +10,9 @@
 
 namespace lockstep::checkpoint {
 
-InputFile::InputFile(const std::string& path) : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-  struct stat status {};
+InputFile::InputFile(const std::string& path)
+    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  struct stat status{};
   if (!file_ || ::fstat(file_.get(), &status) != 0) throw base::SystemError("cannot read " + path, errno);
   if (!S_ISREG(status.st_mode)) throw base::UsageError("cannot read " + path + ": it is not a regular file");
   num_bytes_ = static_cast<std::uint64_t>(status.st_size);

@@ -11,11 +11,13 @@
 
 namespace lockstep::checkpoint {
 
-/// Keys of the metadata that begin so are ours: "lockstep.header", and "lockstep.tensors.0", ".1" ..., the tensors' hashes, in the order of
-/// their bytes in the file. There are two kinds, so that a flipped bit in one key does not make the file one without hashes.
+/// Keys of the metadata that begin so are ours: "lockstep.header", and "lockstep.tensors.0", ".1" ..., the tensors'
+/// hashes, in the order of their bytes in the file. There are two kinds, so that a flipped bit in one key does not make
+/// the file one without hashes.
 inline constexpr std::string_view kOurKeys = "lockstep.";
 
-/// How the text of a header begins whose metadata are `hashes` (32 digits each; any others of the right number until they are known), and then the strings of others.
+/// How the text of a header begins whose metadata are `hashes` (32 digits each; any others of the right number until
+/// they are known), and then the strings of others.
 std::string sealed_beginning(const std::vector<std::string>& hashes);
 /// Puts the header's own hash where sealed_beginning() has left room.
 void seal_header(std::string& text);
@@ -25,11 +27,13 @@ class TensorHashes {
  public:
   /// Of a file that is not ours.
   TensorHashes() = default;
-  /// Our keys go from `header.metadata`. Throws FormatError when `text`, which `header` was read from, is not what was written.
+  /// Our keys go from `header.metadata`. Throws FormatError when `text`, which `header` was read from, is not what was
+  /// written.
   TensorHashes(std::string_view text, SafetensorsHeader& header, const std::string& file);
 
   bool any() const { return any_; }
-  /// The header's own hash: since it covers those of all tensors it stands for the whole file. "" of a file that is not ours.
+  /// The header's own hash: since it covers those of all tensors it stands for the whole file. "" of a file that is not
+  /// ours.
   const std::string& seal() const { return seal_; }
   /// Of one of the header's tensors, where there are any.
   std::string_view of(const TensorEntry& entry) const;

@@ -17,16 +17,20 @@ constexpr std::string_view kBegin = "{\"xxh3_128\":\"";
 constexpr int kFormat = 1;
 
 bool is_hash(const std::string& text) {
-  return text.size() == kSealBytes && std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+  return text.size() == kSealBytes &&
+         std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
 // Takes an object apart, field by field; what is left is not of ours.
 class Fields {
  public:
-  Fields(json object, const std::string& file, std::string what) : object_(std::move(object)), file_(file), what_(std::move(what)) {
+  Fields(json object, const std::string& file, std::string what)
+      : object_(std::move(object)), file_(file), what_(std::move(what)) {
     if (!object_.is_object()) refuse("is no object");
   }
-  [[noreturn]] void refuse(const std::string& reason) const { throw base::FormatError(file_ + ":0: " + what_ + " " + reason); }
+  [[noreturn]] void refuse(const std::string& reason) const {
+    throw base::FormatError(file_ + ":0: " + what_ + " " + reason);
+  }
 
   json take(const char* name) {
     const auto found = object_.find(name);
@@ -42,8 +46,10 @@ class Fields {
   }
   std::int64_t take_number(const char* name, std::int64_t least, std::int64_t most) {
     const json value = take(name);
-    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
-      refuse(std::string("has the \"") + name + "\" " + value.dump().substr(0, 80) + "; allowed is " + std::to_string(least) + " to " + std::to_string(most));
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) ||
+        value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
+      refuse(std::string("has the \"") + name + "\" " + value.dump().substr(0, 80) + "; allowed is " +
+             std::to_string(least) + " to " + std::to_string(most));
     return value.get<std::int64_t>();
   }
   void done() const {
@@ -58,20 +64,27 @@ class Fields {
 
 Manifest::File file_of(json entry, int world_size, const std::string& file) {
   Fields fields(std::move(entry), file, "a file of the manifest");
-  Manifest::File read{.name = fields.take_string("name"), .num_bytes = static_cast<std::uint64_t>(fields.take_number("bytes", 0, INT64_MAX)), .hash = fields.take_string("xxh3_128"),
-                      .part = fields.take_string("part"), .rank = static_cast<int>(fields.take_number("rank", 0, world_size - 1))};
+  Manifest::File read{.name = fields.take_string("name"),
+                      .num_bytes = static_cast<std::uint64_t>(fields.take_number("bytes", 0, INT64_MAX)),
+                      .hash = fields.take_string("xxh3_128"),
+                      .part = fields.take_string("part"),
+                      .rank = static_cast<int>(fields.take_number("rank", 0, world_size - 1))};
   fields.done();
-  if (!is_part_name(read.part) || (read.name != file_name(read.part, read.rank, "safetensors") && read.name != file_name(read.part, read.rank, "json")))
-    fields.refuse("has the name " + base::quoted(read.name, 80) + "; allowed is PART.safetensors, PART.json and PART.RANK.KIND");
-  if (!is_hash(read.hash)) fields.refuse("has the hash " + base::quoted(read.hash, 80) + "; allowed are 32 hexadecimal digits");
+  if (!is_part_name(read.part) || (read.name != file_name(read.part, read.rank, "safetensors") &&
+                                   read.name != file_name(read.part, read.rank, "json")))
+    fields.refuse("has the name " + base::quoted(read.name, 80) +
+                  "; allowed is PART.safetensors, PART.json and PART.RANK.KIND");
+  if (!is_hash(read.hash))
+    fields.refuse("has the hash " + base::quoted(read.hash, 80) + "; allowed are 32 hexadecimal digits");
   return read;
 }
 
 }  // namespace
 
 bool is_part_name(std::string_view name) {
-  return !name.empty() && name.size() <= 64 &&
-         std::all_of(name.begin(), name.end(), [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-'; });
+  return !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+  });
 }
 
 std::string file_name(std::string_view part, int rank, std::string_view kind) {
@@ -79,28 +92,41 @@ std::string file_name(std::string_view part, int rank, std::string_view kind) {
 }
 
 std::string to_text(const Manifest& manifest) {
-  nlohmann::ordered_json object = {{"xxh3_128", kNoSeal}, {"format", kFormat}, {"step", manifest.step}, {"world_size", manifest.world_size}, {"version", manifest.version}};
+  nlohmann::ordered_json object = {{"xxh3_128", kNoSeal},
+                                   {"format", kFormat},
+                                   {"step", manifest.step},
+                                   {"world_size", manifest.world_size},
+                                   {"version", manifest.version}};
   auto& files = object["files"] = nlohmann::ordered_json::array();
   for (const auto& file : manifest.files)
-    files.push_back({{"name", file.name}, {"bytes", file.num_bytes}, {"xxh3_128", file.hash}, {"part", file.part}, {"rank", file.rank}});
+    files.push_back({{"name", file.name},
+                     {"bytes", file.num_bytes},
+                     {"xxh3_128", file.hash},
+                     {"part", file.part},
+                     {"rank", file.rank}});
   std::string text = object.dump();
   seal(text, kBegin.size());
   return text;
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
-  if (!text.starts_with(kBegin) || !seal_holds(text, kBegin.size())) throw base::FormatError(file + ":0: the manifest is damaged: it is not the one whose hash it carries");
+  if (!text.starts_with(kBegin) || !seal_holds(text, kBegin.size()))
+    throw base::FormatError(file + ":0: the manifest is damaged: it is not the one whose hash it carries");
   Fields fields(parse_json(text, 3, file), file, "the manifest");
   fields.take_string("xxh3_128");
   fields.take_number("format", kFormat, kFormat);
-  Manifest manifest{.step = fields.take_number("step", 0, INT64_MAX), .world_size = static_cast<int>(fields.take_number("world_size", 1, INT32_MAX)), .version = fields.take_string("version"), .files = {}};
+  Manifest manifest{.step = fields.take_number("step", 0, INT64_MAX),
+                    .world_size = static_cast<int>(fields.take_number("world_size", 1, INT32_MAX)),
+                    .version = fields.take_string("version"),
+                    .files = {}};
   json files = fields.take("files");
   fields.done();
   if (!files.is_array()) fields.refuse("has \"files\" that are no list");
   std::set<std::string> names;
   for (auto& entry : files) {
     manifest.files.push_back(file_of(std::move(entry), manifest.world_size, file));
-    if (!names.insert(manifest.files.back().name).second) fields.refuse("has the file " + base::quoted(manifest.files.back().name, 80) + " twice");
+    if (!names.insert(manifest.files.back().name).second)
+      fields.refuse("has the file " + base::quoted(manifest.files.back().name, 80) + " twice");
   }
   return manifest;
 }

@@ -15,7 +15,8 @@ struct Manifest {
   struct File {
     std::string name;  ///< in the checkpoint's folder
     std::uint64_t num_bytes = 0;
-    std::string hash;  ///< XXH3 of 128 bits: of the bytes, or of safetensors the one that the header carries of itself and of all tensors' hashes
+    std::string hash;  ///< XXH3 of 128 bits: of the bytes, or of safetensors the one that the header carries of itself
+                       ///< and of all tensors' hashes
     std::string part;  ///< what it is a file of
     int rank = 0;      ///< who wrote it
     bool operator==(const File&) const = default;
@@ -30,7 +31,8 @@ struct Manifest {
 /// JSON with a hash of itself.
 std::string to_text(const Manifest& manifest);
 
-/// Reads to_text()'s form and no other. Throws FormatError "FILE:OFFSET: reason": a bit is wrong, something is missing, a file's name is not a plain one.
+/// Reads to_text()'s form and no other. Throws FormatError "FILE:OFFSET: reason": a bit is wrong, something is missing,
+/// a file's name is not a plain one.
 Manifest parse_manifest(std::string_view text, const std::string& file);
 
 /// A part's name: 1 to 64 of a-z, A-Z, 0-9, _ and -.

@@ -81,13 +81,15 @@ struct Source {
 Source from_safetensors(const std::string& path, const LoadOptions& options) {
   const auto reader = std::make_shared<SafetensorsReader>(path, ReadOptions{.verify = options.verify});
   Source source{{}, [reader](const std::string& name) { return reader->read(name); }, reader->metadata()};
-  for (const auto& [name, entry] : reader->tensors()) source.entries.emplace(name, Source::Entry{entry.shape, entry.dtype->type});
+  for (const auto& [name, entry] : reader->tensors())
+    source.entries.emplace(name, Source::Entry{entry.shape, entry.dtype->type});
   return source;
 }
 
 Source from_torch_file(const std::string& path, const LoadOptions& options) {
   const auto refuse = [&](const std::string& what) {
-    throw base::UsageError(path + " holds " + what + "; allowed is a state_dict: tensors under their names", "load_torch_file() gives all that is in it", base::Cause::kBadFile);
+    throw base::UsageError(path + " holds " + what + "; allowed is a state_dict: tensors under their names",
+                           "load_torch_file() gives all that is in it", base::Cause::kBadFile);
   };
   const Value value = load_torch_file(path, {.verify = options.verify});
   const auto* const dict = value.as<Dict>();
@@ -120,7 +122,8 @@ std::string prefix_to_skip(const std::map<std::string, Source::Entry>& entries, 
   return std::string(skip ? kWrapper : "");
 }
 
-Matching match(const std::map<std::string, Source::Entry>& entries, const TensorMap& state, const LoadOptions& options) {
+Matching match(const std::map<std::string, Source::Entry>& entries, const TensorMap& state,
+               const LoadOptions& options) {
   Matching matching;
   const std::string prefix = prefix_to_skip(entries, state);
   for (const auto& [name, entry] : entries) {
@@ -160,7 +163,8 @@ void check(const Matching& matching, const std::string& path, const LoadOptions&
   const char* hint = "LoadOptions.strict = false passes over names that only one side has";
   if (matching.dtypes.any()) hint = "LoadOptions.convert_dtype = true converts values";
   if (matching.shapes.any()) hint = "the file is of another model, or of one with other sizes";
-  throw base::UsageError(path + " does not fit the module: " + all.substr(0, all.size() - 2), hint, base::Cause::kBadFile);
+  throw base::UsageError(path + " does not fit the module: " + all.substr(0, all.size() - 2), hint,
+                         base::Cause::kBadFile);
 }
 
 }  // namespace
@@ -168,7 +172,10 @@ void check(const Matching& matching, const std::string& path, const LoadOptions&
 void save(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
   const TensorMap state = state_of(module);
   if (!names_torch_file(path)) return save_tensors(state, path, options);
-  if (!options.metadata.empty()) throw base::UsageError("cannot save " + path + " with SaveOptions.metadata: files of PyTorch have none; allowed is another name than .pt and .pth");
+  if (!options.metadata.empty())
+    throw base::UsageError(
+        "cannot save " + path +
+        " with SaveOptions.metadata: files of PyTorch have none; allowed is another name than .pt and .pth");
   Dict dict{{}, true};
   for (const auto& [name, tensor] : state) dict.add(name, tensor.detach());
   save_torch_file(dict, path);

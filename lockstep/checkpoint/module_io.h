@@ -29,20 +29,22 @@ struct LoadReport {
   std::map<std::string, std::string> metadata;
 };
 
-/// Writes all parameters and buffers of `module`: the names are those of named_parameters() and named_buffers(), as Python's
-/// state_dict() has them, so PyTorch reads the file: as safetensors, or, where `path` ends with ".pt" or ".pth", by torch.load(path, weights_only=True) (save_torch_file(); it takes no
-/// metadata). Tied parameters are written under each of their names. Waits for the disk only, never for other ranks. Throws as save_tensors() or save_torch_file(), and UsageError when a parameter and a buffer
-/// share a name.
+/// Writes all parameters and buffers of `module`: the names are those of named_parameters() and named_buffers(), as
+/// Python's state_dict() has them, so PyTorch reads the file: as safetensors, or, where `path` ends with ".pt" or
+/// ".pth", by torch.load(path, weights_only=True) (save_torch_file(); it takes no metadata). Tied parameters are
+/// written under each of their names. Waits for the disk only, never for other ranks. Throws as save_tensors() or
+/// save_torch_file(), and UsageError when a parameter and a buffer share a name.
 void save(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});
 
-/// Copies the values of a file of safetensors, or of torch.save(a state_dict) in Python, which its first bytes tell, into the parameters and buffers that `module` has: the tensors stay the same objects, on their
-/// devices, so optimizers that know them go on working. When all names of the file begin with "module." (a file of PyTorch's
-/// DistributedDataParallel) and none of the module's do, that prefix is left out. A name that is missing is no difference when
-/// it is tied to one that is there.
+/// Copies the values of a file of safetensors, or of torch.save(a state_dict) in Python, which its first bytes tell,
+/// into the parameters and buffers that `module` has: the tensors stay the same objects, on their devices, so
+/// optimizers that know them go on working. When all names of the file begin with "module." (a file of PyTorch's
+/// DistributedDataParallel) and none of the module's do, that prefix is left out. A name that is missing is no
+/// difference when it is tied to one that is there.
 ///
 /// Everything is checked and read before the first value is copied: after an error the module is as it was. Throws as
-/// SafetensorsReader or load_torch_file(), and UsageError (cause kBadFile) listing the first five names that are missing, unexpected, of
-/// another shape (never passed over) or of another dtype. Memory: that of the file.
+/// SafetensorsReader or load_torch_file(), and UsageError (cause kBadFile) listing the first five names that are
+/// missing, unexpected, of another shape (never passed over) or of another dtype. Memory: that of the file.
 LoadReport load(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
 
 /// What holds a module: a ModuleHolder (made by TORCH_MODULE), a std::shared_ptr, a plain pointer.
@@ -57,7 +59,8 @@ auto& held_by(H& holder) {
   if constexpr (requires { holder.is_empty(); }) {
     if (holder.is_empty()) throw base::UsageError("the module holder is empty; allowed is one that holds a module");
   } else if constexpr (requires { holder == nullptr; }) {
-    if (holder == nullptr) throw base::UsageError("the pointer to a module is null; allowed is one that points to a module");
+    if (holder == nullptr)
+      throw base::UsageError("the pointer to a module is null; allowed is one that points to a module");
   }
   return *holder;
 }

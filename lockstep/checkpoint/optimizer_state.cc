@@ -16,7 +16,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// One optimizer's fields, each named once: `field(name, reference)` for all of them. needs(): whether a state without this tensor would break the next step.
+// One optimizer's fields, each named once: `field(name, reference)` for all of them. needs(): whether a state without
+// this tensor would break the next step.
 template <typename Options, typename Visit>
 void visit_adam_options(Options& options, Visit&& field) {
   field("lr", options.lr());
@@ -38,19 +39,31 @@ struct Adam {
   using Options = torch::optim::AdamOptions;
   using State = torch::optim::AdamParamState;
   template <typename Visit>
-  static void options(Options& options, Visit&& field) { visit_adam_options(options, field); }
+  static void options(Options& options, Visit&& field) {
+    visit_adam_options(options, field);
+  }
   template <typename Visit>
-  static void state(State& state, Visit&& field) { visit_adam_state(state, field); }
-  static bool needs(std::string_view name, const Options& options) { return name != "max_exp_avg_sq" || options.amsgrad(); }
+  static void state(State& state, Visit&& field) {
+    visit_adam_state(state, field);
+  }
+  static bool needs(std::string_view name, const Options& options) {
+    return name != "max_exp_avg_sq" || options.amsgrad();
+  }
 };
 struct AdamW {
   using Options = torch::optim::AdamWOptions;
   using State = torch::optim::AdamWParamState;
   template <typename Visit>
-  static void options(Options& options, Visit&& field) { visit_adam_options(options, field); }
+  static void options(Options& options, Visit&& field) {
+    visit_adam_options(options, field);
+  }
   template <typename Visit>
-  static void state(State& state, Visit&& field) { visit_adam_state(state, field); }
-  static bool needs(std::string_view name, const Options& options) { return name != "max_exp_avg_sq" || options.amsgrad(); }
+  static void state(State& state, Visit&& field) {
+    visit_adam_state(state, field);
+  }
+  static bool needs(std::string_view name, const Options& options) {
+    return name != "max_exp_avg_sq" || options.amsgrad();
+  }
 };
 struct Sgd {
   using Options = torch::optim::SGDOptions;
@@ -64,7 +77,9 @@ struct Sgd {
     field("nesterov", options.nesterov());
   }
   template <typename Visit>
-  static void state(State& state, Visit&& field) { field("momentum_buffer", state.momentum_buffer()); }
+  static void state(State& state, Visit&& field) {
+    field("momentum_buffer", state.momentum_buffer());
+  }
   static bool needs(std::string_view, const Options&) { return true; }
 };
 struct RmsProp {
@@ -86,7 +101,9 @@ struct RmsProp {
     field("momentum_buffer", state.momentum_buffer());
     field("grad_avg", state.grad_avg());
   }
-  static bool needs(std::string_view name, const Options& options) { return name == "momentum_buffer" ? options.momentum() > 0 : name != "grad_avg" || options.centered(); }
+  static bool needs(std::string_view name, const Options& options) {
+    return name == "momentum_buffer" ? options.momentum() > 0 : name != "grad_avg" || options.centered();
+  }
 };
 struct Adagrad {
   using Options = torch::optim::AdagradOptions;
@@ -115,7 +132,8 @@ bool dispatch(const OptimizerOptions& options, const Action& action) {
 template <typename Action>
 void with_kind(const OptimizerOptions& options, const Action& action) {
   if (!dispatch<Adam, AdamW, Sgd, RmsProp, Adagrad>(options, action))
-    throw base::UsageError("the state of an optimizer of another class; allowed are torch's Adam, AdamW, SGD, RMSprop and Adagrad");
+    throw base::UsageError(
+        "the state of an optimizer of another class; allowed are torch's Adam, AdamW, SGD, RMSprop and Adagrad");
 }
 
 // Fields to values under PREFIX.NAME; tensors that are not defined are left out.
@@ -142,8 +160,10 @@ struct Writer {
     const auto found = from.find(prefix + name);
     if (found == from.end()) return;
     const at::Tensor& value = value_of<at::Tensor>(from, prefix + name);
-    if (!value.defined() || value.sizes() != like->sizes() || value.is_floating_point() != like->is_floating_point() || value.is_complex() != like->is_complex())
-      throw base::UsageError("the state's tensor " + base::quoted(prefix + name, 120) + " has another shape than its parameter, or is not of its kind of numbers");
+    if (!value.defined() || value.sizes() != like->sizes() || value.is_floating_point() != like->is_floating_point() ||
+        value.is_complex() != like->is_complex())
+      throw base::UsageError("the state's tensor " + base::quoted(prefix + name, 120) +
+                             " has another shape than its parameter, or is not of its kind of numbers");
     tensor = value.detach().to(like->options().dtype(value.scalar_type()), /*non_blocking=*/false, /*copy=*/true);
     from.erase(found);
   }
@@ -160,7 +180,8 @@ struct Completeness {
   const std::string prefix;
 
   void operator()(const char* name, const at::Tensor& tensor) const {
-    if (!tensor.defined() && Kind::needs(name, options)) throw base::UsageError("the state has no value " + base::quoted(prefix + name, 120));
+    if (!tensor.defined() && Kind::needs(name, options))
+      throw base::UsageError("the state has no value " + base::quoted(prefix + name, 120));
   }
   template <typename T>
   void operator()(const char*, const T&) const {}
@@ -168,7 +189,9 @@ struct Completeness {
 
 // Those of lockstep::optim are torch's by their class, but keep their state elsewhere.
 void refuse_fused(const torch::optim::Optimizer& optimizer) {
-  if (dynamic_cast<const amp::UnscalingOptimizer*>(&optimizer)) throw base::UsageError("the state of an optimizer of lockstep::optim; allowed are torch's own", "it has a state_dict() and a load_state_dict()");
+  if (dynamic_cast<const amp::UnscalingOptimizer*>(&optimizer))
+    throw base::UsageError("the state of an optimizer of lockstep::optim; allowed are torch's own",
+                           "it has a state_dict() and a load_state_dict()");
 }
 
 // What is loaded, until all of it is known to be good.
@@ -177,8 +200,10 @@ struct Loaded {
   std::unordered_map<void*, std::unique_ptr<OptimizerParamState>> states;
 };
 
-// `name_of` a parameter is the prefix of its fields. Each parameter has a state or none: none of its fields is there then.
-Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state, const std::function<std::string(const at::Tensor&)>& name_of) {
+// `name_of` a parameter is the prefix of its fields. Each parameter has a state or none: none of its fields is there
+// then.
+Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state,
+              const std::function<std::string(const at::Tensor&)>& name_of) {
   refuse_fused(optimizer);
   const torch::NoGradGuard no_grad;
   Loaded made;
@@ -186,7 +211,8 @@ Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state, const std::fu
     auto& group = optimizer.param_groups()[i];
     with_kind(group.options(), [&](auto kind) {
       using Kind = decltype(kind);
-      auto options = std::make_unique<typename Kind::Options>(static_cast<const typename Kind::Options&>(group.options()));
+      auto options =
+          std::make_unique<typename Kind::Options>(static_cast<const typename Kind::Options&>(group.options()));
       Kind::options(*options, Writer{state, "group." + std::to_string(i) + ".", nullptr});
       for (const at::Tensor& parameter : group.params()) {
         const std::string prefix = name_of(parameter) + ".";
@@ -200,12 +226,15 @@ Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state, const std::fu
       made.options.push_back(std::move(options));
     });
   }
-  if (!state.empty()) throw base::UsageError("the state has the value " + base::quoted(state.begin()->first, 120) + ", which the optimizer does not know");
+  if (!state.empty())
+    throw base::UsageError("the state has the value " + base::quoted(state.begin()->first, 120) +
+                           ", which the optimizer does not know");
   return made;
 }
 
 void adopt(torch::optim::Optimizer& optimizer, Loaded loaded) {
-  for (std::size_t i = 0; i < loaded.options.size(); ++i) optimizer.param_groups()[i].set_options(std::move(loaded.options[i]));
+  for (std::size_t i = 0; i < loaded.options.size(); ++i)
+    optimizer.param_groups()[i].set_options(std::move(loaded.options[i]));
   optimizer.state().clear();
   for (auto& [key, state] : loaded.states) optimizer.state()[key] = std::move(state);
 }
@@ -227,7 +256,8 @@ StateDict read(const torch::optim::Optimizer& optimizer, const std::function<std
       Kind::options(options, Reader{state, "group." + std::to_string(i) + "."});
       for (const at::Tensor& parameter : group.params()) {
         const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-        if (found != optimizer.state().end()) Kind::state(static_cast<typename Kind::State&>(*found->second), Reader{state, name_of(parameter) + "."});
+        if (found != optimizer.state().end())
+          Kind::state(static_cast<typename Kind::State&>(*found->second), Reader{state, name_of(parameter) + "."});
       }
     });
   }
@@ -248,7 +278,8 @@ std::function<std::string(const at::Tensor&)> by_name(const NamedTensors& parame
 std::function<std::string(const at::Tensor&)> by_number(const torch::optim::Optimizer& optimizer) {
   std::unordered_map<void*, std::string> names;
   for (const auto& group : optimizer.param_groups())
-    for (const at::Tensor& parameter : group.params()) names.emplace(parameter.unsafeGetTensorImpl(), "parameter." + std::to_string(names.size()));
+    for (const at::Tensor& parameter : group.params())
+      names.emplace(parameter.unsafeGetTensorImpl(), "parameter." + std::to_string(names.size()));
   return [names](const at::Tensor& parameter) { return names.at(parameter.unsafeGetTensorImpl()); };
 }
 
@@ -260,20 +291,25 @@ Dict python_fields(const StateDict& state, const std::string& prefix) {
     if (name == "step")
       fields.add(name, torch::tensor(static_cast<float>(std::get<std::int64_t>(at->second))));
     else if (name == "betas.0")
-      fields.add("betas", Sequence{Sequence::Kind::kTuple, {std::get<double>(at->second), value_of<double>(state, prefix + "betas.1")}});
+      fields.add("betas", Sequence{Sequence::Kind::kTuple,
+                                   {std::get<double>(at->second), value_of<double>(state, prefix + "betas.1")}});
     else if (name != "betas.1")
       fields.add(name, std::visit([](const auto& value) { return Value(value); }, at->second));
   }
   return fields;
 }
 
-[[noreturn]] void refuse_python(const std::string& what) { throw base::UsageError("the state of an optimizer of Python: " + what); }
+[[noreturn]] void refuse_python(const std::string& what) {
+  throw base::UsageError("the state of an optimizer of Python: " + what);
+}
 
 template <typename T>
 const T& python_entry(const Value& tree, std::string_view name) {
   const Dict* const dict = tree.as<Dict>();
   const Value* const found = dict ? dict->find(name) : nullptr;
-  if (!found || !found->as<T>()) refuse_python("\"" + std::string(name) + "\" is " + (found ? std::string(kind_of(*found)) : "missing") + "; allowed is what state_dict() has");
+  if (!found || !found->as<T>())
+    refuse_python("\"" + std::string(name) + "\" is " + (found ? std::string(kind_of(*found)) : "missing") +
+                  "; allowed is what state_dict() has");
   return *found->as<T>();
 }
 
@@ -286,7 +322,8 @@ void add_python_field(StateDict& state, const std::string& name, const Value& va
 }
 
 std::int64_t python_step(double number) {
-  if (!(number >= 0 && number <= 0x1p53)) refuse_python("a step of " + std::to_string(number) + "; allowed is 0 to 2^53");
+  if (!(number >= 0 && number <= 0x1p53))
+    refuse_python("a step of " + std::to_string(number) + "; allowed is 0 to 2^53");
   return static_cast<std::int64_t>(number);
 }
 
@@ -306,12 +343,14 @@ void add_python_state(StateDict& state, const std::string& prefix, const Dict& f
 
 // Only the options that C++ has; `known` are those.
 void add_python_options(StateDict& state, const std::string& prefix, const Dict& group, const StateDict& known) {
-  if (const Value* const maximize = group.find("maximize"); maximize && maximize->as<bool>() && *maximize->as<bool>()) refuse_python("maximize is True; allowed is False");
+  if (const Value* const maximize = group.find("maximize"); maximize && maximize->as<bool>() && *maximize->as<bool>())
+    refuse_python("maximize is True; allowed is False");
   for (const auto& item : group.items) {
     const auto* const name = item.key.as<std::string>();
     const auto* const pair = item.value.as<Sequence>();
     if (name && *name == "betas" && pair && pair->items.size() == 2) {
-      for (std::size_t i = 0; i < 2; ++i) add_python_field(state, prefix + "betas." + std::to_string(i), pair->items[i]);
+      for (std::size_t i = 0; i < 2; ++i)
+        add_python_field(state, prefix + "betas." + std::to_string(i), pair->items[i]);
     } else if (name && known.contains(prefix + *name)) {
       add_python_field(state, prefix + *name, item.value);
     }
@@ -320,13 +359,19 @@ void add_python_options(StateDict& state, const std::string& prefix, const Dict&
 
 }  // namespace
 
-StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedTensors& parameters) { return read(optimizer, by_name(parameters)); }
-StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) { return optimizer_state_dict(optimizer, parameters_of(module)); }
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedTensors& parameters) {
+  return read(optimizer, by_name(parameters));
+}
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
+  return optimizer_state_dict(optimizer, parameters_of(module));
+}
 
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedTensors& parameters, const StateDict& state) {
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
+                               const StateDict& state) {
   adopt(optimizer, loaded(optimizer, state, by_name(parameters)));
 }
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module, const StateDict& state) {
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
+                               const StateDict& state) {
   load_optimizer_state_dict(optimizer, parameters_of(module), state);
 }
 
@@ -355,18 +400,24 @@ Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {
 void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value& tree) {
   const auto& groups = python_entry<Sequence>(tree, "param_groups").items;
   if (groups.size() != optimizer.param_groups().size())
-    refuse_python("it has " + std::to_string(groups.size()) + " groups of parameters, and the optimizer " + std::to_string(optimizer.param_groups().size()));
+    refuse_python("it has " + std::to_string(groups.size()) + " groups of parameters, and the optimizer " +
+                  std::to_string(optimizer.param_groups().size()));
   const StateDict known = read(optimizer, by_number(optimizer));
   StateDict state;
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    const auto have = python_entry<Sequence>(groups[i], "params").items.size(), want = optimizer.param_groups()[i].params().size();
-    if (have != want) refuse_python("group " + std::to_string(i) + " has " + std::to_string(have) + " parameters, and the optimizer's " + std::to_string(want));
+    const auto have = python_entry<Sequence>(groups[i], "params").items.size(),
+               want = optimizer.param_groups()[i].params().size();
+    if (have != want)
+      refuse_python("group " + std::to_string(i) + " has " + std::to_string(have) +
+                    " parameters, and the optimizer's " + std::to_string(want));
     add_python_options(state, "group." + std::to_string(i) + ".", *groups[i].as<Dict>(), known);
   }
   for (const auto& item : python_entry<Dict>(tree, "state").items) {
     const auto* const number = item.key.as<std::int64_t>();
     const auto* const fields = item.value.as<Dict>();
-    if (!number || !fields) refuse_python("the state of a parameter is " + std::string(kind_of(item.value)) + " under a key that is " + std::string(kind_of(item.key)));
+    if (!number || !fields)
+      refuse_python("the state of a parameter is " + std::string(kind_of(item.value)) + " under a key that is " +
+                    std::string(kind_of(item.key)));
     add_python_state(state, "parameter." + std::to_string(*number) + ".", *fields);
   }
   adopt(optimizer, loaded(optimizer, std::move(state), by_number(optimizer)));

@@ -13,7 +13,8 @@ void PickleMachine::call() {
   const std::vector<Index>& arguments = items(pop(), Kind::kTuple, "a tuple of arguments").items;
   const auto function = as<Function>(pop(), "a function to call");
   const auto number = [&](std::size_t least, std::size_t most) {
-    if (arguments.size() < least || arguments.size() > most) refuse("a call with " + std::to_string(arguments.size()) + " arguments");
+    if (arguments.size() < least || arguments.size() > most)
+      refuse("a call with " + std::to_string(arguments.size()) + " arguments");
   };
   const auto copied = [&](Kind from, Kind to, const char* what) {
     Pickle::Container container{to, items(arguments[0], from, what).items};
@@ -21,16 +22,36 @@ void PickleMachine::call() {
     return container;
   };
   switch (function) {
-    case Function::kOrderedDict: number(0, 0); return make(Pickle::Container{Kind::kOrderedDict, {}});
-    case Function::kCounter: number(1, 1); return make(copied(Kind::kDict, Kind::kDict, "a dictionary of counts"));
-    case Function::kSet: number(1, 1); return make(copied(Kind::kList, Kind::kSet, "a set's list"));
-    case Function::kSize: number(1, 1); return make(copied(Kind::kTuple, Kind::kTuple, "a size's tuple"));
-    case Function::kEncode: number(2, 2); return make(encoded(arguments));
-    case Function::kTensor: number(4, 4); return make(tensor(function, arguments));
-    case Function::kTensorV2: number(6, 7); return make(tensor(function, arguments));
-    case Function::kTensorV3: number(7, 8); return make(tensor(function, arguments));
-    case Function::kParameter: number(3, 3); return make(parameter(arguments));
-    case Function::kParameterWithState: number(4, 4); return make(parameter(arguments));
+    case Function::kOrderedDict:
+      number(0, 0);
+      return make(Pickle::Container{Kind::kOrderedDict, {}});
+    case Function::kCounter:
+      number(1, 1);
+      return make(copied(Kind::kDict, Kind::kDict, "a dictionary of counts"));
+    case Function::kSet:
+      number(1, 1);
+      return make(copied(Kind::kList, Kind::kSet, "a set's list"));
+    case Function::kSize:
+      number(1, 1);
+      return make(copied(Kind::kTuple, Kind::kTuple, "a size's tuple"));
+    case Function::kEncode:
+      number(2, 2);
+      return make(encoded(arguments));
+    case Function::kTensor:
+      number(4, 4);
+      return make(tensor(function, arguments));
+    case Function::kTensorV2:
+      number(6, 7);
+      return make(tensor(function, arguments));
+    case Function::kTensorV3:
+      number(7, 8);
+      return make(tensor(function, arguments));
+    case Function::kParameter:
+      number(3, 3);
+      return make(parameter(arguments));
+    case Function::kParameterWithState:
+      number(4, 4);
+      return make(parameter(arguments));
   }
 }
 
@@ -78,7 +99,8 @@ Pickle::Value PickleMachine::tensor(Pickle::Function function, const std::vector
       !items(arguments[known], Pickle::Kind::kDict, "a tensor's metadata").items.empty())
     refuse("a tensor that is only lazily conjugated or negated; resolve_conj() and resolve_neg() before it is saved");
   using c10::ScalarType;
-  if (made.requires_grad && !c10::isFloatingType(made.dtype->type) && !c10::isComplexType(made.dtype->type)) refuse("a tensor of " + std::string(made.dtype->name) + " that requires a gradient");
+  if (made.requires_grad && !c10::isFloatingType(made.dtype->type) && !c10::isComplexType(made.dtype->type))
+    refuse("a tensor of " + std::string(made.dtype->name) + " that requires a gradient");
   check_extent(made, of_bytes ? storage.num_elements / made.dtype->num_bytes : storage.num_elements);
   spend(sizeof(Pickle::Tensor) + (made.sizes.size() + made.strides.size()) * 2 * sizeof(std::int64_t));
   pickle_.tensors.push_back(std::move(made));
@@ -92,19 +114,22 @@ void PickleMachine::check_extent(const Pickle::Tensor& tensor, std::uint64_t num
   for (std::size_t i = 0; i < tensor.sizes.size() && !overflow; ++i) {
     const auto extent = static_cast<std::uint64_t>(std::max<std::int64_t>(tensor.sizes[i], 1));
     empty = empty || tensor.sizes[i] == 0;
-    overflow = __builtin_mul_overflow(num_bytes, extent, &num_bytes) || __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[i]), &step) ||
+    overflow = __builtin_mul_overflow(num_bytes, extent, &num_bytes) ||
+               __builtin_mul_overflow(extent - 1, static_cast<std::uint64_t>(tensor.strides[i]), &step) ||
                __builtin_add_overflow(last, step, &last);
   }
   overflow = overflow || num_bytes > INT64_MAX;
   if (overflow || (empty ? static_cast<std::uint64_t>(tensor.offset) > num_elements : last >= num_elements))
-    refuse("a tensor of " + std::string(tensor.dtype->name) + " that lies outside of its storage of " + std::to_string(num_elements) + " elements");
+    refuse("a tensor of " + std::string(tensor.dtype->name) + " that lies outside of its storage of " +
+           std::to_string(num_elements) + " elements");
 }
 
 // (tensor, requires_grad, hooks[, attributes])
 Pickle::Value PickleMachine::parameter(const std::vector<Index>& arguments) {
   Pickle::Tensor made = pickle_.tensors[as<Pickle::TensorAt>(arguments[0], "a parameter's tensor").place];
   made.requires_grad = as<bool>(arguments[1], "requires_grad");
-  if (made.requires_grad && !c10::isFloatingType(made.dtype->type) && !c10::isComplexType(made.dtype->type)) refuse("a parameter of " + std::string(made.dtype->name) + " that requires a gradient");
+  if (made.requires_grad && !c10::isFloatingType(made.dtype->type) && !c10::isComplexType(made.dtype->type))
+    refuse("a parameter of " + std::string(made.dtype->name) + " that requires a gradient");
   spend(sizeof(Pickle::Tensor) + (made.sizes.size() + made.strides.size()) * 2 * sizeof(std::int64_t));
   pickle_.tensors.push_back(std::move(made));
   return Pickle::TensorAt{static_cast<std::uint32_t>(pickle_.tensors.size() - 1)};

@@ -19,7 +19,8 @@ struct Size {
 
 class TreeCheck {
  public:
-  TreeCheck(const Pickle& pickle, const std::string& file, std::uint64_t begin) : pickle_(pickle), file_(file), begin_(begin), sizes_(pickle.values.size()) {}
+  TreeCheck(const Pickle& pickle, const std::string& file, std::uint64_t begin)
+      : pickle_(pickle), file_(file), begin_(begin), sizes_(pickle.values.size()) {}
 
   // Each value is measured once. A container that holds itself is met again, deeper and deeper.
   Size measure(Pickle::Index index, std::size_t depth) {
@@ -29,12 +30,14 @@ class TreeCheck {
     Size size{kNodeBytes, 1};
     if (const auto* const text = std::get_if<std::string_view>(&value)) size.num_bytes += text->size();
     if (const auto* const bytes = std::get_if<Pickle::Bytes>(&value)) size.num_bytes += bytes->bytes.size();
-    if (const auto* const tensor = std::get_if<Pickle::TensorAt>(&value)) size.num_bytes += sizeof(Pickle::Tensor) + 16 * pickle_.tensors[tensor->place].sizes.size();
+    if (const auto* const tensor = std::get_if<Pickle::TensorAt>(&value))
+      size.num_bytes += sizeof(Pickle::Tensor) + 16 * pickle_.tensors[tensor->place].sizes.size();
     if (const auto* const container = std::get_if<Pickle::Container>(&value)) {
       for (const Pickle::Index item : container->items) {
         const Size inside = measure(item, depth + 1);
         size = {size.num_bytes + inside.num_bytes, std::max(size.depth, inside.depth + 1)};
-        if (size.num_bytes > kMaxTreeBytes || size.depth > kMaxTreeDepth) refuse(index, "the values take more than 128 MiB, or 64 levels, when what they share is repeated");
+        if (size.num_bytes > kMaxTreeBytes || size.depth > kMaxTreeDepth)
+          refuse(index, "the values take more than 128 MiB, or 64 levels, when what they share is repeated");
       }
       check_keys(index, *container);
     }
@@ -56,9 +59,11 @@ class TreeCheck {
       const auto* const name = std::get_if<std::string_view>(&key);
       const auto* const number = std::get_if<std::int64_t>(&key);
       if (name && !names.insert(*name).second) refuse(index, "the key " + base::quoted(*name, 80) + " is there twice");
-      if (number && !numbers.insert(*number).second) refuse(index, "the key " + std::to_string(*number) + " is there twice");
+      if (number && !numbers.insert(*number).second)
+        refuse(index, "the key " + std::to_string(*number) + " is there twice");
       const auto* const inside = std::get_if<Pickle::Container>(&key);
-      if ((inside && inside->kind != Pickle::Kind::kTuple) || std::holds_alternative<Pickle::TensorAt>(key)) refuse(index, "a key that is a list, a set, a dictionary or a tensor");
+      if ((inside && inside->kind != Pickle::Kind::kTuple) || std::holds_alternative<Pickle::TensorAt>(key))
+        refuse(index, "a key that is a list, a set, a dictionary or a tensor");
     }
   }
 
@@ -68,10 +73,13 @@ class TreeCheck {
   std::vector<Size> sizes_;
 };
 
-static_assert(std::is_same_v<std::variant_alternative_t<7, Pickle::Value>, Pickle::TensorAt>, "the last of the values that a tree may hold");
+static_assert(std::is_same_v<std::variant_alternative_t<7, Pickle::Value>, Pickle::TensorAt>,
+              "the last of the values that a tree may hold");
 
 }  // namespace
 
-void check_tree(const Pickle& pickle, const std::string& file, std::uint64_t begin) { TreeCheck(pickle, file, begin).measure(pickle.root, 1); }
+void check_tree(const Pickle& pickle, const std::string& file, std::uint64_t begin) {
+  TreeCheck(pickle, file, begin).measure(pickle.root, 1);
+}
 
 }  // namespace lockstep::checkpoint

@@ -49,7 +49,8 @@ void PickleMachine::spend(std::size_t num_bytes) {
 }
 
 std::string_view PickleMachine::take(std::size_t num_bytes) {
-  if (num_bytes > bytes_.size() - at_) refuse("the pickle ends here; " + std::to_string(num_bytes) + " more bytes are expected");
+  if (num_bytes > bytes_.size() - at_)
+    refuse("the pickle ends here; " + std::to_string(num_bytes) + " more bytes are expected");
   const auto taken = bytes_.substr(at_, num_bytes);
   at_ += num_bytes;
   return taken;
@@ -109,7 +110,8 @@ void PickleMachine::make_long() {
   const std::size_t num_bytes = take_number(1);
   if (num_bytes > 8) refuse("an integer of more than 64 bits");
   std::uint64_t number = take_number(num_bytes);
-  if (num_bytes > 0 && num_bytes < 8 && (number >> (8 * num_bytes - 1)) != 0) number |= ~std::uint64_t{0} << (8 * num_bytes);
+  if (num_bytes > 0 && num_bytes < 8 && (number >> (8 * num_bytes - 1)) != 0)
+    number |= ~std::uint64_t{0} << (8 * num_bytes);
   make(static_cast<std::int64_t>(number));
 }
 
@@ -141,8 +143,10 @@ void PickleMachine::fill(bool is_dict, std::size_t first) {
   if (first <= least || first > stack_.size()) refuse("a list or a dictionary is expected on the stack");
   auto* const container = std::get_if<Pickle::Container>(&pickle_.values[stack_[first - 1]]);
   using Kind = Pickle::Kind;
-  const bool fits = container && (is_dict ? container->kind == Kind::kDict || container->kind == Kind::kOrderedDict : container->kind == Kind::kList);
-  if (!fits || (is_dict && (stack_.size() - first) % 2 != 0)) refuse(is_dict ? "a dictionary and pairs are expected on the stack" : "a list is expected on the stack");
+  const bool fits = container && (is_dict ? container->kind == Kind::kDict || container->kind == Kind::kOrderedDict
+                                          : container->kind == Kind::kList);
+  if (!fits || (is_dict && (stack_.size() - first) % 2 != 0))
+    refuse(is_dict ? "a dictionary and pairs are expected on the stack" : "a list is expected on the stack");
   spend((stack_.size() - first) * kPushBytes);
   container->items.insert(container->items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
@@ -156,14 +160,18 @@ void PickleMachine::find_global() {
     if (const TorchDtype* const dtype = find_torch_storage(name)) return make(Pickle::StorageType{dtype});
     if (const TorchDtype* const dtype = find_torch_dtype(name)) return make(dtype);
   }
-  if (name == "UntypedStorage" && (module == "torch.storage" || module == "torch")) return make(Pickle::StorageType{nullptr});
+  if (name == "UntypedStorage" && (module == "torch.storage" || module == "torch"))
+    return make(Pickle::StorageType{nullptr});
   refuse("the global " + base::quoted(std::string(module) + "." + std::string(name), 120) +
-         "; allowed are those of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and numbers), of dtypes " + torch_dtype_names());
+         "; allowed are those of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and "
+         "numbers), of dtypes " +
+         torch_dtype_names());
 }
 
 void PickleMachine::find_storage() {
   const auto& id = items(pop(), Pickle::Kind::kTuple, "a tuple that names a storage");
-  if (id.items.size() != 5 || as<std::string_view>(id.items[0], "the word \"storage\"") != "storage") refuse("(\"storage\", type, key, place, number) is expected");
+  if (id.items.size() != 5 || as<std::string_view>(id.items[0], "the word \"storage\"") != "storage")
+    refuse("(\"storage\", type, key, place, number) is expected");
   const auto key = std::string(as<std::string_view>(id.items[2], "a storage's key"));
   const auto number = as<std::int64_t>(id.items[4], "a storage's number of elements");
   const auto* const dtype = as<Pickle::StorageType>(id.items[1], "a storage's type").dtype;
@@ -175,7 +183,8 @@ void PickleMachine::find_storage() {
     pickle_.storages.push_back({key, dtype, static_cast<std::uint64_t>(number)});
   }
   const auto& storage = pickle_.storages[found->second];
-  if (storage.dtype != dtype || storage.num_elements != static_cast<std::uint64_t>(number)) refuse("the storage " + base::quoted(key, 80) + " is there twice, with another type or size");
+  if (storage.dtype != dtype || storage.num_elements != static_cast<std::uint64_t>(number))
+    refuse("the storage " + base::quoted(key, 80) + " is there twice, with another type or size");
   make(Pickle::StorageAt{found->second});
 }
 
@@ -206,45 +215,82 @@ const Pickle::Container& PickleMachine::items(Index value, Pickle::Kind kind, co
 void PickleMachine::step(unsigned char opcode) {
   using Kind = Pickle::Kind;
   switch (opcode) {
-    case 0x80: return take_number(1) == 2 ? void() : refuse("a protocol other than 2, which torch.save() has");
-    case '.': stopped_ = true; return;
-    case '(': marks_.push_back(stack_.size()); return spend(2 * sizeof(std::size_t));
-    case 'N': return make(Pickle::None{});
-    case 0x88: return make(true);
-    case 0x89: return make(false);
-    case 'K': return make_number(1);
-    case 'M': return make_number(2);
-    case 'J': return make_number(4);
-    case 0x8a: return make_long();
-    case 'G': return make_double();
-    case 'X': return make_string(take_number(4));
-    case 'U': return make_string(take_number(1));
-    case ')': return make(Pickle::Container{Kind::kTuple, {}});
-    case ']': return make(Pickle::Container{Kind::kList, {}});
-    case '}': return make(Pickle::Container{Kind::kDict, {}});
-    case 0x8f: return make(Pickle::Container{Kind::kSet, {}});
-    case 0x85: return make_tuple(1);
-    case 0x86: return make_tuple(2);
-    case 0x87: return make_tuple(3);
-    case 't': return make_tuple(stack_.size() - take_mark());
-    case 'a': return fill(false, stack_.size() - 1);
-    case 's': return fill(true, stack_.size() - 2);
-    case 'e': return fill(false, take_mark());
-    case 'u': return fill(true, take_mark());
-    case 'c': return find_global();
-    case 'R': return call();
-    case 'b': return build();
-    case 'Q': return find_storage();
-    case 'q': return remember(take_number(1));
-    case 'r': return remember(take_number(4));
-    case 'h': return recall(take_number(1));
-    case 'j': return recall(take_number(4));
-    default: refuse("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
+    case 0x80:
+      return take_number(1) == 2 ? void() : refuse("a protocol other than 2, which torch.save() has");
+    case '.':
+      stopped_ = true;
+      return;
+    case '(':
+      marks_.push_back(stack_.size());
+      return spend(2 * sizeof(std::size_t));
+    case 'N':
+      return make(Pickle::None{});
+    case 0x88:
+      return make(true);
+    case 0x89:
+      return make(false);
+    case 'K':
+      return make_number(1);
+    case 'M':
+      return make_number(2);
+    case 'J':
+      return make_number(4);
+    case 0x8a:
+      return make_long();
+    case 'G':
+      return make_double();
+    case 'X':
+      return make_string(take_number(4));
+    case 'U':
+      return make_string(take_number(1));
+    case ')':
+      return make(Pickle::Container{Kind::kTuple, {}});
+    case ']':
+      return make(Pickle::Container{Kind::kList, {}});
+    case '}':
+      return make(Pickle::Container{Kind::kDict, {}});
+    case 0x8f:
+      return make(Pickle::Container{Kind::kSet, {}});
+    case 0x85:
+      return make_tuple(1);
+    case 0x86:
+      return make_tuple(2);
+    case 0x87:
+      return make_tuple(3);
+    case 't':
+      return make_tuple(stack_.size() - take_mark());
+    case 'a':
+      return fill(false, stack_.size() - 1);
+    case 's':
+      return fill(true, stack_.size() - 2);
+    case 'e':
+      return fill(false, take_mark());
+    case 'u':
+      return fill(true, take_mark());
+    case 'c':
+      return find_global();
+    case 'R':
+      return call();
+    case 'b':
+      return build();
+    case 'Q':
+      return find_storage();
+    case 'q':
+      return remember(take_number(1));
+    case 'r':
+      return remember(take_number(4));
+    case 'h':
+      return recall(take_number(1));
+    case 'j':
+      return recall(take_number(4));
+    default:
+      refuse("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
   }
 }
 
 Pickle PickleMachine::run() {
-  if (bytes_.size() > kMaxPickleBytes) refuse("a pickle of " + std::to_string(bytes_.size()) + " bytes; allowed are 32 MiB");
+  if (bytes_.size() > kMaxPickleBytes)
+    refuse("a pickle of " + std::to_string(bytes_.size()) + " bytes; allowed are 32 MiB");
   while (!stopped_) {
     here_ = at_;
     step(static_cast<unsigned char>(take(1)[0]));

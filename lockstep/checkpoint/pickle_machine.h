@@ -14,7 +14,8 @@ class PickleMachine {
  public:
   using Index = Pickle::Index;
 
-  PickleMachine(std::string_view bytes, const std::string& file, std::uint64_t begin) : bytes_(bytes), file_(file), begin_(begin) {}
+  PickleMachine(std::string_view bytes, const std::string& file, std::uint64_t begin)
+      : bytes_(bytes), file_(file), begin_(begin) {}
 
   /// Runs until STOP.
   Pickle run();

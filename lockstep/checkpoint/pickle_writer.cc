@@ -29,7 +29,9 @@ class PickleWriter {
   void number(std::uint64_t value, std::size_t num_bytes) {
     for (std::size_t i = 0; i < num_bytes; ++i) text_ += static_cast<char>(value >> (8 * i));
   }
-  void global(std::string_view module, std::string_view name) { ((text_ += 'c').append(module) += '\n').append(name) += '\n'; }
+  void global(std::string_view module, std::string_view name) {
+    ((text_ += 'c').append(module) += '\n').append(name) += '\n';
+  }
   void ordered_dict() {
     global("collections", "OrderedDict");
     text_ += ")R";
@@ -49,7 +51,8 @@ class PickleWriter {
   }
 
   void string(std::string_view value) {
-    if (!base::is_utf8(value) || value.size() > kMaxPickleBytes) refuse("the string " + base::quoted(value, 80) + "; allowed is UTF-8 of at most 32 MiB");
+    if (!base::is_utf8(value) || value.size() > kMaxPickleBytes)
+      refuse("the string " + base::quoted(value, 80) + "; allowed is UTF-8 of at most 32 MiB");
     text_ += 'X';
     number(value.size(), 4);
     text_ += value;
@@ -131,9 +134,11 @@ class PickleWriter {
     for (const auto& item : value.items) {
       const auto* const name = item.key.as<std::string>();
       const auto* const integer = item.key.as<std::int64_t>();
-      if (item.key.as<Sequence>() || item.key.as<Dict>() || item.key.as<at::Tensor>()) refuse("a dictionary whose key is " + std::string(kind_of(item.key)));
+      if (item.key.as<Sequence>() || item.key.as<Dict>() || item.key.as<at::Tensor>())
+        refuse("a dictionary whose key is " + std::string(kind_of(item.key)));
       if ((name && !names.insert(*name).second) || (integer && !numbers.insert(*integer).second))
-        refuse("a dictionary that has the key " + (name ? base::quoted(*name, 80) : std::to_string(*integer)) + " twice");
+        refuse("a dictionary that has the key " + (name ? base::quoted(*name, 80) : std::to_string(*integer)) +
+               " twice");
       write(item.key, depth + 1);
       write(item.value, depth + 1);
     }
@@ -159,6 +164,8 @@ class PickleWriter {
 
 }  // namespace
 
-std::string to_pickle(const Value& value, const std::function<PlacedTensor(const at::Tensor&)>& place) { return PickleWriter(place).written(value); }
+std::string to_pickle(const Value& value, const std::function<PlacedTensor(const at::Tensor&)>& place) {
+  return PickleWriter(place).written(value);
+}
 
 }  // namespace lockstep::checkpoint

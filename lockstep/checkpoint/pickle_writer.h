@@ -10,7 +10,7 @@ namespace lockstep::checkpoint {
 
 /// Where a tensor is found in the file.
 struct PlacedTensor {
-  std::string storage;  ///< its key
+  std::string storage;             ///< its key
   std::uint64_t num_elements = 0;  ///< of the storage, in the tensor's dtype
   std::int64_t offset = 0;         ///< in elements
   std::vector<std::int64_t> sizes, strides;

@@ -91,7 +91,8 @@ class Handler {
 
   bool key(std::string& name) {
     if (name.size() > kMaxNameBytes)
-      refuse_(at_, "a name of " + std::to_string(name.size()) + " bytes; allowed is at most " + std::to_string(kMaxNameBytes));
+      refuse_(at_, "a name of " + std::to_string(name.size()) + " bytes; allowed is at most " +
+                       std::to_string(kMaxNameBytes));
     // The parser has looked for UTF-8 already; this is the rule that we promise, not what a library happens to do.
     if (!base::is_utf8(name)) refuse_(at_, "a name that is not UTF-8");
     key_ = name;
@@ -116,7 +117,8 @@ class Handler {
   }
 
   bool start_array(std::size_t) {
-    if (place_ != Place::kTensor || (key_ != "shape" && key_ != "data_offsets")) refuse_(at_, "a list where " + expected());
+    if (place_ != Place::kTensor || (key_ != "shape" && key_ != "data_offsets"))
+      refuse_(at_, "a list where " + expected());
     auto& list = key_ == "shape" ? fields_.shape : fields_.offsets;
     if (list) refuse_twice();
     list.emplace();
@@ -145,7 +147,9 @@ class Handler {
 
   bool null() { refuse_(at_, "null where " + expected()); }
   bool boolean(bool) { refuse_(at_, "a boolean where " + expected()); }
-  bool number_integer(std::int64_t value) { refuse_(at_, "the number " + std::to_string(value) + " where " + expected()); }
+  bool number_integer(std::int64_t value) {
+    refuse_(at_, "the number " + std::to_string(value) + " where " + expected());
+  }
   bool number_float(double, const std::string& text) {
     refuse_(at_, "the number " + base::quoted(text, 40) + " where " + expected());
   }
@@ -172,11 +176,16 @@ class Handler {
 
   std::string expected() const {
     switch (place_) {
-      case Place::kTop: return "the header, an object, is expected";
-      case Place::kRoot: return "the object of " + base::quoted(name_, 80) + " is expected";
-      case Place::kMetadata: return "the string of metadata " + base::quoted(key_, 80) + " is expected";
-      case Place::kList: return "an integer of 0 or more is expected";
-      default: break;
+      case Place::kTop:
+        return "the header, an object, is expected";
+      case Place::kRoot:
+        return "the object of " + base::quoted(name_, 80) + " is expected";
+      case Place::kMetadata:
+        return "the string of metadata " + base::quoted(key_, 80) + " is expected";
+      case Place::kList:
+        return "an integer of 0 or more is expected";
+      default:
+        break;
     }
     return "tensor " + base::quoted(name_, 80) + " has the field " + base::quoted(key_, 80) +
            "; expected are \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";
@@ -194,7 +203,8 @@ class Handler {
   // A header of 16 MiB could describe ten times as much.
   void spend(std::size_t num_bytes) {
     spent_ += num_bytes;
-    if (spent_ > kMaxParsedBytes) refuse_(at_, "the header describes more than fits into 12 MiB (about 60,000 tensors)");
+    if (spent_ > kMaxParsedBytes)
+      refuse_(at_, "the header describes more than fits into 12 MiB (about 60,000 tensors)");
   }
 
   void end_tensor() {
@@ -236,7 +246,8 @@ class Handler {
 };
 
 // Every byte of the data belongs to exactly one tensor.
-void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes, const Refuser& refuse, std::uint64_t at) {
+void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes, const Refuser& refuse,
+                  std::uint64_t at) {
   std::vector<const std::pair<const std::string, TensorEntry>*> order;
   order.reserve(header.tensors.size());
   for (const auto& entry : header.tensors) order.push_back(&entry);
@@ -253,7 +264,7 @@ void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
                  std::to_string(reached));
     if (tensor.end > num_data_bytes)
       refuse(at + num_data_bytes, "tensor " + base::quoted(name, 80) + " ends at byte " + std::to_string(tensor.end) +
-                     " of the data; the file holds " + std::to_string(num_data_bytes));
+                                      " of the data; the file holds " + std::to_string(num_data_bytes));
     reached = tensor.end;
   }
   if (reached != num_data_bytes)

@@ -27,11 +27,11 @@ struct SafetensorsHeader {
 /// Where the header's text begins: after its length as a little-endian u64.
 inline constexpr std::uint64_t kHeaderOffset = 8;
 
-/// Reads the header's text, which `num_data_bytes` of tensors follow. Everything is checked: the bounds of limits.h, JSON
-/// without a key that is there twice, names of valid UTF-8, only the fields and dtypes of the format, shapes whose product
-/// is the number of bytes, and tensors that fill the data from its first byte to its last without a hole or an overlap.
-/// Throws FormatError "FILE:OFFSET: reason"; the offset is in the file, at or just behind what is wrong. Takes at most 16 MiB
-/// beside the text.
+/// Reads the header's text, which `num_data_bytes` of tensors follow. Everything is checked: the bounds of limits.h,
+/// JSON without a key that is there twice, names of valid UTF-8, only the fields and dtypes of the format, shapes whose
+/// product is the number of bytes, and tensors that fill the data from its first byte to its last without a hole or an
+/// overlap. Throws FormatError "FILE:OFFSET: reason"; the offset is in the file, at or just behind what is wrong. Takes
+/// at most 16 MiB beside the text.
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file);
 
 }  // namespace lockstep::checkpoint

@@ -23,13 +23,14 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions&
     : file_(path), verify_(options.verify) {
   const std::uint64_t file_bytes = file_.num_bytes();
   if (file_bytes < kHeaderOffset)
-    file_.refuse(0, "the file has " + std::to_string(file_bytes) + " bytes; a safetensors file begins with 8 bytes of length");
+    file_.refuse(
+        0, "the file has " + std::to_string(file_bytes) + " bytes; a safetensors file begins with 8 bytes of length");
   std::uint64_t header_bytes = 0;
   file_.read(0, &header_bytes, sizeof header_bytes);
   const std::uint64_t most = std::min(kMaxHeaderBytes, file_bytes - kHeaderOffset);
   if (header_bytes < 2 || header_bytes > most)
-    file_.refuse(0, "the header's length is " + std::to_string(header_bytes) + "; allowed here is 2 to " + std::to_string(most) +
-                        (most == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
+    file_.refuse(0, "the header's length is " + std::to_string(header_bytes) + "; allowed here is 2 to " +
+                        std::to_string(most) + (most == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
   std::string text(header_bytes, '\0');
   file_.read(kHeaderOffset, text.data(), header_bytes);
   data_offset_ = kHeaderOffset + header_bytes;
@@ -55,9 +56,9 @@ void SafetensorsReader::read_verified(const std::string& name, const TensorEntry
 void SafetensorsReader::compare(const std::string& name, const TensorEntry& entry, const std::string& got) const {
   const std::string want(hashes_.of(entry));
   if (got != want)
-    file_.refuse(data_offset_ + entry.begin,
-           "tensor " + base::quoted(name, 80) + " is damaged: the hash of its " + std::to_string(entry.end - entry.begin) + " bytes is " + got +
-               ", and was " + want + " when they were written");
+    file_.refuse(data_offset_ + entry.begin, "tensor " + base::quoted(name, 80) + " is damaged: the hash of its " +
+                                                 std::to_string(entry.end - entry.begin) + " bytes is " + got +
+                                                 ", and was " + want + " when they were written");
 }
 
 void SafetensorsReader::verify() const {
@@ -77,7 +78,8 @@ void SafetensorsReader::verify() const {
 
 at::Tensor SafetensorsReader::read(const std::string& name) const {
   const auto found = header_.tensors.find(name);
-  if (found == header_.tensors.end()) throw base::UsageError(file_.path() + " holds no tensor " + base::quoted(name, 80));
+  if (found == header_.tensors.end())
+    throw base::UsageError(file_.path() + " holds no tensor " + base::quoted(name, 80));
   const TensorEntry& entry = found->second;
   at::Tensor tensor = torch::empty(entry.shape, torch::TensorOptions(entry.dtype->type));
   auto* const bytes = static_cast<std::uint8_t*>(tensor.mutable_data_ptr());
@@ -90,8 +92,9 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
     // A bool of another value is undefined behaviour wherever it is looked at.
     const auto* const odd = std::find_if(bytes, bytes + num_bytes, [](std::uint8_t byte) { return byte > 1; });
     if (odd != bytes + num_bytes)
-      file_.refuse(data_offset_ + entry.begin + static_cast<std::uint64_t>(odd - bytes),
-             "a BOOL of tensor " + base::quoted(name, 80) + " is " + std::to_string(*odd) + "; allowed is 0 and 1");
+      file_.refuse(
+          data_offset_ + entry.begin + static_cast<std::uint64_t>(odd - bytes),
+          "a BOOL of tensor " + base::quoted(name, 80) + " is " + std::to_string(*odd) + "; allowed is 0 and 1");
   }
   return tensor;
 }

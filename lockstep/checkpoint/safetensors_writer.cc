@@ -57,9 +57,11 @@ std::string metadata_text(const SaveOptions& options) {
   metadata.emplace("format", "pt");
   std::string text;
   for (const auto& [key, value] : metadata) {
-    if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) || !base::is_utf8(value) || key.starts_with(kOurKeys))
+    if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) ||
+        !base::is_utf8(value) || key.starts_with(kOurKeys))
       throw base::UsageError("SaveOptions.metadata has " + base::quoted(key, 80) + " = " + base::quoted(value, 80) +
-                             "; allowed are keys of at most 1024 bytes that do not begin with \"lockstep.\", and values of at most 128 KiB, both UTF-8");
+                             "; allowed are keys of at most 1024 bytes that do not begin with \"lockstep.\", and "
+                             "values of at most 128 KiB, both UTF-8");
     text += "," + nlohmann::json(key).dump() + ":" + nlohmann::json(value).dump();
   }
   return text;
@@ -77,8 +79,8 @@ Header header_of(const std::vector<Planned>& plan, const std::vector<std::string
     const std::uint64_t begin = end;
     end += static_cast<std::uint64_t>(tensor->numel()) * dtype->num_bytes;
     text += "," + nlohmann::json(*name).dump() + ":{\"dtype\":\"" + std::string(dtype->name) +
-            "\",\"shape\":" + nlohmann::json(tensor->sizes().vec()).dump() + ",\"data_offsets\":[" + std::to_string(begin) + "," +
-            std::to_string(end) + "]}";
+            "\",\"shape\":" + nlohmann::json(tensor->sizes().vec()).dump() + ",\"data_offsets\":[" +
+            std::to_string(begin) + "," + std::to_string(end) + "]}";
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');

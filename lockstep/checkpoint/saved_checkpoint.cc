@@ -17,7 +17,8 @@ constexpr std::size_t kLeastDigits = 8;  // names sort as numbers for whoever lo
 
 std::string manifest_text(const std::string& path) {
   const InputFile file(path);
-  if (file.num_bytes() > kMaxJsonBytes) file.refuse(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; allowed are 16 MiB");
+  if (file.num_bytes() > kMaxJsonBytes)
+    file.refuse(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; allowed are 16 MiB");
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -35,7 +36,8 @@ bool parse_name(std::string_view text, CheckpointName& name) {
   const std::size_t at = text.find(kStep);
   if (at == std::string_view::npos || at > 18) return false;
   const std::string_view digits = text.substr(std::min(text.find_first_not_of('0'), at), std::string_view::npos);
-  const auto sequence = base::parse_int(digits.substr(0, digits.find(kStep))), step = base::parse_int(text.substr(at + kStep.size()));
+  const auto sequence = base::parse_int(digits.substr(0, digits.find(kStep))),
+             step = base::parse_int(text.substr(at + kStep.size()));
   if (!sequence || !step) return false;
   name = {*sequence, *step};
   return to_text(name) == text;
@@ -49,7 +51,8 @@ std::vector<CheckpointName> list_checkpoints(const std::string& folder) {
     CheckpointName name;
     if (parse_name(entry->path().filename().string(), name)) names.push_back(name);
   }
-  if (error && error != std::errc::no_such_file_or_directory) throw base::SystemError("cannot read the folder " + folder, error.value());
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw base::SystemError("cannot read the folder " + folder, error.value());
   std::sort(names.rbegin(), names.rend());
   return names;
 }
@@ -73,7 +76,8 @@ StateDict SavedCheckpoint::read(const std::string& part, int rank) const {
   if (!files.empty()) return read_state(path_, files);
   std::string there;
   for (const auto& name : parts(rank)) there += (there.empty() ? "" : ", ") + name;
-  throw base::UsageError("the checkpoint " + path_ + " has no part " + base::quoted(part, 80) + " of rank " + std::to_string(rank) + "; allowed are " + (there.empty() ? "none" : there));
+  throw base::UsageError("the checkpoint " + path_ + " has no part " + base::quoted(part, 80) + " of rank " +
+                         std::to_string(rank) + "; allowed are " + (there.empty() ? "none" : there));
 }
 
 std::string SavedCheckpoint::complaint(std::size_t number, bool hashes) const {
@@ -81,7 +85,8 @@ std::string SavedCheckpoint::complaint(std::size_t number, bool hashes) const {
   try {
     const InputFile opened(path_ + "/" + file.name);
     if (opened.num_bytes() != file.num_bytes)
-      return opened.path() + " has " + std::to_string(opened.num_bytes()) + " bytes; " + std::to_string(file.num_bytes) + " were written";
+      return opened.path() + " has " + std::to_string(opened.num_bytes()) + " bytes; " +
+             std::to_string(file.num_bytes) + " were written";
     if (hashes) check_file(path_, file);
     return "";
   } catch (const base::Error& error) {

@@ -10,7 +10,8 @@
 
 namespace lockstep::checkpoint {
 
-/// "00000007-step-120": the place of a checkpoint in the order in which they were written, and its step. The order counts: after going back to an older step, what is written then is newer.
+/// "00000007-step-120": the place of a checkpoint in the order in which they were written, and its step. The order
+/// counts: after going back to an older step, what is written then is newer.
 struct CheckpointName {
   std::int64_t sequence = 0;
   std::int64_t step = 0;
@@ -36,11 +37,13 @@ class SavedCheckpoint {
 
   /// The names of what a rank of that job wrote.
   std::set<std::string> parts(int rank = 0) const;
-  /// One of them. Tensors are new on the CPU. Every byte is compared with the hashes that were written, so a file that is damaged, or of another checkpoint, is a FormatError. Throws UsageError for a part that is not there,
-  /// and as SafetensorsReader does. Any rank may read any rank's.
+  /// One of them. Tensors are new on the CPU. Every byte is compared with the hashes that were written, so a file that
+  /// is damaged, or of another checkpoint, is a FormatError. Throws UsageError for a part that is not there, and as
+  /// SafetensorsReader does. Any rank may read any rank's.
   StateDict read(const std::string& part, int rank = 0) const;
 
-  /// Looks whether file number `number` of the manifest is whole: its size, and with `hashes` its bytes. Returns what is wrong with it, "" for nothing.
+  /// Looks whether file number `number` of the manifest is whole: its size, and with `hashes` its bytes. Returns what
+  /// is wrong with it, "" for nothing.
   std::string complaint(std::size_t number, bool hashes) const;
 
  private:

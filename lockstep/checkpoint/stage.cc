@@ -15,12 +15,15 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-bool can_be_saved(const at::Tensor& tensor) { return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta(); }
+bool can_be_saved(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta();
+}
 
 std::size_t room_for(const at::Tensor& tensor) { return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// memcpy() for memory that nobody reads soon: past the caches, which keeps what the next step needs there and reads none of `to`. Four pages at a time, as one alone does not fill the memory's banks; the C library does the same, but only from some
-/// hundred MB on. `to` is a multiple of kAlignment.
+/// memcpy() for memory that nobody reads soon: past the caches, which keeps what the next step needs there and reads
+/// none of `to`. Four pages at a time, as one alone does not fill the memory's banks; the C library does the same, but
+/// only from some hundred MB on. `to` is a multiple of kAlignment.
 void copy_past_caches(char* to, const char* from, std::size_t num_bytes) {
   std::size_t done = 0;
 #ifdef __SSE2__
@@ -30,7 +33,8 @@ void copy_past_caches(char* to, const char* from, std::size_t num_bytes) {
       for (std::size_t page = 0; page < kPages; ++page) {
         const auto* const source = reinterpret_cast<const __m128i*>(from + done + page * kPage + line);
         auto* const target = reinterpret_cast<__m128i*>(to + done + page * kPage + line);
-        const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1), c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+        const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1), c = _mm_loadu_si128(source + 2),
+                      d = _mm_loadu_si128(source + 3);
         _mm_stream_si128(target, a);
         _mm_stream_si128(target + 1, b);
         _mm_stream_si128(target + 2, c);
@@ -44,7 +48,8 @@ void copy_past_caches(char* to, const char* from, std::size_t num_bytes) {
 at::Tensor copied_to(char* memory, const at::Tensor& tensor) {
   at::Tensor copy = torch::from_blob(memory, tensor.sizes(), torch::TensorOptions(tensor.scalar_type()));
   if (tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
-    if (tensor.nbytes() > 0) copy_past_caches(memory, static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+    if (tensor.nbytes() > 0)
+      copy_past_caches(memory, static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
     return copy;
   }
   return copy.copy_(tensor.detach());
@@ -71,7 +76,8 @@ Parts Stage::copied(const Parts& parts) {
   std::size_t num_bytes = kAlignment;
   for (const auto& [part, state] : parts)
     for (const auto& [name, value] : state)
-      if (const auto* const tensor = std::get_if<at::Tensor>(&value); tensor && can_be_saved(*tensor)) num_bytes += room_for(*tensor);
+      if (const auto* const tensor = std::get_if<at::Tensor>(&value); tensor && can_be_saved(*tensor))
+        num_bytes += room_for(*tensor);
   reserve(num_bytes);
   Parts copy = parts;
   char* memory = memory_.get();

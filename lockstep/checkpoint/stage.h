@@ -11,7 +11,8 @@ namespace lockstep::checkpoint {
 /// Memory of this process alone, kept from one copy to the next: making new pages takes longer than the copy.
 class Stage {
  public:
-  /// `parts` with the values of now; tensors lie in this memory, on the CPU, until the next call. Tensors that cannot be saved stay as they are: the writer says so. Throws SystemError when there is no memory.
+  /// `parts` with the values of now; tensors lie in this memory, on the CPU, until the next call. Tensors that cannot
+  /// be saved stay as they are: the writer says so. Throws SystemError when there is no memory.
   Parts copied(const Parts& parts);
 
  private:

@@ -31,15 +31,18 @@ StateValue from_json(const json& value, const std::string& name, const std::stri
   if (value.is_boolean()) return value.get<bool>();
   if (value.is_number_float()) return value.get<double>();
   if (value.is_string()) return value.get<std::string>();
-  if (value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX)) return value.get<std::int64_t>();
+  if (value.is_number_integer() && !(value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX))
+    return value.get<std::int64_t>();
   for (const auto& [text, number] : {std::pair("nan", NAN), std::pair("inf", INFINITY), std::pair("-inf", -INFINITY)})
     if (value == json{{"number", text}}) return double{number};
-  throw base::FormatError(file + ":0: the value " + base::quoted(name, 80) + " is " + value.dump().substr(0, 80) + "; allowed are bools, numbers and strings");
+  throw base::FormatError(file + ":0: the value " + base::quoted(name, 80) + " is " + value.dump().substr(0, 80) +
+                          "; allowed are bools, numbers and strings");
 }
 
 std::string text_of_file(const std::string& path) {
   const InputFile file(path);
-  if (file.num_bytes() > kMaxJsonBytes) file.refuse(0, std::to_string(file.num_bytes()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
+  if (file.num_bytes() > kMaxJsonBytes)
+    file.refuse(0, std::to_string(file.num_bytes()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -52,7 +55,9 @@ std::string hash_of(std::string_view text) {
 }
 
 void compare(const std::string& path, const std::string& hash, const Manifest::File& file) {
-  if (hash != file.hash) throw base::FormatError(path + ":0: the file is damaged, or another one: its hash is " + hash + ", and was " + file.hash + " when it was written");
+  if (hash != file.hash)
+    throw base::FormatError(path + ":0: the file is damaged, or another one: its hash is " + hash + ", and was " +
+                            file.hash + " when it was written");
 }
 
 bool is_json(const Manifest::File& file) { return file.name.ends_with(".json"); }
@@ -63,13 +68,16 @@ std::uint64_t bytes_of(const StateDict& state) {
   std::uint64_t num_bytes = 1024;
   for (const auto& [name, value] : state) {
     num_bytes += 128 + 2 * name.size();
-    if (const auto* const tensor = std::get_if<at::Tensor>(&value); tensor && tensor->defined() && tensor->layout() == c10::kStrided) num_bytes += tensor->nbytes();
+    if (const auto* const tensor = std::get_if<at::Tensor>(&value);
+        tensor && tensor->defined() && tensor->layout() == c10::kStrided)
+      num_bytes += tensor->nbytes();
     if (const auto* const text = std::get_if<std::string>(&value)) num_bytes += text->size();
   }
   return num_bytes;
 }
 
-std::vector<Manifest::File> write_state(const StateDict& state, const std::string& folder, const std::string& part, int rank) {
+std::vector<Manifest::File> write_state(const StateDict& state, const std::string& folder, const std::string& part,
+                                        int rank) {
   TensorMap tensors;
   for (const auto& [name, value] : state)
     if (const auto* const tensor = std::get_if<at::Tensor>(&value)) tensors.emplace(name, *tensor);
@@ -78,11 +86,14 @@ std::vector<Manifest::File> write_state(const StateDict& state, const std::strin
     const std::string name = file_name(part, rank, "safetensors");
     save_tensors(tensors, folder + "/" + name);
     const SafetensorsReader written(folder + "/" + name);  // its header: the tensors were hashed on their way
-    files.push_back({.name = name, .num_bytes = written.num_bytes(), .hash = written.seal(), .part = part, .rank = rank});
+    files.push_back(
+        {.name = name, .num_bytes = written.num_bytes(), .hash = written.seal(), .part = part, .rank = rank});
   }
   if (tensors.size() < state.size() || tensors.empty()) {
     const std::string text = plain_to_text(state);
-    if (text.size() > kMaxJsonBytes) throw base::UsageError("cannot save the plain values of part " + part + ", which take " + std::to_string(text.size()) + " bytes; allowed are 16 MiB");
+    if (text.size() > kMaxJsonBytes)
+      throw base::UsageError("cannot save the plain values of part " + part + ", which take " +
+                             std::to_string(text.size()) + " bytes; allowed are 16 MiB");
     const std::string name = file_name(part, rank, "json");
     AtomicFile file(folder + "/" + name);
     file.write(text.data(), text.size());
@@ -123,7 +134,9 @@ std::string plain_to_text(const StateDict& state) {
     if (std::holds_alternative<at::Tensor>(value)) continue;
     const auto* const text = std::get_if<std::string>(&value);
     if (name.size() > kMaxNameBytes || !base::is_utf8(name) || (text && !base::is_utf8(*text)))
-      throw base::UsageError("cannot save the value " + base::quoted(name, 80) + (text ? " = " + base::quoted(*text, 80) : "") + "; allowed are names of at most 1024 bytes and strings, both UTF-8");
+      throw base::UsageError("cannot save the value " + base::quoted(name, 80) +
+                             (text ? " = " + base::quoted(*text, 80) : "") +
+                             "; allowed are names of at most 1024 bytes and strings, both UTF-8");
     values[name] = to_json(value);
   }
   return values.dump(1) + "\n";

@@ -12,12 +12,16 @@ namespace lockstep::checkpoint {
 using nlohmann::json;
 
 json parse_json(std::string_view text, std::size_t max_depth, const std::string& file) {
-  const auto refuse = [&](std::size_t at, const std::string& reason) { throw base::FormatError(file + ":" + std::to_string(at) + ": " + reason); };
-  if (text.size() > kMaxJsonBytes) refuse(0, std::to_string(text.size()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
+  const auto refuse = [&](std::size_t at, const std::string& reason) {
+    throw base::FormatError(file + ":" + std::to_string(at) + ": " + reason);
+  };
+  if (text.size() > kMaxJsonBytes)
+    refuse(0, std::to_string(text.size()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
   std::vector<std::set<std::string>> keys;
   const auto look = [&](int depth, json::parse_event_t event, json& parsed) {
     if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (static_cast<std::size_t>(depth) >= max_depth) refuse(0, "nested deeper than the allowed " + std::to_string(max_depth) + " levels");
+      if (static_cast<std::size_t>(depth) >= max_depth)
+        refuse(0, "nested deeper than the allowed " + std::to_string(max_depth) + " levels");
       keys.emplace_back();
     }
     if (event == json::parse_event_t::object_end || event == json::parse_event_t::array_end) keys.pop_back();

@@ -14,8 +14,10 @@ namespace {
 at::Tensor checked(const at::Tensor& tensor) {
   if (!tensor.defined()) throw base::UsageError("cannot save a tensor that is undefined");
   if (!find_torch_dtype(tensor.scalar_type()) || tensor.layout() != c10::kStrided || tensor.is_meta())
-    throw base::UsageError(std::string("cannot save a tensor of dtype ") + c10::toString(tensor.scalar_type()) + (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
-                           (tensor.is_meta() ? ", which has no memory" : "") + "; allowed are dense tensors of " + torch_dtype_names());
+    throw base::UsageError(std::string("cannot save a tensor of dtype ") + c10::toString(tensor.scalar_type()) +
+                           (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
+                           (tensor.is_meta() ? ", which has no memory" : "") + "; allowed are dense tensors of " +
+                           torch_dtype_names());
   const torch::NoGradGuard no_grad;
   return tensor.resolve_conj().resolve_neg();
 }
@@ -37,7 +39,8 @@ TensorPlaces::TensorPlaces(const std::vector<at::Tensor>& tensors) : placed_(ten
     if (tensor.numel() == 0)
       groups.push_back(std::vector<Part>{Part{tensor, i, 0, 0}});
     else
-      by_memory[{tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type()}].push_back({tensor, i, tensor.storage_offset(), tensor.storage_offset() + span(tensor)});
+      by_memory[{tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type()}].push_back(
+          {tensor, i, tensor.storage_offset(), tensor.storage_offset() + span(tensor)});
   }
   for (auto& [memory, parts] : by_memory) {
     std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.begin < b.begin; });
@@ -50,7 +53,9 @@ TensorPlaces::TensorPlaces(const std::vector<at::Tensor>& tensors) : placed_(ten
   }
   // In the order of the tensors, whatever their addresses are.
   const auto first = [](const std::vector<Part>& parts) {
-    return std::min_element(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.number < b.number; })->number;
+    return std::min_element(parts.begin(), parts.end(),
+                            [](const Part& a, const Part& b) { return a.number < b.number; })
+        ->number;
   };
   std::sort(groups.begin(), groups.end(), [&](const auto& a, const auto& b) { return first(a) < first(b); });
   for (const auto& parts : groups) add_storage(parts);
@@ -72,7 +77,8 @@ void TensorPlaces::add_storage(const std::vector<Part>& parts) {
     return storages_.push_back(dense.view(-1));
   }
   for (const Part& part : parts) placed_[part.number] = placed(part.tensor, part.begin - first.begin, num_elements);
-  storages_.push_back(torch::empty({0}, first.tensor.options().requires_grad(false)).set_(first.tensor.storage(), first.begin, {num_elements}, {1}));
+  storages_.push_back(torch::empty({0}, first.tensor.options().requires_grad(false))
+                          .set_(first.tensor.storage(), first.begin, {num_elements}, {1}));
 }
 
 at::Tensor TensorPlaces::storage(std::size_t number) const { return storages_[number].to(c10::kCPU); }

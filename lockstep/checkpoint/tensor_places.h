@@ -12,8 +12,9 @@ namespace lockstep::checkpoint {
 
 class TensorPlaces {
  public:
-  /// Tensors that overlap in memory get one storage, which reaches from the first of their elements to the last; all others one for themselves. One that has gaps between its elements, and
-  /// shares none, is laid out without. Throws UsageError for those that a file cannot hold.
+  /// Tensors that overlap in memory get one storage, which reaches from the first of their elements to the last; all
+  /// others one for themselves. One that has gaps between its elements, and shares none, is laid out without. Throws
+  /// UsageError for those that a file cannot hold.
   explicit TensorPlaces(const std::vector<at::Tensor>& tensors);
 
   /// Of the tensor that was given as number `number`.
@@ -26,8 +27,8 @@ class TensorPlaces {
  private:
   struct Part {
     at::Tensor tensor;
-    std::size_t number;         // of the tensor in its list
-    std::int64_t begin, end;    // elements in its memory; 0 and 0 when it has none
+    std::size_t number;       // of the tensor in its list
+    std::int64_t begin, end;  // elements in its memory; 0 and 0 when it has none
   };
   void add_storage(const std::vector<Part>& parts);
 

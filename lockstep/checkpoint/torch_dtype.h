@@ -11,7 +11,8 @@ namespace lockstep::checkpoint {
 
 struct TorchDtype {
   std::string_view name;     ///< torch.NAME
-  std::string_view storage;  ///< torch.NAME of its storages; "" for dtypes that are younger than these classes, and lie in storages of bytes
+  std::string_view storage;  ///< torch.NAME of its storages; "" for dtypes that are younger than these classes, and lie
+                             ///< in storages of bytes
   c10::ScalarType type;
   std::uint64_t num_bytes;  ///< of one element
 };

@@ -27,9 +27,12 @@ class TorchFile {
   TorchFile(const std::string& path, const ReadOptions& options) : zip_(path), verify_(options.verify) {
     find_folder();
     const std::string order = text("byteorder");
-    if (!order.empty() && order != "little") zip_.file().refuse(0, "numbers in the byte order " + base::quoted(order, 20) + "; allowed is \"little\"");
+    if (!order.empty() && order != "little")
+      zip_.file().refuse(0, "numbers in the byte order " + base::quoted(order, 20) + "; allowed is \"little\"");
     const ZipReader::Record& record = zip_.records().at(folder_ + "data.pkl");
-    if (record.num_bytes > kMaxPickleBytes) zip_.file().refuse(record.begin, "a pickle of " + std::to_string(record.num_bytes) + " bytes; allowed are 32 MiB");
+    if (record.num_bytes > kMaxPickleBytes)
+      zip_.file().refuse(record.begin,
+                         "a pickle of " + std::to_string(record.num_bytes) + " bytes; allowed are 32 MiB");
     program_.resize(record.num_bytes);
     zip_.read(record, program_.data(), verify_, "data.pkl");
     pickle_ = parse_pickle(program_, zip_.file().path(), record.begin);
@@ -51,7 +54,9 @@ class TorchFile {
       ++num_found;
     }
     if (num_found == 1 && !zip_.records().contains(folder_ + "constants.pkl")) return;
-    throw base::UsageError(zip_.file().path() + (num_found == 1 ? " is a file of TorchScript or of torch::save() in C++" : " is a zip archive, but not of torch.save()") +
+    throw base::UsageError(zip_.file().path() +
+                               (num_found == 1 ? " is a file of TorchScript or of torch::save() in C++"
+                                               : " is a zip archive, but not of torch.save()") +
                                "; allowed are files of torch.save() in Python",
                            num_found == 1 ? "torch::load() reads it" : "", base::Cause::kBadFile);
   }
@@ -70,12 +75,14 @@ class TorchFile {
     const std::string what = "storage " + base::quoted(storage.key, 80);
     if (found == zip_.records().end()) zip_.file().refuse(0, what + " is not in the archive");
     if (found->second.num_bytes != num_bytes)
-      zip_.file().refuse(found->second.begin, what + " has " + std::to_string(found->second.num_bytes) + " bytes; its tensors need " + std::to_string(num_bytes));
+      zip_.file().refuse(found->second.begin, what + " has " + std::to_string(found->second.num_bytes) +
+                                                  " bytes; its tensors need " + std::to_string(num_bytes));
     const at::Tensor bytes = torch::empty({static_cast<std::int64_t>(num_bytes)}, torch::kUInt8);
     auto* const data = static_cast<std::uint8_t*>(bytes.mutable_data_ptr());
     zip_.read(found->second, data, verify_, what);
     // A bool of another value is undefined behaviour wherever it is looked at.
-    if (storage.dtype && storage.dtype->type == c10::ScalarType::Bool && std::any_of(data, data + num_bytes, [](std::uint8_t byte) { return byte > 1; }))
+    if (storage.dtype && storage.dtype->type == c10::ScalarType::Bool &&
+        std::any_of(data, data + num_bytes, [](std::uint8_t byte) { return byte > 1; }))
       zip_.file().refuse(found->second.begin, what + " has a bool that is neither 0 nor 1");
     return bytes.storage();
   }
@@ -107,7 +114,10 @@ class TorchFile {
       for (std::size_t i = 0; i < from.items.size(); i += 2) dict.add(value(from.items[i]), value(from.items[i + 1]));
       return dict;
     }
-    Sequence sequence{from.kind == Kind::kList ? Sequence::Kind::kList : from.kind == Kind::kTuple ? Sequence::Kind::kTuple : Sequence::Kind::kSet, {}};
+    Sequence sequence{from.kind == Kind::kList    ? Sequence::Kind::kList
+                      : from.kind == Kind::kTuple ? Sequence::Kind::kTuple
+                                                  : Sequence::Kind::kSet,
+                      {}};
     sequence.items.reserve(from.items.size());
     for (const auto item : from.items) sequence.items.push_back(value(item));
     return sequence;
@@ -134,7 +144,8 @@ class TorchFile {
 Value load_torch_file(const std::string& path, const ReadOptions& options) {
   const std::string first = first_bytes(path);
   if (first == kBeforeZip)
-    throw base::UsageError(path + " has the form that torch.save() wrote before PyTorch 1.6; allowed is the one since", "load and save it once in Python", base::Cause::kBadFile);
+    throw base::UsageError(path + " has the form that torch.save() wrote before PyTorch 1.6; allowed is the one since",
+                           "load and save it once in Python", base::Cause::kBadFile);
   return TorchFile(path, options).load();
 }
 

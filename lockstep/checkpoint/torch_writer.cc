@@ -13,7 +13,8 @@ namespace lockstep::checkpoint {
 namespace {
 
 void collect(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
-  if (depth > kMaxTreeDepth) throw base::UsageError("cannot save values that are nested deeper than the allowed 64 levels");
+  if (depth > kMaxTreeDepth)
+    throw base::UsageError("cannot save values that are nested deeper than the allowed 64 levels");
   if (const auto* const tensor = value.as<at::Tensor>()) tensors.push_back(*tensor);
   if (const auto* const sequence = value.as<Sequence>())
     for (const Value& item : sequence->items) collect(item, tensors, depth + 1);
@@ -51,11 +52,14 @@ void save_torch_file(const Value& value, const std::string& path) {
   const TensorPlaces places(tensors);
   std::size_t number = 0;
   const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return places.of(number++); });
-  if (pickle.size() > kMaxPickleBytes) throw base::UsageError("cannot save a tree whose description takes " + std::to_string(pickle.size()) + " bytes; allowed are 32 MiB");
+  if (pickle.size() > kMaxPickleBytes)
+    throw base::UsageError("cannot save a tree whose description takes " + std::to_string(pickle.size()) +
+                           " bytes; allowed are 32 MiB");
   AtomicFile file(path);
   Sink sink(file);
   {
-    caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t num_bytes) { return sink.write(data, num_bytes); });
+    caffe2::serialize::PyTorchStreamWriter writer(
+        [&](const void* data, std::size_t num_bytes) { return sink.write(data, num_bytes); });
     const auto record = [&](const std::string& name, const void* data, std::size_t num_bytes) {
       writer.writeRecord(name, data, num_bytes);
       sink.rethrow();

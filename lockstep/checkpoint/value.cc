@@ -17,7 +17,8 @@ const Value* Dict::find(std::int64_t key) const { return found<std::int64_t>(ite
 void Dict::add(Value key, Value value) { items.push_back({std::move(key), std::move(value)}); }
 
 std::string_view kind_of(const Value& value) {
-  static constexpr std::string_view kKinds[] = {"None", "a bool", "an integer", "a number", "a string", "bytes", "a list", "a dictionary", "a tensor"};
+  static constexpr std::string_view kKinds[] = {"None",  "a bool", "an integer",   "a number", "a string",
+                                                "bytes", "a list", "a dictionary", "a tensor"};
   if (const auto* const sequence = value.as<Sequence>(); sequence && sequence->kind != Sequence::Kind::kList)
     return sequence->kind == Sequence::Kind::kTuple ? "a tuple" : "a set";
   return kKinds[value.any.index()];

@@ -5,7 +5,8 @@
 
 namespace lockstep::comm {
 
-std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<PartSize>& parts, const std::vector<std::size_t>& order,
+std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<PartSize>& parts,
+                                                   const std::vector<std::size_t>& order,
                                                    const std::vector<std::int64_t>& caps) {
   struct Open {
     std::vector<std::size_t> members;

@@ -17,7 +17,7 @@ constexpr std::int64_t kSizes[] = {256 << 10, 1 << 20, 4 << 20, 10 << 20, 25 << 
 constexpr std::int64_t kFirst = 1 << 20;  // of the first bucket at most: it should leave early
 constexpr int kRuns = 3;                  // after one that is not counted
 constexpr double kLongEnough = 0.2;
-constexpr double kGoodRate = 0.9;         // of the best
+constexpr double kGoodRate = 0.9;  // of the best
 
 void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
   Collective all{.kind = Kind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
@@ -69,7 +69,8 @@ std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device devi
     if (times.back().seconds > kLongEnough) break;
   }
   const std::int64_t chosen = choose_bucket_bytes(times);
-  if (channel.rank() == 0) base::log_info("buckets of " + std::to_string(chosen >> 10) + " KiB; an all_reduce took: " + seen);
+  if (channel.rank() == 0)
+    base::log_info("buckets of " + std::to_string(chosen >> 10) + " KiB; an all_reduce took: " + seen);
   return {std::min(chosen, kFirst), chosen};
 }
 

@@ -16,8 +16,8 @@ std::uint64_t hash(const std::string& text) {
   return value;
 }
 
-/// Half a round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): one to one, and every number
-/// that is mixed in goes through another half at least.
+/// Half a round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): one to one,
+/// and every number that is mixed in goes through another half at least.
 std::uint64_t mix(std::uint64_t value) {
   value *= 0xbf58476d1ce4e5b9u;
   return value ^ (value >> 29);
@@ -25,23 +25,28 @@ std::uint64_t mix(std::uint64_t value) {
 
 bool same(const Call& a, const Call& b, bool sizes_may_differ) {
   return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
-         a.op == b.op && a.wire == b.wire && a.device == b.device && (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
+         a.op == b.op && a.wire == b.wire && a.device == b.device &&
+         (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
 }
 
 }  // namespace
 
 std::uint64_t key(const Call& call) {
   const auto small = static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 |
-                     static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 | static_cast<std::uint64_t>(call.kind) << 8 |
-                     static_cast<std::uint64_t>(call.op) << 4 | call.dims;
+                     static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 |
+                     static_cast<std::uint64_t>(call.kind) << 8 | static_cast<std::uint64_t>(call.op) << 4 | call.dims;
   std::uint64_t value = mix(mix(call.seq + 0x9e3779b97f4a7c15u) ^ call.name_hash);
-  value = mix(mix(value ^ small) ^ (static_cast<std::uint64_t>(call.wire) | static_cast<std::uint64_t>(call.device) << 8));
+  value =
+      mix(mix(value ^ small) ^ (static_cast<std::uint64_t>(call.wire) | static_cast<std::uint64_t>(call.device) << 8));
   for (int d = 0; d < call.dims; ++d) value = mix(value ^ static_cast<std::uint64_t>(call.sizes[d]));
   return mix(value);
 }
 
 CallShape::CallShape(const at::Tensor& tensor, bool ranks_may_differ)
-    : dtype(static_cast<std::int16_t>(tensor.scalar_type())), device(static_cast<std::int8_t>(tensor.device().type())), dims(static_cast<std::uint8_t>(tensor.dim())), may_differ(ranks_may_differ) {
+    : dtype(static_cast<std::int16_t>(tensor.scalar_type())),
+      device(static_cast<std::int8_t>(tensor.device().type())),
+      dims(static_cast<std::uint8_t>(tensor.dim())),
+      may_differ(ranks_may_differ) {
   LOCKSTEP_CHECK(tensor.dim() <= Call::kMaxDims);  // Group has refused more
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes);
 }
@@ -60,7 +65,8 @@ Call make_call(const Collective& op, const CallShape& shape) {
   call.dims = shape.dims;
   std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
   // Cut between characters: UTF-8's continuation bytes go with the one before.
-  while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80) --length;
+  while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80)
+    --length;
   std::fill(std::copy_n(op.name.data(), length, call.name), std::end(call.name), '\0');
   return call;
 }
@@ -73,7 +79,8 @@ std::string describe(const Call& call) {
     text += std::string(name(static_cast<at::ScalarType>(call.dtype))) + "[";
     for (int d = 0; d < call.dims; ++d) text += (d ? "," : "") + std::to_string(call.sizes[d]);
     text += "]";
-    if (call.device != static_cast<std::int8_t>(at::kCPU)) text += " on " + c10::DeviceTypeName(static_cast<at::DeviceType>(call.device), true);
+    if (call.device != static_cast<std::int8_t>(at::kCPU))
+      text += " on " + c10::DeviceTypeName(static_cast<at::DeviceType>(call.device), true);
   }
   const bool rooted = call.kind == Kind::kBroadcast || call.kind == Kind::kReduce || call.kind == Kind::kGather ||
                       call.kind == Kind::kScatter;
@@ -97,7 +104,8 @@ bool find_difference(const std::vector<Call>& calls, bool sizes_may_differ, Diff
     with_zero += agrees(0, rank);
     with_other += agrees(different, rank);
   }
-  difference = with_other > with_zero ? Difference{0, static_cast<int>(different)} : Difference{static_cast<int>(different), 0};
+  difference =
+      with_other > with_zero ? Difference{0, static_cast<int>(different)} : Difference{static_cast<int>(different), 0};
   return true;
 }
 

@@ -29,7 +29,8 @@ struct Call {
 };
 static_assert(sizeof(Call) == 240 && std::has_unique_object_representations_v<Call>);
 
-/// The shape that a call tells, of one of its tensors, of kMaxDims dimensions at most; and whether the ranks may differ in it.
+/// The shape that a call tells, of one of its tensors, of kMaxDims dimensions at most; and whether the ranks may differ
+/// in it.
 struct CallShape {
   CallShape() = default;
   explicit CallShape(const at::Tensor& tensor, bool ranks_may_differ = false);
@@ -46,10 +47,12 @@ std::uint64_t key(const Call& call);
 
 Call make_call(const Collective& op, const CallShape& shape);
 
-/// "all_reduce(float32[1024])", with the name in front of the tensor when there is one: "all_reduce(fc.weight: float32[1024])".
+/// "all_reduce(float32[1024])", with the name in front of the tensor when there is one: "all_reduce(fc.weight:
+/// float32[1024])".
 std::string describe(const Call& call);
 
-/// Where ranks differ: the two to name. `odd` is the rank at fault as far as a vote can tell, `other` one of the majority.
+/// Where ranks differ: the two to name. `odd` is the rank at fault as far as a vote can tell, `other` one of the
+/// majority.
 struct Difference {
   int odd;
   int other;

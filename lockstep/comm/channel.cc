@@ -12,7 +12,8 @@ using base::CommError;
 using base::Deadline;
 
 constexpr auto kFirstLook = std::chrono::milliseconds(200);
-// Two that wait for each other know it when each has seen the other's beat move. Every look asks the store about every member.
+// Two that wait for each other know it when each has seen the other's beat move. Every look asks the store about every
+// member.
 constexpr auto kPauseForMember = std::chrono::milliseconds(20);
 constexpr std::chrono::milliseconds kPauseOfSuspicion{50};
 constexpr std::chrono::milliseconds kLongestPause{1000};
@@ -43,15 +44,21 @@ bool done_within(Pending& pending, Deadline deadline) {
 
 Channel::Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
                  std::shared_ptr<Watch> watch)
-    : name_(std::move(name)), members_(std::move(members)), rank_(rank), transport_(std::move(transport)),
-      watch_(std::move(watch)), count_(watch_->count_of(name_)), recorded_as_(page_.flight.add_channel(name_)) {}
+    : name_(std::move(name)),
+      members_(std::move(members)),
+      rank_(rank),
+      transport_(std::move(transport)),
+      watch_(std::move(watch)),
+      count_(watch_->count_of(name_)),
+      recorded_as_(page_.flight.add_channel(name_)) {}
 
 Channel::~Channel() {
   if (!follower_) return;
   const bool unwinding = std::uncaught_exceptions() > 0;
   if (unwinding && !follower_->idle())
-    transport_->abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(),
-                                                             "rank " + std::to_string(watch_->rank()) + " dropped " + name_ + " because of an error")));
+    transport_->abort(std::make_exception_ptr(
+        base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(),
+                       "rank " + std::to_string(watch_->rank()) + " dropped " + name_ + " because of an error")));
   follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
   if (closed_ && !unwinding && !somebody_was_told) std::rethrow_exception(closed_);  // to std::terminate()
 }
@@ -126,7 +133,8 @@ void Channel::end_behind_gpu(std::uint64_t record) {
 }
 
 void Channel::settle() {
-  if (follower_) follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+  if (follower_)
+    follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
   throw_if_closed();
 }
 
@@ -136,7 +144,8 @@ void Channel::wait_on_host(Pending& pending, const Collective& op, const std::st
     Watch::Looks looks;
     try {
       std::chrono::milliseconds pause = kFirstLook;
-      const auto longest = std::clamp<std::chrono::milliseconds>(kPauseForMember * static_cast<int>(members_.size()), kLongestPauseOfFew, kLongestPause);
+      const auto longest = std::clamp<std::chrono::milliseconds>(kPauseForMember * static_cast<int>(members_.size()),
+                                                                 kLongestPauseOfFew, kLongestPause);
       do {
         if (op.deadline.expired()) watch_->timed_out(waiting, looks);
         watch_->look(waiting, looks);

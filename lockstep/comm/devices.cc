@@ -18,7 +18,8 @@ constexpr const char* kVerdict = "gpu/verdict";
 
 std::string key_of(int rank) { return "gpu/" + std::to_string(rank); }
 
-/// What all ranks have said, read by rank 0: why they cannot use NCCL, "" when they can. `said`: by rank, the GPU's UUID, its host and number there, and the version of NCCL.
+/// What all ranks have said, read by rank 0: why they cannot use NCCL, "" when they can. `said`: by rank, the GPU's
+/// UUID, its host and number there, and the version of NCCL.
 std::string verdict_on(const std::vector<std::string>& said) {
   std::map<std::string, std::vector<int>> users;
   std::vector<std::vector<std::string>> fields;
@@ -36,7 +37,8 @@ std::string verdict_on(const std::vector<std::string>& said) {
   }
   for (std::size_t rank = 0; rank < fields.size(); ++rank) {
     if (!fields[rank][3].empty()) return "rank " + std::to_string(rank) + ": " + fields[rank][3];
-    if (fields[rank][2] != fields[0][2]) return "rank 0 has NCCL " + fields[0][2] + ", rank " + std::to_string(rank) + " has " + fields[rank][2];
+    if (fields[rank][2] != fields[0][2])
+      return "rank 0 has NCCL " + fields[0][2] + ", rank " + std::to_string(rank) + " has " + fields[rank][2];
   }
   return "";
 }
@@ -49,7 +51,8 @@ DeviceWish parse_device(const std::string& asked) {
   if (asked == "cuda") return {.gpu = true};
   const auto index = asked.starts_with("cuda:") ? base::parse_int(asked.substr(5)) : std::nullopt;
   if (!index || *index < 0 || *index > 127)
-    throw base::UsageError("device (LOCKSTEP_DEVICE) is " + base::quoted(asked, 80) + "; allowed are auto, cpu, cuda and cuda:N with N from 0");
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is " + base::quoted(asked, 80) +
+                           "; allowed are auto, cpu, cuda and cuda:N with N from 0");
   return {.gpu = true, .index = static_cast<int>(*index)};
 }
 
@@ -60,9 +63,11 @@ bool find_gpus(World& world, const DeviceWish& wish) {
   }
   const VisibleGpus gpus = visible_gpus();
   world.no_gpu = gpus.missing;
-  if (wish.gpu && gpus.count == 0) throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
+  if (wish.gpu && gpus.count == 0)
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
   if (wish.index >= gpus.count && wish.index >= 0)
-    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(wish.index) + "; of the " + std::to_string(gpus.count) +
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(wish.index) + "; of the " +
+                           std::to_string(gpus.count) +
                            " GPUs that this rank sees, allowed are cuda:0 to cuda:" + std::to_string(gpus.count - 1));
   if (gpus.broken) base::log_warning("GPUs are not used: " + gpus.missing);
   if (gpus.count == 0) return false;
@@ -78,14 +83,19 @@ void take_gpu(World& world, const DeviceWish& wish) {
   world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-void agree_on_gpus(World& world, const std::string& asked, const std::string& nccl_version, const std::string& nccl_missing, base::Deadline deadline) {
+void agree_on_gpus(World& world, const std::string& asked, const std::string& nccl_version,
+                   const std::string& nccl_missing, base::Deadline deadline) {
   const job::Identity& id = world.identity;
   const auto heard = [&](const std::string& key, int from) {
     const auto value = world.store->get(key, deadline);
-    if (!value) throw base::CommError(base::Cause::kJoinTimeout, "init", id.rank, from, "rank " + std::to_string(from) + " has not said in time which GPU it has");
+    if (!value)
+      throw base::CommError(base::Cause::kJoinTimeout, "init", id.rank, from,
+                            "rank " + std::to_string(from) + " has not said in time which GPU it has");
     return *value;
   };
-  world.store->set(key_of(id.rank), world.gpu.uuid + kField + base::host_name() + kField + nccl_version + kField + nccl_missing, deadline);
+  world.store->set(key_of(id.rank),
+                   world.gpu.uuid + kField + base::host_name() + kField + nccl_version + kField + nccl_missing,
+                   deadline);
   if (id.rank == 0) {
     std::vector<std::string> said;
     for (int rank = 0; rank < id.world_size; ++rank) said.push_back(heard(key_of(rank), rank));
@@ -95,12 +105,15 @@ void agree_on_gpus(World& world, const std::string& asked, const std::string& nc
   verdict.resize(verdict.find(kField));
   const bool named = asked != "auto" && asked != "nccl";
   if (asked == "nccl" && !verdict.empty())
-    throw base::UsageError("transport nccl: " + verdict, "give each rank a GPU of its own, or name another transport: tensors on GPUs then go through the host's memory",
-                           base::Cause::kConfigMismatch);
+    throw base::UsageError(
+        "transport nccl: " + verdict,
+        "give each rank a GPU of its own, or name another transport: tensors on GPUs then go through the host's memory",
+        base::Cause::kConfigMismatch);
   world.by_nccl = !named && verdict.empty();
   const std::string through = "through the host's memory over " + world.transport;
   world.gpu_way = world.by_nccl ? "by NCCL " + nccl_version : through;
-  if (id.rank == 0 && !verdict.empty() && !named) base::log_warning(verdict + ": tensors on GPUs go " + through + ", which is slower than NCCL");
+  if (id.rank == 0 && !verdict.empty() && !named)
+    base::log_warning(verdict + ": tensors on GPUs go " + through + ", which is slower than NCCL");
 }
 
 }  // namespace lockstep::comm

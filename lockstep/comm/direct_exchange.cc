@@ -24,7 +24,8 @@ std::vector<std::int64_t> strides_for(const at::Tensor& like) {
 
 DirectExchange::DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
                                std::unique_ptr<InPlaceReducer> reducer)
-    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)), reducer_(std::move(reducer)),
+    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)),
+      reducer_(std::move(reducer)),
       states_(parts_.size()) {
   for (const Part& part : parts_) strides_.push_back(strides_for(part.like));
 }
@@ -41,7 +42,9 @@ void DirectExchange::begin(const StepIdentity& step, std::vector<Collective> alo
   order_.clear();
   copied_.clear();
   stats_.started_early = 0;
-  reducer_->open(step.use == Use::kMeans ? Early::kReduce : step.use == Use::kEarlyUpdate ? Early::kGive : Early::kNothing);
+  reducer_->open(step.use == Use::kMeans         ? Early::kReduce
+                 : step.use == Use::kEarlyUpdate ? Early::kGive
+                                                 : Early::kNothing);
   early_sink_ = nullptr;
   averaged_ = step.averaged;
   open_ = true;
@@ -49,8 +52,9 @@ void DirectExchange::begin(const StepIdentity& step, std::vector<Collective> alo
 
 /// Whether the others can add to `gradient` where it lies.
 bool DirectExchange::lies_well(std::size_t index, const at::Tensor& gradient) const {
-  return gradient.scalar_type() == parts_[index].like.scalar_type() && gradient.strides() == at::IntArrayRef(strides_[index]) &&
-         reducer_->reaches(gradient.const_data_ptr()) && !shown_.contains(gradient.const_data_ptr());
+  return gradient.scalar_type() == parts_[index].like.scalar_type() &&
+         gradient.strides() == at::IntArrayRef(strides_[index]) && reducer_->reaches(gradient.const_data_ptr()) &&
+         !shown_.contains(gradient.const_data_ptr());
 }
 
 at::Tensor DirectExchange::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
@@ -119,8 +123,10 @@ Attendance DirectExchange::end(const Work& work) {
 
 void DirectExchange::report_copies() {
   copies_reported_ = true;
-  base::log_info(std::to_string(copied_.size()) + " of " + std::to_string(parts_.size()) + " gradients are copied before they are reduced, " +
-                 parts_[copied_.front()].name + " first: other ranks cannot reach their memory, or their strides are not the parameter's, or two have one memory");
+  base::log_info(std::to_string(copied_.size()) + " of " + std::to_string(parts_.size()) +
+                 " gradients are copied before they are reduced, " + parts_[copied_.front()].name +
+                 " first: other ranks cannot reach their memory, or their strides are not the parameter's, or two have "
+                 "one memory");
 }
 
 void DirectExchange::give_all(PieceSink& sink) {
@@ -143,7 +149,8 @@ void DirectExchange::reduce_all() {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!reducer_->sparse(i)) continue;
     State& state = states_[i];
-    const at::Tensor sum = sum_of_sparse(i, state.gradient.defined() && !is_dense(state.gradient) ? state.gradient : at::Tensor());
+    const at::Tensor sum =
+        sum_of_sparse(i, state.gradient.defined() && !is_dense(state.gradient) ? state.gradient : at::Tensor());
     state.mean = state.mean.defined() ? state.mean.add_(sum) : sum;
   }
 }

@@ -11,9 +11,10 @@
 
 namespace lockstep::comm {
 
-/// ready() shows the others where a gradient lies, and reduces this rank's share of what all have shown; finish() the rest. Which parts
-/// a rank has travels with what it shows, so that unused ones cost nothing. No gradient is copied but one that the others cannot reach or
-/// whose strides are not the parameter's: it is written into memory of the exchange, is counted in passes_in, and rank 0 says so the first time.
+/// ready() shows the others where a gradient lies, and reduces this rank's share of what all have shown; finish() the
+/// rest. Which parts a rank has travels with what it shows, so that unused ones cost nothing. No gradient is copied but
+/// one that the others cannot reach or whose strides are not the parameter's: it is written into memory of the
+/// exchange, is counted in passes_in, and rank 0 says so the first time.
 class DirectExchange final : public HeadedExchange, public PieceExchange {
  public:
   DirectExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
@@ -50,12 +51,12 @@ class DirectExchange final : public HeadedExchange, public PieceExchange {
   const std::unique_ptr<InPlaceReducer> reducer_;
   std::vector<std::vector<std::int64_t>> strides_;  // in which all ranks show a part
   std::vector<State> states_;
-  std::unordered_set<const void*> shown_;           // in this exchange: two parameters may have one gradient
+  std::unordered_set<const void*> shown_;  // in this exchange: two parameters may have one gradient
   bool open_ = false;
-  PieceSink* early_sink_ = nullptr;                 // that gets nothing yet
-  bool averaged_ = false;                           // what is shown in this exchange, already
-  std::vector<std::size_t> order_;                  // of the last exchange
-  std::vector<std::size_t> copied_;                 // in this exchange, because they do not lie well
+  PieceSink* early_sink_ = nullptr;  // that gets nothing yet
+  bool averaged_ = false;            // what is shown in this exchange, already
+  std::vector<std::size_t> order_;   // of the last exchange
+  std::vector<std::size_t> copied_;  // in this exchange, because they do not lie well
   bool copies_reported_ = false;
 };
 

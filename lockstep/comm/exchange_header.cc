@@ -17,7 +17,8 @@ std::string count(std::int64_t n, const char* one, const char* many) {
   return std::to_string(n) + " " + (n == 1 ? one : many);
 }
 
-constexpr std::array kUses = {"averages gradients", "takes the norm of gradients", "updates parameters", "updates parameters in backward()"};
+constexpr std::array kUses = {"averages gradients", "takes the norm of gradients", "updates parameters",
+                              "updates parameters in backward()"};
 
 const Field kFields[] = {
     {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.seq); },
@@ -28,7 +29,8 @@ const Field kFields[] = {
      [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.order}; },
      [](std::int64_t v) {
-       return "has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " + std::to_string(v);
+       return "has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " +
+              std::to_string(v);
      },
      false},
     {[](const ExchangeHeader& h) { return h.steps; },
@@ -39,13 +41,15 @@ const Field kFields[] = {
      },
      false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
-     [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); }, false},
+     [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); },
+     false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.use}; },
      [](std::int64_t v) { return std::string(kUses.at(static_cast<std::size_t>(v))); }, false},
     {[](const ExchangeHeader& h) { return std::int64_t{h.averaged}; },
      [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has gradients of its own"); }, false},
     {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.options); },
-     [](std::int64_t v) { return "has an optimizer whose options or steps have the fingerprint " + std::to_string(v); }, false},
+     [](std::int64_t v) { return "has an optimizer whose options or steps have the fingerprint " + std::to_string(v); },
+     false},
 };
 
 }  // namespace
@@ -69,7 +73,8 @@ ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIden
   return header;
 }
 
-std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers, const std::vector<int>& members) {
+std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers,
+                                                const std::vector<int>& members) {
   for (const Field& field : kFields) {
     std::optional<std::size_t> first;
     for (std::size_t i = 0; i < headers.size(); ++i) {
@@ -82,7 +87,8 @@ std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader
       const std::int64_t b = field.value(headers[i]);
       if (a != b)
         return HeaderDifference{members[i], members[*first],
-                                "rank " + std::to_string(members[*first]) + " " + field.text(a) + ", rank " + std::to_string(members[i]) + " " + field.text(b)};
+                                "rank " + std::to_string(members[*first]) + " " + field.text(a) + ", rank " +
+                                    std::to_string(members[i]) + " " + field.text(b)};
     }
   }
   return std::nullopt;

@@ -38,8 +38,9 @@ struct HeaderDifference {
   std::string text;  ///< "rank 0 has drawn 12 batches, rank 1 13"
 };
 
-/// Pure. Nothing when all ranks are in the same step. Ranks that have joined are in every step. `members`: the ranks of the world that the headers
-/// are of; a difference is told in their numbers.
-std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers, const std::vector<int>& members);
+/// Pure. Nothing when all ranks are in the same step. Ranks that have joined are in every step. `members`: the ranks of
+/// the world that the headers are of; a difference is told in their numbers.
+std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers,
+                                                const std::vector<int>& members);
 
 }  // namespace lockstep::comm

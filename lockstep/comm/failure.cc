@@ -41,7 +41,8 @@ struct Failure {
 std::string text_of(const std::exception& error) {
   const char* name = typeid(error).name();
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(name, nullptr, nullptr, &status), std::free);
+  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(name, nullptr, nullptr, &status),
+                                                        std::free);
   const std::string type = readable ? readable.get() : name;
   const std::string what = error.what();
   return what == type ? type : type + ": " + what.substr(0, what.find('\n'));
@@ -49,7 +50,8 @@ std::string text_of(const std::exception& error) {
 
 /// libtorch's allocator for the processor's memory has no type of its own for it.
 bool is_want_of_memory(const c10::Error& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) || std::strstr(error.what_without_backtrace(), "can't allocate memory");
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
+         std::strstr(error.what_without_backtrace(), "can't allocate memory");
 }
 
 /// Of the exception that is being handled.
@@ -89,8 +91,10 @@ void tell(const Failure& failure) noexcept {
     listener = current().listener;
   }
   if (!listener.watch) return;
-  if (failure.comm) listener.watch->publish(*failure.comm);
-  else listener.watch->publish(failure.cause, failure.text, failure.hint);
+  if (failure.comm)
+    listener.watch->publish(*failure.comm);
+  else
+    listener.watch->publish(failure.cause, failure.text, failure.hint);
   if (listener.in_this_process) std::this_thread::sleep_for(kOthersRead);
 }
 
@@ -135,7 +139,8 @@ int main(int argc, char** argv, const std::function<int(int argc, char** argv)>&
     const Failure failure = current_failure();
     tell(failure);
     std::fflush(nullptr);
-    std::fprintf(stderr, "error: %s%s%s\n", failure.text.c_str(), failure.hint.empty() ? "" : "; ", failure.hint.c_str());
+    std::fprintf(stderr, "error: %s%s%s\n", failure.text.c_str(), failure.hint.empty() ? "" : "; ",
+                 failure.hint.c_str());
     ::_exit(failure.exit_code);
   }
 }

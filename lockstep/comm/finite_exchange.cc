@@ -12,7 +12,8 @@ namespace {
 
 class FiniteExchange final : public ForwardingExchange {
  public:
-  FiniteExchange(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank, std::function<void(const base::CommError&)> fail)
+  FiniteExchange(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank,
+                 std::function<void(const base::CommError&)> fail)
       : ForwardingExchange(std::move(inner)), names_(std::move(names)), rank_(rank), fail_(std::move(fail)) {}
 
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
@@ -27,8 +28,8 @@ class FiniteExchange final : public ForwardingExchange {
     const double low = least.item<double>(), high = greatest.item<double>();
     if (std::isfinite(low) && std::isfinite(high)) return;
     fail_({base::Cause::kNonFinite, "backward", rank_, rank_,
-           "the gradient of " + name + " on rank " + std::to_string(rank_) + " has values that are not finite: least " + std::to_string(low) +
-               ", greatest " + std::to_string(high),
+           "the gradient of " + name + " on rank " + std::to_string(rank_) + " has values that are not finite: least " +
+               std::to_string(low) + ", greatest " + std::to_string(high),
            "look at this rank's batch and loss; a smaller learning rate, or clip_grad_norm()"});
   }
 

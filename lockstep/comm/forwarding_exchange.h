@@ -15,8 +15,12 @@ class ForwardingExchange : public Exchange {
  public:
   explicit ForwardingExchange(std::unique_ptr<Exchange> inner) : inner_(std::move(inner)) {}
 
-  void begin(const StepIdentity& step, std::vector<Collective> along) override { inner_->begin(step, std::move(along)); }
-  at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override { return inner_->ready(index, gradient, fresh); }
+  void begin(const StepIdentity& step, std::vector<Collective> along) override {
+    inner_->begin(step, std::move(along));
+  }
+  at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
+    return inner_->ready(index, gradient, fresh);
+  }
   bool is_ready(std::size_t index) const override { return inner_->is_ready(index); }
   Attendance finish(Sink& sink) override { return inner_->finish(sink); }
   bool all_have_begun() const override { return inner_->all_have_begun(); }

@@ -14,7 +14,7 @@ namespace lockstep::comm {
 struct Bucket {
   std::size_t index = 0;           ///< in the order of travel
   std::vector<std::string> names;  ///< of the parameters in it
-  at::Tensor buffer;               ///< [n], this rank's gradients divided by the number of ranks; finally the sum over ranks
+  at::Tensor buffer;  ///< [n], this rank's gradients divided by the number of ranks; finally the sum over ranks
 };
 
 /// The exchange's channel, for a hook: operations on it are the same, in the same order, on all ranks.
@@ -35,8 +35,8 @@ class Wire {
   Collective op_;
 };
 
-/// Called on the thread of backward(), for every bucket, in the order of their indices. Results must be the same bits on all
-/// ranks.
+/// Called on the thread of backward(), for every bucket, in the order of their indices. Results must be the same bits
+/// on all ranks.
 class GradientHook {
  public:
   virtual ~GradientHook() = default;

@@ -71,8 +71,8 @@ void check_parts(Kind kind, const at::Tensor& whole, const at::Tensor& part, std
     throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " does not hold " + std::to_string(count) +
                      " parts " + describe(part));
   if (whole.device() != part.device())
-    throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " is on " + whole.device().str() + " and " + describe(part) + " on " + part.device().str() +
-                     "; both must be on one device");
+    throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " is on " + whole.device().str() + " and " +
+                     describe(part) + " on " + part.device().str() + "; both must be on one device");
 }
 
 template <typename Impl>
@@ -121,7 +121,8 @@ Request reduce_scatter_request(Impl& impl, const at::Tensor& output, const at::T
 }
 
 template <typename Impl>
-Request gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+Request gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
+                       const CallOptions& options) {
   Collective collective = impl.make(Kind::kGather, input, options);
   impl.check_root(Kind::kGather, root);
   if (impl.rank == root) check_parts(Kind::kGather, output, input, impl.members.size());
@@ -130,7 +131,8 @@ Request gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& i
 }
 
 template <typename Impl>
-Request scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root, const CallOptions& options) {
+Request scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
+                        const CallOptions& options) {
   Collective collective = impl.make(Kind::kScatter, output, options);
   impl.check_root(Kind::kScatter, root);
   if (impl.rank == root) check_parts(Kind::kScatter, input, output, impl.members.size());
@@ -143,7 +145,8 @@ Request all_to_all_request(Impl& impl, const at::Tensor& output, const at::Tenso
   Collective collective = impl.make(Kind::kAllToAll, input, options);
   check_parts(Kind::kAllToAll, output, input, 1);
   if (input.numel() % static_cast<std::int64_t>(impl.members.size()) != 0)
-    throw UsageError("all_to_all: " + describe(input) + " has not " + std::to_string(impl.members.size()) + " equal parts");
+    throw UsageError("all_to_all: " + describe(input) + " has not " + std::to_string(impl.members.size()) +
+                     " equal parts");
   return across(std::move(collective), output, input, input);
 }
 
@@ -158,7 +161,8 @@ Request barrier_request(Impl& impl, const CallOptions& options) {
 template <typename Impl>
 Request all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
                                    const CallOptions& options) {
-  Request request{.op = impl.make(Kind::kAllGather, input, options), .shape = CallShape(input, /*ranks_may_differ=*/true)};
+  Request request{.op = impl.make(Kind::kAllGather, input, options),
+                  .shape = CallShape(input, /*ranks_may_differ=*/true)};
   auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<Call>>>();
   request.prepare = [gathered, input](Collective& op, const std::vector<Call>& calls) {
     std::int64_t largest = 0;
@@ -186,7 +190,8 @@ Request broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const 
   if (bytes.size() > kMaxBytes)
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
   const at::Tensor mine = impl.rank == root ? tensor_of(bytes) : at::empty({0}, at::kByte);
-  Request request{.op = impl.make(Kind::kBroadcast, mine, options), .shape = CallShape(mine, /*ranks_may_differ=*/true)};
+  Request request{.op = impl.make(Kind::kBroadcast, mine, options),
+                  .shape = CallShape(mine, /*ranks_may_differ=*/true)};
   impl.check_root(Kind::kBroadcast, root);
   request.op.root = root;
   auto moved = std::make_shared<at::Tensor>();
@@ -232,13 +237,16 @@ bool Group::stop_requested() {
 }
 void Group::agree_to_stop() { impl_->world->stop_agreed = true; }
 void Group::count_batch(std::uint32_t order) {
-  if (impl_->members.size() == static_cast<std::size_t>(impl_->world->identity.world_size)) impl_->world->order.fetch_add(order, std::memory_order_relaxed);
+  if (impl_->members.size() == static_cast<std::size_t>(impl_->world->identity.world_size))
+    impl_->world->order.fetch_add(order, std::memory_order_relaxed);
   impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
   base::RankPage::process().batches.fetch_add(1, std::memory_order_relaxed);
 }
 
 StepIdentity Group::step_identity() const {
-  return {.steps = steps(), .batches = impl_->world->batches.load(std::memory_order_relaxed), .order = impl_->world->order.load(std::memory_order_relaxed),
+  return {.steps = steps(),
+          .batches = impl_->world->batches.load(std::memory_order_relaxed),
+          .order = impl_->world->order.load(std::memory_order_relaxed),
           .stop_requested = stop_signalled()};
 }
 
@@ -275,7 +283,8 @@ Work Group::all_gather_async(const at::Tensor& output, const at::Tensor& input, 
 void Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallOptions& options) {
   impl_->run(reduce_scatter_request(*impl_, output, input, op, options));
 }
-Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op, const CallOptions& options) {
+Work Group::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                 const CallOptions& options) {
   return impl_->run_async(reduce_scatter_request(*impl_, output, input, op, options));
 }
 
@@ -300,19 +309,16 @@ Work Group::all_to_all_async(const at::Tensor& output, const at::Tensor& input, 
   return impl_->run_async(all_to_all_request(*impl_, output, input, options));
 }
 
-void Group::barrier(const CallOptions& options) {
-  impl_->run(barrier_request(*impl_, options));
-}
-Work Group::barrier_async(const CallOptions& options) {
-  return impl_->run_async(barrier_request(*impl_, options));
-}
+void Group::barrier(const CallOptions& options) { impl_->run(barrier_request(*impl_, options)); }
+Work Group::barrier_async(const CallOptions& options) { return impl_->run_async(barrier_request(*impl_, options)); }
 
 std::vector<at::Tensor> Group::all_gather_unequal(const at::Tensor& input, const CallOptions& options) {
   std::vector<at::Tensor> outputs;
   impl_->run(all_gather_unequal_request(*impl_, outputs, input, options));
   return outputs;
 }
-Work Group::all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input, const CallOptions& options) {
+Work Group::all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                     const CallOptions& options) {
   return impl_->run_async(all_gather_unequal_request(*impl_, outputs, input, options));
 }
 

@@ -29,27 +29,32 @@ class GradientHook;
 /// What may be said with any operation.
 struct CallOptions {
   std::string name;  ///< appears in errors, and must be equal on all ranks
-  std::optional<base::Deadline> deadline;  ///< when it ends with a TimeoutError, whoever gets on; without it InitOptions.timeout decides
-  /// all_reduce of float32: what crosses between hosts, float32, bfloat16 or float16. Each host's sum is rounded once, they are added in
-  /// float32, and the result is rounded once. Ranks of one host exchange what they have; the transports gloo and mpi refuse others than float32.
+  std::optional<base::Deadline>
+      deadline;  ///< when it ends with a TimeoutError, whoever gets on; without it InitOptions.timeout decides
+  /// all_reduce of float32: what crosses between hosts, float32, bfloat16 or float16. Each host's sum is rounded once,
+  /// they are added in float32, and the result is rounded once. Ranks of one host exchange what they have; the
+  /// transports gloo and mpi refuse others than float32.
   at::ScalarType wire = at::kFloat;
 };
 
 /// A small value; copies mean the same group. One thread uses a group at a time; split() makes more.
 ///
-/// All ranks of a group make the same calls in the same order. Before any data moves the ranks compare kind, dtype, shape,
-/// root, operator and name of the call; when they differ, every rank gets a DesyncError that names two ranks and both
-/// calls. (Ranks that share memory compare when they meet for the operation; for others it is one exchange of 240 bytes a rank: docs/03 says
-/// how long that takes. It is also what barrier() is.) A rank that waits for one that died, left, or waits for it in another operation is told so within about a second;
-/// everything else ends with a TimeoutError at the operation's deadline, or when those it waits for have not got on for InitOptions.timeout. After
+/// All ranks of a group make the same calls in the same order. Before any data moves the ranks compare kind, dtype,
+/// shape, root, operator and name of the call; when they differ, every rank gets a DesyncError that names two ranks and
+/// both calls. (Ranks that share memory compare when they meet for the operation; for others it is one exchange of 240
+/// bytes a rank: docs/03 says how long that takes. It is also what barrier() is.) A rank that waits for one that died,
+/// left, or waits for it in another operation is told so within about a second; everything else ends with a
+/// TimeoutError at the operation's deadline, or when those it waits for have not got on for InitOptions.timeout. After
 /// such an error the group is closed.
 ///
 /// Tensors may have any strides: those that are not contiguous are copied. dtypes: float64, float32, float16, bfloat16,
-/// int64, int32, int8, uint8, bool, on the CPU or on this rank's GPU; all ranks give tensors of one kind of device. The mean of integers is refused; the sum of bool is "or", its product "and". Results are the
-/// same bits on every rank. Errors in arguments are a UsageError on the rank that made them, and nothing is sent.
+/// int64, int32, int8, uint8, bool, on the CPU or on this rank's GPU; all ranks give tensors of one kind of device. The
+/// mean of integers is refused; the sum of bool is "or", its product "and". Results are the same bits on every rank.
+/// Errors in arguments are a UsageError on the rank that made them, and nothing is sent.
 ///
-/// With tensors on a GPU an operation begins after what is on the thread's current stream, and what is put there after it returns comes after its end: the CPU goes on meanwhile.
-/// What goes wrong on the GPU then ends the operation there too, and the next call throws it. A Work is done when the GPU has done it.
+/// With tensors on a GPU an operation begins after what is on the thread's current stream, and what is put there after
+/// it returns comes after its end: the CPU goes on meanwhile. What goes wrong on the GPU then ends the operation there
+/// too, and the next call throws it. A Work is done when the GPU has done it.
 class Group {
  public:
   int rank() const;
@@ -61,8 +66,9 @@ class Group {
   int local_size() const;
   int node_rank() const;
   int num_nodes() const;
-  /// Where this rank computes: a GPU of its own where there are some, else the CPU. Of the GPUs that it sees (CUDA_VISIBLE_DEVICES) the one with its number on its host, from the
-  /// beginning again when there are fewer; init() has made it the current one. InitOptions.device or LOCKSTEP_DEVICE says otherwise.
+  /// Where this rank computes: a GPU of its own where there are some, else the CPU. Of the GPUs that it sees
+  /// (CUDA_VISIBLE_DEVICES) the one with its number on its host, from the beginning again when there are fewer; init()
+  /// has made it the current one. InitOptions.device or LOCKSTEP_DEVICE says otherwise.
   at::Device device() const;
   /// "world", "world.1[0]", ...: for messages.
   const std::string& name() const;
@@ -88,7 +94,8 @@ class Group {
   /// Parts of any shape, of one dtype; each rank's in its own shape.
   std::vector<at::Tensor> all_gather_unequal(const at::Tensor& input, const CallOptions& options = {});
   /// `outputs` is filled when the Work is done; it must live until then.
-  Work all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input, const CallOptions& options = {});
+  Work all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                const CallOptions& options = {});
 
   /// `input` has size() times the elements of `output`; rank r gets the reduction of all r-th parts.
   void reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
@@ -108,7 +115,8 @@ class Group {
   void all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
   Work all_to_all_async(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {});
 
-  /// To and from one other rank. The receiver compares the calls before it takes the data. Sends to a peer arrive in order.
+  /// To and from one other rank. The receiver compares the calls before it takes the data. Sends to a peer arrive in
+  /// order.
   void send(const at::Tensor& tensor, int to, const CallOptions& options = {});
   Work send_async(const at::Tensor& tensor, int to, const CallOptions& options = {});
   void recv(const at::Tensor& tensor, int from, const CallOptions& options = {});
@@ -128,28 +136,30 @@ class Group {
   /// The group of the ranks that share this rank's host, in their order. All ranks of this group call it.
   Group split_by_host();
 
-  /// Ends a step: what is recorded and compared is numbered by it. A program that never calls it is numbered by its first
-  /// model's backward. Waits for nobody.
+  /// Ends a step: what is recorded and compared is numbered by it. A program that never calls it is numbered by its
+  /// first model's backward. Waits for nobody.
   void step();
   std::int64_t steps() const;
   /// For ddp: this rank has kept others company, who have ended so many steps.
   void catch_up(std::int64_t steps);
 
-  /// Long work of this rank gets on: those who wait for it go on waiting, and `lockstep run` does not take it for stuck. A batch drawn, a step
-  /// and an operation say so by themselves. Takes some nanoseconds.
+  /// Long work of this rank gets on: those who wait for it go on waiting, and `lockstep run` does not take it for
+  /// stuck. A batch drawn, a step and an operation say so by themselves. Takes some nanoseconds.
   void alive();
   /// The same, all the time, while what it returns lives: `const auto busy = world.busy("evaluate");`
   [[nodiscard]] Busy busy(const std::string& what) { return Busy(what); }
 
-  /// Whether all ranks are to leave: one of them has got SIGTERM or SIGUSR1 since its first call of this. From that call on these signals only set
-  /// a flag, which travels with the next exchange of gradients, so that all ranks read the same answer in the same step. Save then, let the
-  /// last Group go, and return kPreemptedExitCode: `lockstep run` returns it too. A world of one reads its own flag. Waits for nobody.
+  /// Whether all ranks are to leave: one of them has got SIGTERM or SIGUSR1 since its first call of this. From that
+  /// call on these signals only set a flag, which travels with the next exchange of gradients, so that all ranks read
+  /// the same answer in the same step. Save then, let the last Group go, and return kPreemptedExitCode: `lockstep run`
+  /// returns it too. A world of one reads its own flag. Waits for nobody.
   bool stop_requested();
   /// For ddp: the exchange that has ended brought such a wish.
   void agree_to_stop();
 
-  /// For loaders that hand all ranks equally many batches: one was drawn, from an order of samples with this fingerprint. Ranks whose counts
-  /// differ, or, of the world's loaders, the sums of fingerprints, when gradients are exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
+  /// For loaders that hand all ranks equally many batches: one was drawn, from an order of samples with this
+  /// fingerprint. Ranks whose counts differ, or, of the world's loaders, the sums of fingerprints, when gradients are
+  /// exchanged are not in the same step: a DesyncError, not a wrong mean. Waits for nobody.
   void count_batch(std::uint32_t order = 0);
 
   /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.
@@ -157,8 +167,8 @@ class Group {
   /// What the next exchange's header says about the process.
   StepIdentity step_identity() const;
 
-  /// Closes the group with `error`, makes that the job's first cause, and throws it: for those who find out, above comm, that
-  /// ranks disagree.
+  /// Closes the group with `error`, makes that the job's first cause, and throws it: for those who find out, above
+  /// comm, that ranks disagree.
   [[noreturn]] void fail(const base::CommError& error);
 
  private:

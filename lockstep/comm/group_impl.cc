@@ -23,28 +23,39 @@ constexpr std::int64_t kCallBytes = sizeof(Call);
 
 }  // namespace
 
-Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank, Descent descent)
-    : world(std::move(the_world)), name(std::move(the_name)), members(std::move(the_members)), rank(the_rank),
-      transport_(world->make_transport(name, members, descent)), channel_(name, members, rank, transport_, world->watch),
+Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank,
+                  Descent descent)
+    : world(std::move(the_world)),
+      name(std::move(the_name)),
+      members(std::move(the_members)),
+      rank(the_rank),
+      transport_(world->make_transport(name, members, descent)),
+      channel_(name, members, rank, transport_, world->watch),
       my_call_(at::empty({kCallBytes}, at::kByte)),
       all_calls_(at::empty({static_cast<std::int64_t>(members.size()) * kCallBytes}, at::kByte)) {}
 
 Group::Impl::~Impl() {
-  const bool quiet = collectives_.idle() && std::all_of(pairs_.begin(), pairs_.end(), [](const auto& one) { return one.second->lane.idle(); });
+  const bool quiet = collectives_.idle() &&
+                     std::all_of(pairs_.begin(), pairs_.end(), [](const auto& one) { return one.second->lane.idle(); });
   if (quiet) return;
   // Operations that nobody waited for would hold up the lanes' threads until their deadlines.
-  transport_->abort(std::make_exception_ptr(
-      base::PeerLost(Cause::kPeerUnreachable, name, world->identity.rank, world->identity.rank,
-                     "rank " + std::to_string(world->identity.rank) + " dropped " + name + " while an operation was running")));
+  transport_->abort(std::make_exception_ptr(base::PeerLost(
+      Cause::kPeerUnreachable, name, world->identity.rank, world->identity.rank,
+      "rank " + std::to_string(world->identity.rank) + " dropped " + name + " while an operation was running")));
 }
 
 Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const {
-  Collective op{.kind = kind, .name = options.name, .deadline = options.deadline.value_or(Deadline::never())};  // bounded: by the Watch
-  if (std::any_of(op.name.begin(), op.name.end(), [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
+  Collective op{.kind = kind,
+                .name = options.name,
+                .deadline = options.deadline.value_or(Deadline::never())};  // bounded: by the Watch
+  if (std::any_of(op.name.begin(), op.name.end(),
+                  [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
                      " has control characters; allowed is one line of text");
   const Capabilities& can = transport_->capabilities();
-  const auto has = [](const auto& list, const auto& value) { return std::find(list.begin(), list.end(), value) != list.end(); };
+  const auto has = [](const auto& list, const auto& value) {
+    return std::find(list.begin(), list.end(), value) != list.end();
+  };
   const auto call = [&] { return std::string(comm::name(kind)) + "(" + describe(tensor) + ")"; };
   if (!has(can.kinds, kind)) {
     std::string kinds;
@@ -68,10 +79,11 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
   }
   if (!has(can.devices, tensor.device().type()))
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", which the transport " +
-                     std::string(transport_->name()) + " does not reach",
+                         std::string(transport_->name()) + " does not reach",
                      tensor.is_cuda() ? "GPUs: " + world->no_gpu : "");
   if (tensor.is_cuda() && members.size() > 1 && tensor.device() != world->device)
-    throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", but this rank's GPU is " + world->device.str() + " (Group::device())",
+    throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", but this rank's GPU is " +
+                         world->device.str() + " (Group::device())",
                      "make tensors there; LOCKSTEP_DEVICE=cuda:N gives a rank another one");
   return op;
 }
@@ -93,8 +105,8 @@ void check_wire(const Transport& transport, const std::string& call, at::ScalarT
   if (std::find(wires.begin(), wires.end(), wire) != wires.end()) return;
   std::string list;
   for (const at::ScalarType one : wires) list += (list.empty() ? "" : ", ") + std::string(name(one));
-  throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " + c10::toString(wire) +
-                       "; allowed is " + list,
+  throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " +
+                       c10::toString(wire) + "; allowed is " + list,
                    "the transport hierarchy sends float32, bfloat16 and float16 between hosts");
 }
 
@@ -102,7 +114,8 @@ void Group::Impl::check_wire(Kind kind, const at::Tensor& tensor, at::ScalarType
   if (wire == at::kFloat) return;
   const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
   if (tensor.scalar_type() != at::kFloat)
-    throw UsageError(call + ": wire is " + c10::toString(wire) + ", which is for float32 tensors; others cross as they are");
+    throw UsageError(call + ": wire is " + c10::toString(wire) +
+                     ", which is for float32 tensors; others cross as they are");
   comm::check_wire(*transport_, call, wire);
 }
 
@@ -146,8 +159,8 @@ Work Group::Impl::post(Request request) {
     request.op.after = std::make_shared<c10::Event>(request.stream->device_type());
     request.op.after->record(*request.stream);
   }
-  return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), std::move(text), rank, world->watch,
-          &collectives_};
+  return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), std::move(text), rank,
+          world->watch, &collectives_};
 }
 
 void Group::Impl::carry_out(Request& request) {
@@ -170,8 +183,8 @@ void Group::Impl::carry_out(Request& request) {
 /// The comparison and the operation in one, where the transport can.
 bool Group::Impl::carry_out_compared(const Request& request, const Call& mine) {
   differing_calls_.clear();
-  const PendingPtr pending =
-      channel_.start_compared(request.op, {.bytes = &mine, .size = sizeof mine, .key = key(mine), .all = &differing_calls_});
+  const PendingPtr pending = channel_.start_compared(
+      request.op, {.bytes = &mine, .size = sizeof mine, .key = key(mine), .all = &differing_calls_});
   if (!pending) return false;
   if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
   if (differing_calls_.empty()) return true;
@@ -211,9 +224,10 @@ void Group::Impl::desync(const Collective& op, const std::vector<Call>& calls, D
   };
   const auto [first, second] = std::minmax(difference.odd, difference.other);
   try {
-    throw base::DesyncError(Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
-                            members[static_cast<std::size_t>(difference.odd)], text(first) + ", " + text(second),
-                            "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
+    throw base::DesyncError(
+        Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
+        members[static_cast<std::size_t>(difference.odd)], text(first) + ", " + text(second),
+        "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
   } catch (const CommError& error) {
     channel_.fail(error);
   }

@@ -18,14 +18,15 @@
 
 namespace lockstep::comm {
 
-/// One call on its way: the operation on contiguous tensors, what the ranks compare, and what is left to do when it is done.
+/// One call on its way: the operation on contiguous tensors, what the ranks compare, and what is left to do when it is
+/// done.
 struct Request {
   Collective op;
   CallShape shape;
   std::function<void(Collective&, const std::vector<Call>&)> prepare;  // after the comparison, which told all sizes
-  std::function<void()> complete;                         // after the operation: copies back
-  bool moves_data = true;                                 // false: the comparison is all of it (barrier)
-  std::optional<c10::Stream> stream;                      // of tensors on a GPU, for another thread: the caller's
+  std::function<void()> complete;                                      // after the operation: copies back
+  bool moves_data = true;                                              // false: the comparison is all of it (barrier)
+  std::optional<c10::Stream> stream;  // of tensors on a GPU, for another thread: the caller's
 };
 
 /// That of the tensors of `op`, when they are on a GPU.
@@ -35,7 +36,8 @@ std::optional<c10::Stream> current_stream(const Collective& op);
 void check_wire(const Transport& transport, const std::string& call, at::ScalarType wire);
 
 struct Group::Impl {
-  Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank, Descent descent = {});
+  Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank,
+       Descent descent = {});
   ~Impl();
 
   void run(Request request);
@@ -74,16 +76,18 @@ struct Group::Impl {
   void check_same(const Request& request, const std::vector<Call>& calls);
   [[noreturn]] void desync(const Collective& op, const std::vector<Call>& calls, Difference difference);
   Pair& pair_with(Kind kind, int peer);
-  std::shared_ptr<PointToPoint> begin_send(const at::Tensor& tensor, Channel& channel, int to, const CallOptions& options);
+  std::shared_ptr<PointToPoint> begin_send(const at::Tensor& tensor, Channel& channel, int to,
+                                           const CallOptions& options);
   void receive(Collective op, at::Tensor target, Channel& channel);
 
-  std::vector<char> differing_calls_;  // of carry_out_compared(): one operation at a time; before the transport, which may write there
+  std::vector<char> differing_calls_;  // of carry_out_compared(): one operation at a time; before the transport, which
+                                       // may write there
   std::shared_ptr<Transport> transport_;
   Channel channel_;
-  at::Tensor my_call_;    // the buffers of compare(): one operation at a time
+  at::Tensor my_call_;  // the buffers of compare(): one operation at a time
   at::Tensor all_calls_;
   std::map<std::pair<bool, int>, std::unique_ptr<Pair>> pairs_;  // (sending, peer)
-  Lane collectives_;  // last, likewise
+  Lane collectives_;                                             // last, likewise
 };
 
 }  // namespace lockstep::comm

@@ -16,8 +16,11 @@
 namespace lockstep::comm {
 
 HeadedExchange::HeadedExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel)
-    : name_(std::move(name)), parts_(std::move(parts)), channel_(std::move(channel)),
-      stragglers_(channel_->size()), header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
+    : name_(std::move(name)),
+      parts_(std::move(parts)),
+      channel_(std::move(channel)),
+      stragglers_(channel_->size()),
+      header_(at::empty({sizeof(ExchangeHeader)}, at::kByte)),
       headers_(at::empty({channel_->size() * static_cast<std::int64_t>(sizeof(ExchangeHeader))}, at::kByte)) {
   for (const Part& part : parts_) total_bytes_ += part.like.nbytes();
 }
@@ -26,7 +29,8 @@ namespace {
 
 /// An hour is as good as more.
 std::uint32_t microseconds(std::chrono::steady_clock::duration time) {
-  return static_cast<std::uint32_t>(std::min<std::int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count(), 3'600'000'000));
+  return static_cast<std::uint32_t>(
+      std::min<std::int64_t>(std::chrono::duration_cast<std::chrono::microseconds>(time).count(), 3'600'000'000));
 }
 
 }  // namespace
@@ -54,7 +58,9 @@ void HeadedExchange::open(const StepIdentity& step, std::uint64_t plan, std::vec
   along_ = std::move(along);
   along_pending_.clear();
   company_ = step.joined;
-  call_ = step.use == Use::kMeans || step.use == Use::kEarlyUpdate ? "backward()" : step.use == Use::kNorm && step.options == 0 ? "clip_grad_norm()" : "step()";
+  call_ = step.use == Use::kMeans || step.use == Use::kEarlyUpdate ? "backward()"
+          : step.use == Use::kNorm && step.options == 0            ? "clip_grad_norm()"
+                                                                   : "step()";
   if (step.use != Use::kNorm) base::RankPage::process().exchanges.fetch_add(1, std::memory_order_relaxed);
   ExchangeHeader header = make_header(seq_, plan, step);
   header.work_us = work_us_;

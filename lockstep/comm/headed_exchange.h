@@ -9,12 +9,13 @@
 #include "lockstep/comm/channel.h"
 #include "lockstep/comm/exchange_header.h"
 #include "lockstep/comm/gradient_hook.h"
-#include "lockstep/comm/stragglers.h"
 #include "lockstep/comm/seam/exchange.h"
+#include "lockstep/comm/stragglers.h"
 
 namespace lockstep::comm {
 
-/// The header, 64 bytes a rank, leaves with the exchange's beginning and is compared at its end, before anything is delivered.
+/// The header, 64 bytes a rank, leaves with the exchange's beginning and is compared at its end, before anything is
+/// delivered.
 class HeadedExchange : public Exchange {
  public:
   bool all_have_begun() const override { return header_pending_->done(); }
@@ -25,7 +26,8 @@ class HeadedExchange : public Exchange {
 
   /// Numbers the exchange and sends the header. `plan` must be equal on all ranks.
   void open(const StepIdentity& step, std::uint64_t plan, std::vector<Collective> along);
-  /// Waits for all headers; fills attendance_ and what follows it. Once it has, it does nothing until the next open(). Throws DesyncError.
+  /// Waits for all headers; fills attendance_ and what follows it. Once it has, it does nothing until the next open().
+  /// Throws DesyncError.
   void check_header();
   /// The exchange is over, and nothing has failed.
   void closed_well();
@@ -45,9 +47,9 @@ class HeadedExchange : public Exchange {
   std::uint64_t seq_ = 0;
   const char* call_ = "";  // the user's, which began the exchange
   Attendance attendance_;
-  bool company_ = false;  // this rank has joined
-  double rescale_ = 1;    // what divide_by_active adds to the division by the world size
-  int divisor_ = 1;       // both together: means are over this many ranks
+  bool company_ = false;   // this rank has joined
+  double rescale_ = 1;     // what divide_by_active adds to the division by the world size
+  int divisor_ = 1;        // both together: means are over this many ranks
   Use use_ = Use::kMeans;  // of the ranks that have not joined
   ExchangeStats stats_;
 
@@ -59,8 +61,8 @@ class HeadedExchange : public Exchange {
   void look_for_stragglers(const std::vector<ExchangeHeader>& headers);
 
   using Clock = std::chrono::steady_clock;
-  Clock::time_point closed_at_{};   // the exchange before
-  std::uint32_t work_us_ = 0;       // from then to this rank's wait for the others
+  Clock::time_point closed_at_{};  // the exchange before
+  std::uint32_t work_us_ = 0;      // from then to this rank's wait for the others
   Stragglers stragglers_;
   at::Tensor header_;
   at::Tensor headers_;

@@ -25,7 +25,9 @@ NoHostPart::~NoHostPart() { any.store(false, std::memory_order_release); }
 void expect_host_part(std::string_view operation) {
   if (!any.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex);
-  throw base::UsageError(std::string(operation) + " inside " + text + ": ranks agree on each call on the host, which a graph leaves out; allowed is " + std::string(operation) + " before or after it");
+  throw base::UsageError(std::string(operation) + " inside " + text +
+                         ": ranks agree on each call on the host, which a graph leaves out; allowed is " +
+                         std::string(operation) + " before or after it");
 }
 
 }  // namespace lockstep::comm

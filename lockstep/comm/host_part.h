@@ -1,4 +1,5 @@
-// Code whose part on the host is left out later, when a CUDA graph repeats what the GPU did: ranks could not agree there on what they call.
+// Code whose part on the host is left out later, when a CUDA graph repeats what the GPU did: ranks could not agree
+// there on what they call.
 #pragma once
 
 #include <string>
@@ -6,7 +7,8 @@
 
 namespace lockstep::comm {
 
-/// While one lives, operations of all groups are a UsageError that names them and `what`, on whichever thread they are called: autograd has threads of its own. One at a time.
+/// While one lives, operations of all groups are a UsageError that names them and `what`, on whichever thread they are
+/// called: autograd has threads of its own. One at a time.
 class [[nodiscard]] NoHostPart {
  public:
   explicit NoHostPart(std::string what);

@@ -1,11 +1,11 @@
 #include "lockstep/comm/init.h"
 
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <mutex>
 #include <thread>
-#include <torch/version.h>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -30,7 +30,7 @@ using job::StoreKind;
 
 constexpr auto kMeetingWithoutLimit = std::chrono::hours(24);
 constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
-constexpr std::uint64_t kOwnFiles = 512;  // of a rank that serves the store
+constexpr std::uint64_t kOwnFiles = 512;               // of a rank that serves the store
 
 /// Up to five connections a rank are the most; fewer descriptors do as a rule.
 void allow_files_for_store(int ranks) {
@@ -41,15 +41,16 @@ void allow_files_for_store(int ranks) {
   }
 }
 
-/// Whether the name of rank 0's host, which SLURM told, means the host alone here, as a Debian host knows its own name (127.0.1.1): the others come from outside.
+/// Whether the name of rank 0's host, which SLURM told, means the host alone here, as a Debian host knows its own name
+/// (127.0.1.1): the others come from outside.
 bool is_known_from_outside_only(const job::Identity& id) {
   if (id.contract != "slurm" || id.num_nodes <= 1) return false;
   const std::string here = base::address_towards(id.address);
   return here != id.address.host && (here.starts_with("127.") || here == "::1");
 }
 
-/// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a client:
-/// join() then tells whether two processes think that they are rank 0.
+/// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a
+/// client: join() then tells whether two processes think that they are rank 0.
 void open_store_of_rank_zero(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   if (id.rank == 0) allow_files_for_store(id.world_size);
@@ -57,14 +58,17 @@ void open_store_of_rank_zero(World& world, Deadline deadline) {
   if (id.address.host.empty()) meet_by_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
   if (id.rank == 0 && !world.key.secret())
-    base::log_warning("this job has no key: whoever reaches " + to_string(id.address) + " can join it; LOCKSTEP_KEY_FILE names a file with one");
+    base::log_warning("this job has no key: whoever reaches " + to_string(id.address) +
+                      " can join it; LOCKSTEP_KEY_FILE names a file with one");
   if (id.rank == 0 && !world.server) {
     try {
       const base::Address all_networks{"0.0.0.0", id.address.port};
-      world.server = std::make_unique<job::StoreServer>(is_known_from_outside_only(id) ? all_networks : id.address, credentials, true);
+      world.server = std::make_unique<job::StoreServer>(is_known_from_outside_only(id) ? all_networks : id.address,
+                                                        credentials, true);
     } catch (const base::SystemError& error) {
       try {
-        world.store = job::connect_store(id.address, credentials, id.rank, earlier(deadline, Deadline::in(std::chrono::seconds(2))));
+        world.store = job::connect_store(id.address, credentials, id.rank,
+                                         earlier(deadline, Deadline::in(std::chrono::seconds(2))));
       } catch (const base::CommError&) {
         throw error;
       }
@@ -77,10 +81,16 @@ void open_store_of_rank_zero(World& world, Deadline deadline) {
 void open_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   switch (id.store) {
-    case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
-    case StoreKind::kLauncher: world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline); break;
+    case StoreKind::kLocal:
+      world.store = std::make_shared<job::LocalStore>();
+      break;
+    case StoreKind::kLauncher:
+      world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline);
+      break;
     case StoreKind::kRankZero:
-    case StoreKind::kTorchrun: open_store_of_rank_zero(world, deadline); break;
+    case StoreKind::kTorchrun:
+      open_store_of_rank_zero(world, deadline);
+      break;
   }
   if (id.store == StoreKind::kLocal) return;
   world.address = is_known_from_outside_only(id) ? base::address_of_interface(world.interface) : "";
@@ -101,8 +111,9 @@ std::vector<int> ranks_of_other_hosts(const job::Identity& id) {
 }
 
 /// What the program says, else the variable, else `otherwise`.
-std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& option, const char* variable, const Env::Value& value,
-                                std::chrono::milliseconds otherwise, bool may_be_none = false) {
+std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& option, const char* variable,
+                                const Env::Value& value, std::chrono::milliseconds otherwise,
+                                bool may_be_none = false) {
   if (option) return *option;
   if (!value) return otherwise;
   const auto seconds = base::parse_double(*value);
@@ -126,16 +137,16 @@ void say_what_was_found(const World& world, const std::string& reason) {
   if (id.rank != 0 || id.contract == "none") return;
   const int hosts = 1 + *std::max_element(id.hosts.begin(), id.hosts.end());
   base::log_info(std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " +
-                 std::to_string(hosts) + (hosts == 1 ? " host" : " hosts") + " (" + id.contract +
-                 "); transport " + world.transport + (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
+                 std::to_string(hosts) + (hosts == 1 ? " host" : " hosts") + " (" + id.contract + "); transport " +
+                 world.transport + (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
                  (world.gpu_way.empty() ? "" : "; " + world.gpu.name + ", tensors there " + world.gpu_way) +
                  (world.address.empty() ? "" : ", address " + world.address));
 }
 
 void check_injection(const World& world) {
   if (world.injection.rank >= world.identity.world_size)
-    throw base::UsageError("the fault to inject is for rank " + std::to_string(world.injection.rank) + "; allowed are 0 to " +
-                           std::to_string(world.identity.world_size - 1));
+    throw base::UsageError("the fault to inject is for rank " + std::to_string(world.injection.rank) +
+                           "; allowed are 0 to " + std::to_string(world.identity.world_size - 1));
 }
 
 /// An error while joining is the job's first cause, if the store can still be told.
@@ -156,13 +167,16 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   const Env& env = Env::process();
   auto world = std::make_shared<World>();
   world->identity = job::identify(env, {options.rank, options.world_size, options.address, options.env_from});
-  const auto timeout = limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
+  const auto timeout =
+      limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
   world->timeout = timeout.count() > 0 ? timeout : kMeetingWithoutLimit;
-  const auto join_timeout = limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
+  const auto join_timeout =
+      limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const std::string outer = choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
+  const std::string outer =
+      choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
   check_transport(asked, world->identity.world_size);
   const DeviceWish wish = parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
   const bool on_gpu = find_gpus(*world, wish);
@@ -193,7 +207,8 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
   world->watch = std::make_shared<Watch>(world->store, id.rank, base::host_name(), timeout, ranks_of_other_hosts(id));
   base::show_process(id.rank, id.world_size, id.job, world->transport);
   if (id.store != StoreKind::kLocal || base::RankPage::process().watcher != 0)
-    world->heartbeat = std::make_unique<job::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
+    world->heartbeat =
+        std::make_unique<job::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
   say_what_was_found(*world, reason);
   return world;
 }
@@ -201,14 +216,16 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
 }  // namespace
 
 Group init(const InitOptions& options) {
-  // The one world of this process: its rank number, store and neighbours exist once, so a second init() is the same one.
+  // The one world of this process: its rank number, store and neighbours exist once, so a second init() is the same
+  // one.
   static std::mutex mutex;
   static std::weak_ptr<Group::Impl> current;
   static bool left_others = false;
   const std::lock_guard lock(mutex);
   if (auto impl = current.lock()) return Group(std::move(impl));
   if (left_others)
-    throw base::UsageError("init: this process has left its world, and the others know", "keep a copy of the group while it is needed");
+    throw base::UsageError("init: this process has left its world, and the others know",
+                           "keep a copy of the group while it is needed");
   const auto made = make_world(options);
   Group world = [&] {
     try {

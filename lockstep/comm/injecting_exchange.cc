@@ -28,15 +28,18 @@ volatile bool for_ever = true;
 
 class InjectingExchange final : public ForwardingExchange, private Sink {
  public:
-  InjectingExchange(std::unique_ptr<Exchange> inner, const job::Injection& injection) : ForwardingExchange(std::move(inner)), injection_(injection) {}
+  InjectingExchange(std::unique_ptr<Exchange> inner, const job::Injection& injection)
+      : ForwardingExchange(std::move(inner)), injection_(injection) {}
 
   void begin(const StepIdentity& step, std::vector<Collective> along) override {
     const auto number = static_cast<std::int64_t>(base::RankPage::process().exchanges.load()) + 1;
     if (number >= injection_.step && injection_.fault == Fault::kSlow) std::this_thread::sleep_for(kSlowBy);
     now_ = number >= injection_.step && !std::exchange(done_, number >= injection_.step);
     const bool can = injection_.fault != Fault::kFlip || step.use == Use::kMeans;
-    if (now_) base::log_warning("the fault that was asked for (inject) " + (can ? "happens now, in exchange " + std::to_string(number)
-                                                                               : std::string("cannot happen: the ranks of this host have one copy of the parameters")));
+    if (now_)
+      base::log_warning("the fault that was asked for (inject) " +
+                        (can ? "happens now, in exchange " + std::to_string(number)
+                             : std::string("cannot happen: the ranks of this host have one copy of the parameters")));
     now_ &= can;
     StepIdentity told = step;
     if (now_) happen(told);
@@ -60,20 +63,33 @@ class InjectingExchange final : public ForwardingExchange, private Sink {
  private:
   void happen(StepIdentity& step) {
     switch (injection_.fault) {
-      case Fault::kKill: ::raise(SIGKILL); break;
-      case Fault::kStop: ::raise(SIGSTOP); break;
-      case Fault::kSegv: ::raise(SIGSEGV); break;
-      case Fault::kLoop: injected_endless_loop(); break;
-      case Fault::kThrow: throw std::runtime_error("the exception that was asked for (inject)");
-      case Fault::kDesync: ++step.batches; break;
-      default: break;  // in ready() or finish()
+      case Fault::kKill:
+        ::raise(SIGKILL);
+        break;
+      case Fault::kStop:
+        ::raise(SIGSTOP);
+        break;
+      case Fault::kSegv:
+        ::raise(SIGSEGV);
+        break;
+      case Fault::kLoop:
+        injected_endless_loop();
+        break;
+      case Fault::kThrow:
+        throw std::runtime_error("the exception that was asked for (inject)");
+      case Fault::kDesync:
+        ++step.batches;
+        break;
+      default:
+        break;  // in ready() or finish()
     }
   }
 
   /// A bit of the first number of the first mean, one that an update does not round away: half of a float32's value.
   void take(std::size_t index, const at::Tensor& mean) override {
     if (!mean.is_sparse() && mean.numel() > 0 && mean.element_size() > 1 && std::exchange(now_, false)) {
-      const at::Tensor first = mean.as_strided({1}, {1}, mean.storage_offset()), here = first.cpu();  // itself, where it is there already
+      const at::Tensor first = mean.as_strided({1}, {1}, mean.storage_offset()),
+                       here = first.cpu();  // itself, where it is there already
       static_cast<unsigned char*>(here.mutable_data_ptr())[here.element_size() - 2] ^= 0x40;
       if (!here.is_same(first)) first.copy_(here);
     }
@@ -81,7 +97,7 @@ class InjectingExchange final : public ForwardingExchange, private Sink {
   }
 
   const job::Injection injection_;
-  bool now_ = false;   // the fault is of this exchange
+  bool now_ = false;  // the fault is of this exchange
   bool done_ = false;
   Sink* sink_ = nullptr;
 };

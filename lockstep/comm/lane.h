@@ -12,8 +12,8 @@
 
 namespace lockstep::comm {
 
-/// Tasks run in the order of post(). The thread is made by the first post(): a program that uses no asynchronous operation
-/// has none.
+/// Tasks run in the order of post(). The thread is made by the first post(): a program that uses no asynchronous
+/// operation has none.
 class Lane {
  public:
   Lane() = default;

@@ -18,13 +18,15 @@ std::unique_ptr<Exchange> Group::make_exchange(std::string name, std::vector<Par
   auto exchange = make_plain_exchange(std::move(name), std::move(parts), std::move(options));
   const int rank = impl_->world->identity.rank;
   if (check_finite)
-    exchange = with_finite_check(std::move(exchange), std::move(names), rank, [group = *this](const base::CommError& error) mutable { group.fail(error); });
+    exchange = with_finite_check(std::move(exchange), std::move(names), rank,
+                                 [group = *this](const base::CommError& error) mutable { group.fail(error); });
   const job::Injection& injection = impl_->world->injection;
   const bool here = injection.fault != job::Fault::kNone && injection.rank == rank;
   return here ? with_injection(std::move(exchange), injection) : std::move(exchange);
 }
 
-std::unique_ptr<Exchange> Group::make_plain_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options) {
+std::unique_ptr<Exchange> Group::make_plain_exchange(std::string name, std::vector<Part> parts,
+                                                     ExchangeOptions options) {
   if (size() == 1) return std::make_unique<LocalExchange>(std::move(parts));
   const World& world = *impl_->world;
   const std::string id = impl_->name + ".ddp" + std::to_string(impl_->num_exchanges++);
@@ -34,7 +36,8 @@ std::unique_ptr<Exchange> Group::make_plain_exchange(std::string name, std::vect
   for (const Part& part : parts) likes.push_back(part.like);
   // A hook wants buckets.
   auto reducer = options.hook ? nullptr : transport->make_in_place_reducer(likes);
-  if (options.hook && rank() == 0) base::log_info("gradients of " + name + " are packed into buckets for the hook " + options.hook->name());
+  if (options.hook && rank() == 0)
+    base::log_info("gradients of " + name + " are packed into buckets for the hook " + options.hook->name());
   auto channel = std::make_unique<Channel>(id, impl_->members, impl_->rank, transport, world.watch);
   if (reducer)
     return std::make_unique<DirectExchange>(std::move(name), std::move(parts), std::move(channel), std::move(reducer));

@@ -18,7 +18,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr int kPatience = 3;        // exchanges that a part may stay unused before it loses its place
+constexpr int kPatience = 3;         // exchanges that a part may stay unused before it loses its place
 constexpr std::int64_t kAlign = 64;  // elements: parts begin on cache lines
 
 at::Tensor reciprocal(double divisor) {
@@ -41,9 +41,12 @@ std::int64_t time_for_trace() { return base::SpanLog::process() ? base::monotoni
 
 PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
                                  ExchangeOptions options)
-    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)), options_(std::move(options)),
+    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)),
+      options_(std::move(options)),
       scale_(reciprocal(options_.predivide > 0 ? options_.predivide : channel_->size())),
-      rest_(options_.predivide > 0 ? options_.predivide / channel_->size() : 1), places_(parts_.size()), states_(parts_.size()),
+      rest_(options_.predivide > 0 ? options_.predivide / channel_->size() : 1),
+      places_(parts_.size()),
+      states_(parts_.size()),
       flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {
   if (!options_.layout.empty()) lay_out_as(options_.layout);
 }
@@ -110,7 +113,8 @@ void PackingExchange::start_full_buckets() {
   while (next_ < buckets_.size() && buckets_[next_].missing == 0) start_bucket(buckets_[next_++]);
 }
 
-/// Autograd runs each node on the stream of its forward: gradients of one bucket may come on several, and it may leave on another.
+/// Autograd runs each node on the stream of its forward: gradients of one bucket may come on several, and it may leave
+/// on another.
 void PackingExchange::order_streams(Filling& filling) {
   const at::Device device = filling.bucket.buffer.device();
   if (device.is_cpu()) return;
@@ -177,7 +181,8 @@ void PackingExchange::agree_on_order() {
   at::Tensor mine = at::full({2 * count}, -1, at::kInt);
   auto* told = mine.mutable_data_ptr<std::int32_t>();
   for (std::size_t place = 0; place < order_.size(); ++place) told[order_[place]] = static_cast<std::int32_t>(place);
-  for (std::size_t i = 0; i < parts_.size(); ++i) told[parts_.size() + i] = states_[i].ready && !is_dense(states_[i].gradient);
+  for (std::size_t i = 0; i < parts_.size(); ++i)
+    told[parts_.size() + i] = states_[i].ready && !is_dense(states_[i].gradient);
   at::Tensor all = at::empty({channel_->size() * 2 * count}, at::kInt);
   Collective op = blank(Kind::kAllGather, name_);
   op.input = mine;
@@ -234,8 +239,9 @@ void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
       const at::Tensor& like = parts_[members[k]].like;
       const at::Tensor memory = filling.bucket.buffer.narrow(0, offsets[k], like.numel());
       places_[members[k]].bucket = static_cast<int>(buckets_.size());
-      places_[members[k]].view = like.is_non_overlapping_and_dense() ? memory.as_strided(like.sizes(), like.strides(), offsets[k])
-                                                                     : memory.view(like.sizes());
+      places_[members[k]].view = like.is_non_overlapping_and_dense()
+                                     ? memory.as_strided(like.sizes(), like.strides(), offsets[k])
+                                     : memory.view(like.sizes());
     }
     filling.parts = std::move(members);
     buckets_.push_back(std::move(filling));
@@ -243,7 +249,8 @@ void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
   ++stats_.plans;
 }
 
-// A line a part, in the order of the next exchange: for how many exchanges nobody had a gradient of it, -1 when it has sparse ones; then its name.
+// A line a part, in the order of the next exchange: for how many exchanges nobody had a gradient of it, -1 when it has
+// sparse ones; then its name.
 std::string PackingExchange::layout() const {
   if (plan_ == 0) return "";
   std::string text;
@@ -261,8 +268,12 @@ void PackingExchange::lay_out_as(const std::string& layout) {
   for (std::string line; std::getline(lines, line);) {
     const std::size_t space = line.find(' ');
     const auto found = numbers.find(line.substr(space == std::string::npos ? line.size() : space + 1));
-    if (found == numbers.end()) throw base::UsageError("the layout of buckets has the line " + base::quoted(line, 80) + ", which names no gradient of this model, or one twice; allowed is what stats().layout of the same model said");
-    const auto unused = base::parse_int_in("the layout of buckets", line.substr(0, space), -1, std::numeric_limits<int>::max());
+    if (found == numbers.end())
+      throw base::UsageError("the layout of buckets has the line " + base::quoted(line, 80) +
+                             ", which names no gradient of this model, or one twice; allowed is what stats().layout of "
+                             "the same model said");
+    const auto unused =
+        base::parse_int_in("the layout of buckets", line.substr(0, space), -1, std::numeric_limits<int>::max());
     if (unused < 0)
       places_[found->second].sparse = true;
     else
@@ -377,7 +388,8 @@ std::vector<std::size_t> PackingExchange::next_order() const {
 
 ExchangeStats PackingExchange::stats() const {
   ExchangeStats stats = stats_;
-  for (const Filling& filling : buckets_) stats.bucket_bytes.push_back(static_cast<std::int64_t>(filling.bucket.buffer.nbytes()));
+  for (const Filling& filling : buckets_)
+    stats.bucket_bytes.push_back(static_cast<std::int64_t>(filling.bucket.buffer.nbytes()));
   if (plan_ != 0)
     for (const std::size_t i : order_) stats.order.push_back(parts_[i].name);
   stats.layout = layout();

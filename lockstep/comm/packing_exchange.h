@@ -16,19 +16,20 @@ namespace lockstep::comm {
 /// On the wire, in this order, on all ranks:
 ///   header   56 bytes a rank, begun with the exchange;
 ///   order    in the first exchange only: in which order gradients were born, from which the buckets are laid out;
-///   buckets  each as soon as all its parts are there and those before it have begun, without waiting for the header: ranks lay
-///            out alike in the same exchange whatever step they are in, so that buckets fit, and what a rank of another step
-///            added is not delivered, because finish() compares the headers before;
+///   buckets  each as soon as all its parts are there and those before it have begun, without waiting for the header:
+///   ranks lay
+///            out alike in the same exchange whatever step they are in, so that buckets fit, and what a rank of another
+///            step added is not delivered, because finish() compares the headers before;
 ///   along    what the owner gave to begin();
 ///   flags    two bytes a parameter: did any rank have a fresh dense, a fresh sparse gradient?
-///   late     parts without a place in a bucket that turned out to be fresh somewhere: dense ones singly, sparse ones by rows.
-/// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after their
-/// next use; all ranks see the same flags and decide alike. A gradient is written into its bucket once, divided by the world
-/// size (or predivide) on the way, and never copied out: the bucket's memory is the gradient afterwards.
+///   late     parts without a place in a bucket that turned out to be fresh somewhere: dense ones singly, sparse ones
+///   by rows.
+/// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after
+/// their next use; all ranks see the same flags and decide alike. A gradient is written into its bucket once, divided
+/// by the world size (or predivide) on the way, and never copied out: the bucket's memory is the gradient afterwards.
 class PackingExchange final : public HeadedExchange {
  public:
-  PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
-                  ExchangeOptions options);
+  PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, ExchangeOptions options);
 
   void begin(const StepIdentity& step, std::vector<Collective> along) override;
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
@@ -85,8 +86,8 @@ class PackingExchange final : public HeadedExchange {
   bool flag(std::size_t at) const { return flags_.const_data_ptr<std::uint8_t>()[at] != 0; }
 
   const ExchangeOptions options_;  // of float32 buckets, the wire
-  const at::Tensor scale_;  // 1 / what gradients are divided by before they are added
-  const double rest_;       // what sums are multiplied by
+  const at::Tensor scale_;         // 1 / what gradients are divided by before they are added
+  const double rest_;              // what sums are multiplied by
 
   std::vector<Place> places_;
   std::vector<Filling> buckets_;
@@ -94,7 +95,7 @@ class PackingExchange final : public HeadedExchange {
   std::uint64_t plan_ = 0;          // 0: there is none yet
 
   std::vector<State> states_;
-  std::size_t next_ = 0;      // the first bucket that has not begun
+  std::size_t next_ = 0;  // the first bucket that has not begun
   bool finishing_ = false;
   at::Tensor flags_;
 };

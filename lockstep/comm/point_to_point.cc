@@ -32,13 +32,17 @@ struct Group::Impl::PointToPoint {
 
 Group::Impl::Pair& Group::Impl::pair_with(Kind kind, int peer) {
   check_root(kind, peer);
-  if (peer == rank) throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
+  if (peer == rank)
+    throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
   const bool sending = kind == Kind::kSend;
   auto& pair = pairs_[{sending, peer}];
   if (!pair) {
     const int from = members[static_cast<std::size_t>(sending ? rank : peer)];
     const int to = members[static_cast<std::size_t>(sending ? peer : rank)];
-    pair.reset(new Pair{{name + "." + std::to_string(from) + ">" + std::to_string(to), {from, to}, sending ? 0 : 1, transport_,
+    pair.reset(new Pair{{name + "." + std::to_string(from) + ">" + std::to_string(to),
+                         {from, to},
+                         sending ? 0 : 1,
+                         transport_,
                          world->watch},
                         {}});
   }
@@ -114,7 +118,8 @@ Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int 
     // Begun here and now, so that two ranks may send to each other before they receive; the lane only waits.
     auto sent = begin_send(tensor, pair.channel, peer, options);
     std::string text = label(sent->op);
-    return {pair.lane.post([sent, &pair] { sent->wait(pair.channel); }), std::move(text), rank, world->watch, &pair.lane};
+    return {pair.lane.post([sent, &pair] { sent->wait(pair.channel); }), std::move(text), rank, world->watch,
+            &pair.lane};
   }
   Collective op = make(kind, tensor, options);
   op.root = peer;
@@ -129,7 +134,8 @@ Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int 
 void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
   Pair& pair = pair_with(kind, peer);
   if (!pair.lane.idle())
-    return start_point_to_point(kind, tensor, peer, options).wait();  // bounded: the operation ends at its deadline, or by the Watch
+    return start_point_to_point(kind, tensor, peer, options)
+        .wait();  // bounded: the operation ends at its deadline, or by the Watch
   if (kind == Kind::kSend) {
     return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
   }

@@ -43,7 +43,8 @@ at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double sca
   std::vector<std::int64_t> value_shape{count};
   for (std::int64_t d = dims; d < like.dim(); ++d) value_shape.push_back(like.size(d));
   const auto value_options = like.options().requires_grad(std::nullopt);
-  const at::Tensor indices = own.defined() ? own._indices().t().contiguous() : at::empty({0, dims}, value_options.dtype(at::kLong));
+  const at::Tensor indices =
+      own.defined() ? own._indices().t().contiguous() : at::empty({0, dims}, value_options.dtype(at::kLong));
   const at::Tensor values = own.defined() ? own._values().mul(scale) : at::empty(value_shape, value_options);
   const at::Tensor all_indices = gather_rows(indices, counts, wire);
   const at::Tensor all_values = gather_rows(values.contiguous(), counts, wire);

@@ -9,8 +9,9 @@
 
 namespace lockstep::comm {
 
-/// The sum over the ranks of `mine` (sparse COO, or undefined where this rank has none) times `scale`, coalesced. All ranks call
-/// it; rows are added in rank order, so all get the same bits. `like` tells shape and dtype. Three small all_gathers.
+/// The sum over the ranks of `mine` (sparse COO, or undefined where this rank has none) times `scale`, coalesced. All
+/// ranks call it; rows are added in rank order, so all get the same bits. `like` tells shape and dtype. Three small
+/// all_gathers.
 at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double scale, Wire& wire);
 
 /// The UsageError of what takes dense gradients only.

@@ -14,7 +14,7 @@ static_assert(std::atomic<bool>::is_always_lock_free);  // a handler sets it
 
 void catch_stop_signals() {
   static const bool once = [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = [](int) { signalled.store(true); };
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);

@@ -15,7 +15,8 @@ constexpr double kTimes = 3;
 
 }  // namespace
 
-Stragglers::Stragglers(int ranks) : sums_(static_cast<std::size_t>(ranks)), slow_windows_(static_cast<std::size_t>(ranks)) {}
+Stragglers::Stragglers(int ranks)
+    : sums_(static_cast<std::size_t>(ranks)), slow_windows_(static_cast<std::size_t>(ranks)) {}
 
 std::optional<Straggler> Stragglers::add(const std::vector<std::uint32_t>& work_us) {
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += work_us[rank];
@@ -29,8 +30,10 @@ std::optional<Straggler> Stragglers::add(const std::vector<std::uint32_t>& work_
   std::optional<Straggler> found;
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) {
     const double times = static_cast<double>(sums_[rank]) / median;
-    if (times < kTimes) slow_windows_[rank] = 0;
-    else if (++slow_windows_[rank] == kWindowsInARow) found = Straggler{static_cast<int>(rank), times, 1 - median / static_cast<double>(most)};
+    if (times < kTimes)
+      slow_windows_[rank] = 0;
+    else if (++slow_windows_[rank] == kWindowsInARow)
+      found = Straggler{static_cast<int>(rank), times, 1 - median / static_cast<double>(most)};
   }
   std::fill(sums_.begin(), sums_.end(), 0);
   exchanges_ = 0;
@@ -39,14 +42,16 @@ std::optional<Straggler> Stragglers::add(const std::vector<std::uint32_t>& work_
 
 std::string describe(const Straggler& straggler, int rank, int generation, std::int64_t step) {
   char detail[160];
-  std::snprintf(detail, sizeof detail, "it takes %.1f times as long as the median of the ranks, who wait for it %.0f %% of the time", straggler.times,
-                straggler.share * 100);
-  return job::to_warning({.cause = base::Cause::kStraggler,
-                          .rank = rank,
-                          .gen = generation,
-                          .step = step,
-                          .detail = detail,
-                          .hint = "other work on its cores, a slower machine, or larger batches there; nothing is ended"});
+  std::snprintf(detail, sizeof detail,
+                "it takes %.1f times as long as the median of the ranks, who wait for it %.0f %% of the time",
+                straggler.times, straggler.share * 100);
+  return job::to_warning(
+      {.cause = base::Cause::kStraggler,
+       .rank = rank,
+       .gen = generation,
+       .step = step,
+       .detail = detail,
+       .hint = "other work on its cores, a slower machine, or larger batches there; nothing is ended"});
 }
 
 }  // namespace lockstep::comm

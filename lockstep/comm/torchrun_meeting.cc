@@ -37,9 +37,11 @@ std::string meet(const base::Address& address, const std::string& key, const std
 
 }  // namespace
 
-std::string meet_by_torchrun_store(const base::Address& address, const std::string& key, const std::string& word, Deadline deadline) {
+std::string meet_by_torchrun_store(const base::Address& address, const std::string& key, const std::string& word,
+                                   Deadline deadline) {
   const auto failed = [&](const std::string& why) {
-    return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1, "torchrun's store at " + to_string(address) + " " + why);
+    return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1,
+                           "torchrun's store at " + to_string(address) + " " + why);
   };
   // A store whose process stands still keeps c10d in recv() for ever: its thread is left behind then.
   auto promise = std::make_shared<std::promise<std::string>>();
@@ -51,7 +53,8 @@ std::string meet_by_torchrun_store(const base::Address& address, const std::stri
       promise->set_exception(std::current_exception());
     }
   }).detach();
-  if (answer.wait_until(deadline.when() + std::chrono::seconds(1)) != std::future_status::ready) throw failed("does not answer");
+  if (answer.wait_until(deadline.when() + std::chrono::seconds(1)) != std::future_status::ready)
+    throw failed("does not answer");
   try {
     std::string heard = answer.get();
     if (!heard.empty()) return heard;
@@ -59,7 +62,8 @@ std::string meet_by_torchrun_store(const base::Address& address, const std::stri
     const std::string text = error.what();
     throw failed("failed: " + text.substr(0, text.find('\n')));
   }
-  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0, "rank 0 has not said where the ranks meet", "does rank 0 call lockstep::init()?");
+  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0, "rank 0 has not said where the ranks meet",
+                        "does rank 0 call lockstep::init()?");
 }
 
 }  // namespace lockstep::comm

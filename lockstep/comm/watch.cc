@@ -30,12 +30,17 @@ constexpr auto kLooksAreDue = std::chrono::seconds(5);  // there is one every se
 constexpr auto kOthersPublish = std::chrono::milliseconds(300);
 constexpr auto kLauncherDecides = std::chrono::milliseconds(500);
 constexpr std::string_view kExitedGood = "exited with code 0";
-constexpr const char* kUnevenHint = "give every rank the same number of batches, or put the loop under lockstep::join()";
+constexpr const char* kUnevenHint =
+    "give every rank the same number of batches, or put the loop under lockstep::join()";
 
 Deadline soon() { return Deadline::in(kStoreLimit); }
 std::string wait_key(int rank) { return "wait/" + std::to_string(rank); }
 std::string how_it_ended(int rank, const std::string& how) {
-  return "rank " + std::to_string(rank) + (how.starts_with("killed ") ? " was " : how.starts_with("exited ") || how.starts_with("ended ") ? " " : ": ") + how;
+  return "rank " + std::to_string(rank) +
+         (how.starts_with("killed ")                                ? " was "
+          : how.starts_with("exited ") || how.starts_with("ended ") ? " "
+                                                                    : ": ") +
+         how;
 }
 std::string numbers(const std::vector<int>& ranks) {
   std::string text;
@@ -46,7 +51,8 @@ std::string abandoned_key(const std::string& channel) { return "abandoned/" + ch
 
 }  // namespace
 
-/// What a rank published: the wait that blocks it (channel is empty when there is none), and how far it has come on each channel.
+/// What a rank published: the wait that blocks it (channel is empty when there is none), and how far it has come on
+/// each channel.
 struct Watch::Peer {
   std::string beat;
   std::string channel;
@@ -83,7 +89,8 @@ struct Watch::Peer {
   }
 };
 
-Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit, std::vector<int> far)
+Watch::Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit,
+             std::vector<int> far)
     : store_(std::move(store)), rank_(rank), host_(std::move(host)), limit_(limit), far_(std::move(far)) {}
 
 Watch::Count& Watch::count_of(const std::string& channel) {
@@ -122,7 +129,8 @@ bool Watch::blocked_locked() const {
 /// With mutex_ held.
 std::string Watch::record() {
   std::string text = std::to_string(beat_) + kField + (blocked_in_.empty() ? std::string(3, kField) : blocked_in_);
-  for (const auto& [channel, seq] : started_) text += "\n" + channel + kField + std::to_string(seq.load(std::memory_order_acquire));
+  for (const auto& [channel, seq] : started_)
+    text += "\n" + channel + kField + std::to_string(seq.load(std::memory_order_acquire));
   return text;
 }
 
@@ -159,7 +167,8 @@ void Watch::look(const Waiting& waiting, Looks& looks) {
 /// This host is cut off: as far as it can tell from all others.
 void Watch::store_is_out_of_reach(const Waiting& waiting, const CommError& error) {
   const std::string far = far_.empty() ? "" : "; the ranks of other hosts, out of reach: " + numbers(far_);
-  throw PeerLost(error.cause(), waiting.label, rank_, far_.empty() ? -1 : far_.front(), waiting.label + ": " + error.what() + far, error.hint());
+  throw PeerLost(error.cause(), waiting.label, rank_, far_.empty() ? -1 : far_.front(),
+                 waiting.label + ": " + error.what() + far, error.hint());
 }
 
 void Watch::look_at_store(const Waiting& waiting, Looks& looks) {
@@ -193,7 +202,8 @@ void Watch::check_progress(const Waiting& waiting, Looks& looks) {
   if (now - looks.moved >= limit_) timed_out(waiting, looks);
 }
 
-/// Of those that have not come, and of those that they wait for in turn; of all when all have come, and move what is much.
+/// Of those that have not come, and of those that they wait for in turn; of all when all have come, and move what is
+/// much.
 std::string Watch::progress_of_awaited(const Waiting& waiting) {
   std::vector<int> ranks = absent(waiting);
   if (ranks.empty()) ranks = *waiting.members;
@@ -228,7 +238,8 @@ void Watch::end(Looks& looks) noexcept {
 
 /// A store that stands still, as when a person has stopped the launcher, is waited for as long as a rank is.
 Deadline Watch::patience(const Waiting& waiting) const {
-  return earlier(waiting.deadline, limit_.count() > 0 ? Deadline::in(limit_) : Deadline::never());  // bounded: as the user wants it
+  return earlier(waiting.deadline,
+                 limit_.count() > 0 ? Deadline::in(limit_) : Deadline::never());  // bounded: as the user wants it
 }
 
 std::optional<Watch::Peer> Watch::peer_in(const std::string& key, const Waiting& waiting) {
@@ -242,9 +253,12 @@ void Watch::throw_first_cause(const Waiting& waiting) {
   if (!cause) return;
   const bool ended = cause->cause == Cause::kRankDied || cause->cause == Cause::kRankExited;
   const std::string text = waiting.label + ": " + (ended ? how_it_ended(cause->rank, cause->detail) : cause->detail);
-  if (ended || cause->cause == Cause::kPeerUnreachable) throw PeerLost(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
-  if (cause->cause == Cause::kDesync) throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
-  if (cause->cause == Cause::kRankStuck) throw TimeoutError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+  if (ended || cause->cause == Cause::kPeerUnreachable)
+    throw PeerLost(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+  if (cause->cause == Cause::kDesync)
+    throw DesyncError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
+  if (cause->cause == Cause::kRankStuck)
+    throw TimeoutError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
   throw CommError(cause->cause, waiting.label, rank_, cause->rank, text, cause->hint);
 }
 
@@ -270,13 +284,13 @@ void Watch::check_left(const Waiting& waiting, int peer) {
   if (!record || record->has_started(waiting.channel, waiting.seq)) return;
   throw_first_cause(waiting);  // who leaves because of an error has published it before
   throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
-                  "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) + " waits for it in " +
-                      waiting.text,
+                  "rank " + std::to_string(peer) + " finished while rank " + std::to_string(rank_) +
+                      " waits for it in " + waiting.text,
                   kUnevenHint);
 }
 
-/// A process that has ended will not come. `also_good`: one that returned 0 may have done its part before, which only a wire that
-/// failed rules out.
+/// A process that has ended will not come. `also_good`: one that returned 0 may have done its part before, which only a
+/// wire that failed rules out.
 void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   const auto how = store_->find(job::key::exited(peer), patience(waiting));
   if (!how || how->empty() || (*how == job::key::kClosed && !also_good)) return;
@@ -287,19 +301,22 @@ void Watch::check_exited(const Waiting& waiting, int peer, bool also_good) {
   }
   if (*how != kExitedGood) {
     // The launcher is about to say which of those that end now was the first.
-    for (const Deadline told = Deadline::in(kLauncherDecides); !told.expired(); std::this_thread::sleep_for(kPause)) throw_first_cause(waiting);
-    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer, waiting.label + ": " + how_it_ended(peer, *how));
+    for (const Deadline told = Deadline::in(kLauncherDecides); !told.expired(); std::this_thread::sleep_for(kPause))
+      throw_first_cause(waiting);
+    throw PeerLost(Cause::kPeerUnreachable, waiting.label, rank_, peer,
+                   waiting.label + ": " + how_it_ended(peer, *how));
   }
   if (!also_good) return;
   check_left(waiting, peer);  // says it better, and knows of a part that was done
   if (!peer_in(job::key::left(peer), waiting))
     throw CommError(Cause::kUnevenInput, waiting.label, rank_, peer,
-                    "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) + " waits for it in " +
-                        waiting.text,
+                    "rank " + std::to_string(peer) + " ended while rank " + std::to_string(rank_) +
+                        " waits for it in " + waiting.text,
                     kUnevenHint);
 }
 
-/// A process of which only that it ended is known may have done its part before, or may have lost no more than its connections.
+/// A process of which only that it ended is known may have done its part before, or may have lost no more than its
+/// connections.
 void Watch::check_closed(const Waiting& waiting, int peer, Looks& looks) {
   const auto how = store_->find(job::key::exited(peer), patience(waiting));
   if (!how || *how != job::key::kClosed || peer_in(job::key::left(peer), waiting)) {
@@ -355,17 +372,19 @@ void Watch::timed_out(const Waiting& waiting, Looks& looks) {
   std::vector<int> came;
   for (const int peer : *waiting.members)
     if (peer != rank_ && std::find(missing.begin(), missing.end(), peer) == missing.end()) came.push_back(peer);
-  throw TimeoutError(Cause::kRankStuck, waiting.label, rank_, missing.empty() ? -1 : missing.front(),
-                     "no end of " + waiting.text + " before its deadline; " +
-                         (missing.empty() ? std::string("all ranks have come") : "ranks that have not come: " + numbers(missing)) +
-                         (came.empty() ? "" : "; ranks that wait too: " + numbers(came)),
-                     "long work on one rank goes under world.busy(); LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank waits for others that "
-                     "do not get on");
+  throw TimeoutError(
+      Cause::kRankStuck, waiting.label, rank_, missing.empty() ? -1 : missing.front(),
+      "no end of " + waiting.text + " before its deadline; " +
+          (missing.empty() ? std::string("all ranks have come") : "ranks that have not come: " + numbers(missing)) +
+          (came.empty() ? "" : "; ranks that wait too: " + numbers(came)),
+      "long work on one rank goes under world.busy(); LOCKSTEP_TIMEOUT or InitOptions.timeout sets how long a rank "
+      "waits for others that "
+      "do not get on");
 }
 
 void Watch::wire_failed(const Waiting& waiting, const std::string& text, const std::string& hint) {
-  // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments. How a process
-  // ended outranks that it left its world before, as one does that returns an error from main().
+  // A peer's process that ended is announced by the launcher, a peer that left by itself: both within moments. How a
+  // process ended outranks that it left its world before, as one does that returns an error from main().
   const Deadline limit = Deadline::in(std::chrono::seconds(1));
   const Deadline left_counts = Deadline::in(kOthersPublish);
   for (;;) {
@@ -404,7 +423,9 @@ void Watch::publish(const CommError& error) noexcept {
 
 void Watch::publish(Cause cause, const std::string& text, const std::string& hint) noexcept {
   const std::int64_t step = base::RankPage::process().step();
-  job::publish_cause(*store_, {.cause = cause, .rank = rank_, .host = host_, .pid = ::getpid(), .step = step, .detail = text, .hint = hint});
+  job::publish_cause(
+      *store_,
+      {.cause = cause, .rank = rank_, .host = host_, .pid = ::getpid(), .step = step, .detail = text, .hint = hint});
 }
 
 void Watch::leave() noexcept {

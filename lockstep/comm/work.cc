@@ -12,7 +12,8 @@ void Work::wait() {
 
 void Work::wait(base::Deadline deadline) {
   if (!pending_->wait_until(deadline))
-    throw base::TimeoutError(base::Cause::kRankStuck, label_, rank_, -1, label_ + ": not done before the deadline of wait()");
+    throw base::TimeoutError(base::Cause::kRankStuck, label_, rank_, -1,
+                             label_ + ": not done before the deadline of wait()");
   if (const auto error = pending_->error()) std::rethrow_exception(error);
 }
 

@@ -13,14 +13,16 @@ namespace lockstep::comm {
 class Lane;
 class Watch;
 
-/// A small value; copies mean the same operation. The tensors of the operation must not be touched before it is done; they are
-/// kept alive until then. Dropping a Work does not end its operation. Operations of one group end in the order in which they
-/// were started.
+/// A small value; copies mean the same operation. The tensors of the operation must not be touched before it is done;
+/// they are kept alive until then. Dropping a Work does not end its operation. Operations of one group end in the order
+/// in which they were started.
 class Work {
  public:
-  /// Waits until the operation is done, at most until its own deadline. Throws its error: DesyncError, PeerLost, TimeoutError.
+  /// Waits until the operation is done, at most until its own deadline. Throws its error: DesyncError, PeerLost,
+  /// TimeoutError.
   void wait();
-  /// The same, but throws a TimeoutError at `deadline` if that is earlier; the operation goes on and can be waited for again.
+  /// The same, but throws a TimeoutError at `deadline` if that is earlier; the operation goes on and can be waited for
+  /// again.
   void wait(base::Deadline deadline);
 
   bool done() const { return pending_->done(); }

@@ -72,7 +72,8 @@ void World::wait_for_others() noexcept {
       std::vector<int> others;
       for (auto at = there.begin(); at != there.end();) {
         const int rank = at->first;
-        if (table.find(job::key::exited(rank), limit) != job::key::kClosed) at->second = base::Deadline::in(job::kComesBack);
+        if (table.find(job::key::exited(rank), limit) != job::key::kClosed)
+          at->second = base::Deadline::in(job::kComesBack);
         const bool gone = at->second.expired() || table.find(job::key::left(rank), limit);
         if (!gone) others.push_back(rank);
         at = gone ? there.erase(at) : std::next(at);
@@ -89,28 +90,34 @@ void World::wait_for_others() noexcept {
 
 namespace {
 
-/// Rank 0's part of a meeting: it serves the store at `host`. Returns what the others need: the key, unless they have one, and the address.
+/// Rank 0's part of a meeting: it serves the store at `host`. Returns what the others need: the key, unless they have
+/// one, and the address.
 std::string serve_at(World& world, const std::string& host) {
   if (host.empty())
-    throw base::UsageError("no network interface of this host has an address for the others" +
-                               (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
-                           "ip addr lists the interfaces");
+    throw base::UsageError(
+        "no network interface of this host has an address for the others" +
+            (world.interface.empty() ? std::string() : "; LOCKSTEP_INTERFACE is " + base::quoted(world.interface, 80)),
+        "ip addr lists the interfaces");
   const job::JobKey random = job::JobKey::random();
   const job::JobKey& key = world.key.secret() ? world.key : random;
-  world.server = std::make_unique<job::StoreServer>(base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
-  return std::string(random.bytes()) + std::to_string(world.identity.generation) + " " + base::to_string(world.server->address());
+  world.server = std::make_unique<job::StoreServer>(
+      base::Address{host, 0}, job::Credentials{world.identity.job, world.identity.generation, key}, true);
+  return std::string(random.bytes()) + std::to_string(world.identity.generation) + " " +
+         base::to_string(world.server->address());
 }
 
 void take_word(World& world, const std::string& heard) {
   const auto parts = base::split(std::string_view(heard).substr(std::min(heard.size(), job::JobKey::kBytes)), ' ');
-  if (parts.size() != 2) throw base::CommError(base::Cause::kProtocol, "init", -1, 0, "what rank 0 says of where the ranks meet cannot be read");
+  if (parts.size() != 2)
+    throw base::CommError(base::Cause::kProtocol, "init", -1, 0,
+                          "what rank 0 says of where the ranks meet cannot be read");
   if (!world.key.secret()) world.key = job::JobKey(std::string_view(heard).substr(0, job::JobKey::kBytes));
   world.identity.generation = static_cast<int>(base::parse_int_in("rank 0's generation", parts[0], 0, INT_MAX));
   world.identity.address = base::parse_address("rank 0's address", parts[1]);
 }
 
-/// On one host nobody else need reach it. Else where the others find torchrun's store, which is on rank 0's host as a rule, unless the name of that host means
-/// the host alone, as Debian's does.
+/// On one host nobody else need reach it. Else where the others find torchrun's store, which is on rank 0's host as a
+/// rule, unless the name of that host means the host alone, as Debian's does.
 std::string address_under_torchrun(const World& world) {
   if (world.identity.local_world_size == world.identity.world_size) return "127.0.0.1";
   const std::string towards = base::address_towards(world.identity.address);
@@ -123,7 +130,9 @@ std::string address_under_torchrun(const World& world) {
 
 void meet_by_mpi(World& world, base::Deadline deadline) {
   const job::Identity& id = world.identity;
-  const auto word = [&](bool one_host) { return id.rank == 0 ? serve_at(world, one_host ? "127.0.0.1" : base::address_of_interface(world.interface)) : ""; };
+  const auto word = [&](bool one_host) {
+    return id.rank == 0 ? serve_at(world, one_host ? "127.0.0.1" : base::address_of_interface(world.interface)) : "";
+  };
   const std::string missing = mpi_missing();
   if (missing.empty()) {
     enter_mpi(id.rank, id.world_size);
@@ -132,7 +141,8 @@ void meet_by_mpi(World& world, base::Deadline deadline) {
   const auto& fd = base::Env::process().pmi_fd;
   if (id.contract != "pmi" || !fd)
     throw base::UsageError("the contract " + id.contract + " does not say where the ranks meet: " + missing,
-                           "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or MASTER_ADDR and MASTER_PORT");
+                           "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0 and a port that is free there, or "
+                           "MASTER_ADDR and MASTER_PORT");
   const auto number = static_cast<int>(base::parse_int_in("PMI_FD", *fd, 0, INT_MAX));
   take_word(world, job::broadcast_by_pmi(number, id.rank, word(id.local_world_size == id.world_size), deadline));
 }
@@ -141,13 +151,16 @@ void meet_by_torchrun(World& world, base::Deadline deadline) {
   job::Identity& id = world.identity;
   const base::Address torchrun = id.address;
   const std::string key = "lockstep/" + id.job;
-  const auto connect = [&](base::Deadline limit) { return job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, limit); };
+  const auto connect = [&](base::Deadline limit) {
+    return job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, limit);
+  };
   if (id.rank == 0) {
     take_word(world, meet_by_torchrun_store(torchrun, key, serve_at(world, address_under_torchrun(world)), deadline));
     world.store = connect(deadline);
     return;
   }
-  // torchrun's store outlives restarts, and its hosts do not count them alike: the word may be that of a rank 0 that is no more.
+  // torchrun's store outlives restarts, and its hosts do not count them alike: the word may be that of a rank 0 that is
+  // no more.
   for (const job::JobKey given = world.key;; world.key = given) {
     take_word(world, meet_by_torchrun_store(torchrun, key, "", deadline));
     try {
@@ -182,11 +195,16 @@ void check_transport(const std::string& asked, int size) {
 
 std::string choose_outer(const job::Identity& identity, const std::string& asked) {
   if (asked != "auto" && asked != "gloo" && asked != "mpi")
-    throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) + "; allowed are auto, gloo and mpi");
-  if (asked == "mpi" && !mpi_missing().empty()) throw base::UsageError("the transport between hosts: mpi: " + mpi_missing());
-  if (asked == "gloo" && !gloo_missing().empty()) throw base::UsageError("the transport between hosts: gloo: " + gloo_missing());
+    throw base::UsageError("the transport between hosts (LOCKSTEP_OUTER) is " + base::quoted(asked, 80) +
+                           "; allowed are auto, gloo and mpi");
+  if (asked == "mpi" && !mpi_missing().empty())
+    throw base::UsageError("the transport between hosts: mpi: " + mpi_missing());
+  if (asked == "gloo" && !gloo_missing().empty())
+    throw base::UsageError("the transport between hosts: gloo: " + gloo_missing());
   const std::string& contract = identity.contract;
-  const bool mpi = mpi_missing().empty() && (asked == "mpi" || (asked == "auto" && (contract == "mpi" || contract == "pmi" || contract == "pmix")));
+  const bool mpi =
+      mpi_missing().empty() &&
+      (asked == "mpi" || (asked == "auto" && (contract == "mpi" || contract == "pmi" || contract == "pmix")));
   if (mpi) check_mpi_library();
   if (asked != "auto") return asked;
   if (gloo_missing().empty()) return mpi ? kGlooAndMpi : "gloo";
@@ -197,7 +215,8 @@ std::string choose_transport(World& world, const std::string& asked, const std::
   const int size = world.identity.world_size;
   const bool one_host = static_cast<int>(world.identity.neighbours.size()) == size;
   if (asked == "shm" && !one_host)
-    throw base::UsageError("transport shm is for ranks of one host, but there are " + std::to_string(world.identity.num_nodes) +
+    throw base::UsageError("transport shm is for ranks of one host, but there are " +
+                           std::to_string(world.identity.num_nodes) +
                            " hosts; allowed here are auto, hierarchy, gloo and mpi");
   if (asked == "hierarchy" && one_host)
     throw base::UsageError("transport hierarchy is for ranks of several hosts, but all " + std::to_string(size) +
@@ -206,7 +225,8 @@ std::string choose_transport(World& world, const std::string& asked, const std::
   const bool free = asked == "auto" || asked == "nccl";  // which is for tensors on GPUs alone
   if (free) world.transport = size == 1 ? "self" : one_host ? "shm" : "hierarchy";
   if (world.transport == "hierarchy") {
-    if (outer == "none") throw base::UsageError("no transport between hosts: gloo: " + gloo_missing() + "; mpi: " + mpi_missing());
+    if (outer == "none")
+      throw base::UsageError("no transport between hosts: gloo: " + gloo_missing() + "; mpi: " + mpi_missing());
     world.outer = outer;
   }
   if (!free) return "asked for by name";
@@ -224,7 +244,8 @@ void prepare_transport(World& world, const std::string& asked, base::Deadline de
   agree_on_gpus(world, asked, missing.empty() ? nccl_version() : "", missing, deadline);
 }
 
-std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members, int threads) const {
+std::shared_ptr<Transport> World::make_gloo(const std::string& name, const std::vector<int>& members,
+                                            int threads) const {
   return make_gloo_transport({.store = std::make_shared<job::PrefixStore>("gloo/" + name, store),
                               .rank = place_in(members),
                               .size = static_cast<int>(members.size()),
@@ -250,7 +271,8 @@ int World::place_in(const std::vector<int>& members) const {
   return static_cast<int>(std::find(members.begin(), members.end(), identity.rank) - members.begin());
 }
 
-std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members, const Descent& descent) const {
+std::shared_ptr<Transport> World::make_transport(const std::string& name, const std::vector<int>& members,
+                                                 const Descent& descent) const {
   const std::shared_ptr<Transport> parent = descent.from ? nccl_of(*descent.from) : nullptr;
   if (transport == "self" || members.size() == 1) {
     if (parent) leave_nccl_split(*parent);
@@ -260,10 +282,13 @@ std::shared_ptr<Transport> World::make_transport(const std::string& name, const 
   if (device.is_cpu()) return on_host;
   const int place = place_in(members);
   const auto host_of = [&](int member) { return identity.hosts[static_cast<std::size_t>(member)]; };
-  const bool several = std::any_of(members.begin(), members.end(), [&](int member) { return host_of(member) != host_of(members.front()); });
-  DeviceTransportOptions options{.host = on_host, .rank = place, .size = static_cast<int>(members.size()), .several_hosts = several};
+  const bool several = std::any_of(members.begin(), members.end(),
+                                   [&](int member) { return host_of(member) != host_of(members.front()); });
+  DeviceTransportOptions options{
+      .host = on_host, .rank = place, .size = static_cast<int>(members.size()), .several_hosts = several};
   if (!by_nccl) return make_device_transport(std::move(options));
-  const NcclOptions all{.store = store, .members = members, .rank = place, .gpu = gpu, .host = base::host_name(), .address = address};
+  const NcclOptions all{
+      .store = store, .members = members, .rank = place, .gpu = gpu, .host = base::host_name(), .address = address};
   options.make_nccl = [name, all](const std::string& part, const std::vector<int>& ranks) {
     NcclOptions some = all;
     some.store = std::make_shared<job::PrefixStore>("nccl/" + name + part, all.store);
@@ -294,15 +319,16 @@ std::shared_ptr<Transport> World::make_host_transport(const std::string& name, c
                                .rank = place,
                                .timeout = timeout});
   if (transport == "hierarchy")
-    return make_hierarchy_transport({.neighbours = neighbours,
-                                     .store = std::make_shared<job::PrefixStore>("hierarchy/" + name, store),
-                                     .members = members,
-                                     .hosts = hosts,
-                                     .rank = place,
-                                     .timeout = timeout,
-                                     .make_outer = [this, &name](Leg leg, const std::string& part, const std::vector<int>& ranks) {
-                                       return make_outer(leg, name + "/" + part, ranks);
-                                     }});
+    return make_hierarchy_transport(
+        {.neighbours = neighbours,
+         .store = std::make_shared<job::PrefixStore>("hierarchy/" + name, store),
+         .members = members,
+         .hosts = hosts,
+         .rank = place,
+         .timeout = timeout,
+         .make_outer = [this, &name](Leg leg, const std::string& part, const std::vector<int>& ranks) {
+           return make_outer(leg, name + "/" + part, ranks);
+         }});
   if (transport == "mpi") return make_mpi(name, members);
   return make_gloo(name, members, kFewThreads);
 }

@@ -58,7 +58,9 @@ std::unique_ptr<at::ObserverContext> note(const at::RecordFunction& call) {
 /// Torch's threads for backward work with the settings of the thread that called backward(), callbacks among them.
 class Callback {
  public:
-  Callback() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(note).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
+  Callback()
+      : handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(note).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
   ~Callback() { at::removeCallback(handle_); }
 
  private:
@@ -80,9 +82,11 @@ std::optional<std::string> difference(const CallList& before, const CallList& af
   const std::size_t common = std::min(before.calls.size(), after.calls.size());
   for (std::size_t i = 0; i < common; ++i)
     if (before.calls[i] != after.calls[i])
-      return "call " + std::to_string(i + 1) + ", " + after.calls[i] + ", was " + before.calls[i] + " in the run before";
+      return "call " + std::to_string(i + 1) + ", " + after.calls[i] + ", was " + before.calls[i] +
+             " in the run before";
   if (before.calls.size() == after.calls.size()) return std::nullopt;
-  return "there were " + std::to_string(after.calls.size()) + " calls, and " + std::to_string(before.calls.size()) + " in the run before";
+  return "there were " + std::to_string(after.calls.size()) + " calls, and " + std::to_string(before.calls.size()) +
+         " in the run before";
 }
 
 }  // namespace lockstep::cuda

@@ -8,11 +8,14 @@ namespace {
 
 class CudaGraph final : public Graph, private at::cuda::CUDAGraph {
  public:
-  void begin() { capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal); }  // other threads go on, such as those that pin memory for a loader
+  void begin() {
+    capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  }  // other threads go on, such as those that pin memory for a loader
   void end() { capture_end(); }
   void replay() override { CUDAGraph::replay(); }
 
-  /// After an error in between. capture_end() throws for a capture that CUDA has given up, before it tells the allocators.
+  /// After an error in between. capture_end() throws for a capture that CUDA has given up, before it tells the
+  /// allocators.
   void abandon() noexcept {
     try {
       capture_end();

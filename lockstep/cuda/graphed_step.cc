@@ -28,7 +28,8 @@ constexpr const char* kInstead = "; what the host does, decides or counts belong
 
 void require(const char* option, int value, int high) {
   if (value < 1 || value > high)
-    throw UsageError("GraphedStepOptions." + std::string(option) + " is " + std::to_string(value) + "; allowed is 1 to " + std::to_string(high));
+    throw UsageError("GraphedStepOptions." + std::string(option) + " is " + std::to_string(value) +
+                     "; allowed is 1 to " + std::to_string(high));
 }
 
 std::string key_of(const Tensors& inputs) {
@@ -48,10 +49,12 @@ void order(const at::Stream& first, const at::Stream& then) {
 
 class GraphedStep::Impl {
  public:
-  Impl(at::Device device, Body body, const GraphedStepOptions& options) : device_(device), body_(std::move(body)), options_(options) {
+  Impl(at::Device device, Body body, const GraphedStepOptions& options)
+      : device_(device), body_(std::move(body)), options_(options) {
     require("warmup", options.warmup, 1000);
     require("max_graphs", options.max_graphs, 1024);
-    if (!device.is_cpu() && !device.is_cuda()) throw UsageError("GraphedStep: the device is " + device.str() + "; allowed are cpu and cuda");
+    if (!device.is_cpu() && !device.is_cuda())
+      throw UsageError("GraphedStep: the device is " + device.str() + "; allowed are cpu and cuda");
     if (device.is_cpu() || !options.enabled) return;
     const c10::impl::VirtualGuardImpl gpus(device.type());
     if (!device.has_index()) device_ = gpus.getDevice();
@@ -93,10 +96,14 @@ class GraphedStep::Impl {
   void expect_fit(const Tensors& inputs) const {
     for (std::size_t i = 0; i < inputs.size(); ++i)
       if (!inputs[i].defined() || inputs[i].device() != device_ || inputs[i].layout() != at::kStrided)
-        throw UsageError("GraphedStep: input " + std::to_string(i) + " is " + (inputs[i].defined() ? "on " + inputs[i].device().str() : "undefined") + "; allowed are dense tensors on " + device_.str() +
+        throw UsageError("GraphedStep: input " + std::to_string(i) + " is " +
+                         (inputs[i].defined() ? "on " + inputs[i].device().str() : "undefined") +
+                         "; allowed are dense tensors on " + device_.str() +
                          " (LoaderOptions.device brings batches there)");
     if (at::autocast::is_autocast_enabled(device_.type()) && at::autocast::is_autocast_cache_enabled())
-      throw UsageError("GraphedStep: it is called inside an Autocast, whose casts of weights would be those of now in every replay; allowed is an Autocast inside the body");
+      throw UsageError(
+          "GraphedStep: it is called inside an Autocast, whose casts of weights would be those of now in every replay; "
+          "allowed is an Autocast inside the body");
   }
 
   /// Null when there are too many.
@@ -109,7 +116,8 @@ class GraphedStep::Impl {
       return &ways_.back();
     }
     if (!std::exchange(warned_, true))
-      base::log_warning("GraphedStep: inputs of more than " + std::to_string(options_.max_graphs) + " different shapes (max_graphs); those of further ones, such as " + key + ", take no graph");
+      base::log_warning("GraphedStep: inputs of more than " + std::to_string(options_.max_graphs) +
+                        " different shapes (max_graphs); those of further ones, such as " + key + ", take no graph");
     return nullptr;
   }
 
@@ -165,7 +173,9 @@ class GraphedStep::Impl {
     ++stats_.captured;
   }
 
-  [[noreturn]] static void refuse(const std::string& reason) { throw UsageError("GraphedStep: the step cannot be a graph: " + reason + kInstead); }
+  [[noreturn]] static void refuse(const std::string& reason) {
+    throw UsageError("GraphedStep: the step cannot be a graph: " + reason + kInstead);
+  }
 
   at::Device device_;
   const Body body_;
@@ -175,7 +185,8 @@ class GraphedStep::Impl {
   bool warned_ = false;
 };
 
-GraphedStep::GraphedStep(at::Device device, Body body, const GraphedStepOptions& options) : impl_(std::make_unique<Impl>(device, std::move(body), options)) {}
+GraphedStep::GraphedStep(at::Device device, Body body, const GraphedStepOptions& options)
+    : impl_(std::make_unique<Impl>(device, std::move(body), options)) {}
 GraphedStep::~GraphedStep() = default;
 GraphedStep::GraphedStep(GraphedStep&&) noexcept = default;
 

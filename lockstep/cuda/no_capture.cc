@@ -3,6 +3,8 @@
 
 namespace lockstep::cuda {
 
-std::unique_ptr<Graph> capture(const std::function<void()>&) { throw base::UsageError("this build's libtorch has no CUDA (the wheel torch for CUDA brings it)"); }
+std::unique_ptr<Graph> capture(const std::function<void()>&) {
+  throw base::UsageError("this build's libtorch has no CUDA (the wheel torch for CUDA brings it)");
+}
 
 }  // namespace lockstep::cuda

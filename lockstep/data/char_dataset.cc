@@ -21,7 +21,8 @@ CharDataset::CharDataset(std::shared_ptr<const std::vector<std::int32_t>> ids, s
   if (options_.stride == 0) options_.stride = options_.block_size;
   if (num_ids_ <= options_.block_size)
     throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters is too short for a block_size of " +
-                           std::to_string(options_.block_size) + "; allowed are block sizes below the length of the text");
+                           std::to_string(options_.block_size) +
+                           "; allowed are block sizes below the length of the text");
 }
 
 std::pair<CharDataset, CharDataset> CharDataset::split(double fraction) const {
@@ -29,8 +30,9 @@ std::pair<CharDataset, CharDataset> CharDataset::split(double fraction) const {
     throw base::UsageError("the fraction to split at is " + std::to_string(fraction) + "; allowed is between 0 and 1");
   const auto cut = static_cast<std::size_t>(static_cast<double>(num_ids_) * fraction);
   if (cut <= options_.block_size || num_ids_ - cut <= options_.block_size)
-    throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters split at " + std::to_string(fraction) +
-                           " leaves a part without a window of " + std::to_string(options_.block_size) + " characters");
+    throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters split at " +
+                           std::to_string(fraction) + " leaves a part without a window of " +
+                           std::to_string(options_.block_size) + " characters");
   return {CharDataset(ids_, first_, cut, options_), CharDataset(ids_, first_ + cut, num_ids_ - cut, options_)};
 }
 

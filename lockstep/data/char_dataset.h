@@ -25,8 +25,8 @@ class CharDataset {
   /// Throws UsageError for a block size of 0 and for less text than one window and its target (block_size + 1).
   CharDataset(std::vector<std::int32_t> ids, const CharOptions& options);
 
-  /// The first `fraction` of the text and the rest, which share no character. Throws UsageError unless 0 < fraction < 1 and
-  /// both hold at least one window.
+  /// The first `fraction` of the text and the rest, which share no character. Throws UsageError unless 0 < fraction < 1
+  /// and both hold at least one window.
   std::pair<CharDataset, CharDataset> split(double fraction) const;
 
   /// data: int64 [block_size]; target: int64 [block_size], the same one character later. CPU.

@@ -24,7 +24,8 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors, const std::vector<std::size_t>& indices) {
+at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors,
+                 const std::vector<std::size_t>& indices) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!alike(tensors[0], tensors[i]))
       throw base::UsageError("the samples of a batch must have one shape and dtype, but " + std::string(what) +

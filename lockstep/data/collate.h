@@ -12,19 +12,23 @@
 
 namespace lockstep::data {
 
-/// A sample, or a batch of them: what the datasets of Lockstep give. Any type with the same two members will do for others.
+/// A sample, or a batch of them: what the datasets of Lockstep give. Any type with the same two members will do for
+/// others.
 struct Example {
   at::Tensor data;
   at::Tensor target;
 };
 
-/// Stacks tensors of one shape and dtype along a new first dimension. Throws UsageError that names `what` ("data"), both
-/// samples by `indices`, and both shapes and dtypes, when they differ.
-at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors, const std::vector<std::size_t>& indices);
+/// Stacks tensors of one shape and dtype along a new first dimension. Throws UsageError that names `what` ("data"),
+/// both samples by `indices`, and both shapes and dtypes, when they differ.
+at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors,
+                 const std::vector<std::size_t>& indices);
 
 // Nothing but these members: what else a sample holds would be lost in a batch.
 template <typename E>
-concept DataOnly = sizeof(E) == sizeof(at::Tensor) && requires(E e) { { e.data } -> std::same_as<at::Tensor&>; };
+concept DataOnly = sizeof(E) == sizeof(at::Tensor) && requires(E e) {
+  { e.data } -> std::same_as<at::Tensor&>;
+};
 template <typename E>
 concept DataAndTarget = sizeof(E) == 2 * sizeof(at::Tensor) && requires(E e) {
   { e.data } -> std::same_as<at::Tensor&>;

@@ -28,24 +28,32 @@ at::Stream own_stream(at::Device device) {
 void check_device(at::Device device) {
   if (device.is_cpu()) return;
   const std::string start = "LoaderOptions.device is " + device.str() + ", ";
-  if (!at::accelerator::isAccelerator(device.type())) throw base::UsageError(start + "which is no accelerator; allowed are cpu and Group::device()");
+  if (!at::accelerator::isAccelerator(device.type()))
+    throw base::UsageError(start + "which is no accelerator; allowed are cpu and Group::device()");
   if (!c10::impl::hasDeviceGuardImpl(device.type()))
-    throw base::UsageError(start + "which libtorch cannot use in this process; allowed are cpu and Group::device(), after lockstep::init() has found a GPU");
+    throw base::UsageError(start +
+                           "which libtorch cannot use in this process; allowed are cpu and Group::device(), after "
+                           "lockstep::init() has found a GPU");
   const int count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
   if (device.index() >= count || count == 0)
-    throw base::UsageError(start + "of " + std::to_string(count) + " that this process sees; allowed are " + (count > 0 ? "numbers below that, and " : "") + "cpu");
+    throw base::UsageError(start + "of " + std::to_string(count) + " that this process sees; allowed are " +
+                           (count > 0 ? "numbers below that, and " : "") + "cpu");
 }
 
 void pin(void* batch, const BatchTensors& tensors, at::Device device) {
   const at::NoGradGuard no_grad;
-  const c10::DeviceGuard guard(device);  // a thread that begins has another current one, on which pinning would take memory
+  const c10::DeviceGuard guard(
+      device);  // a thread that begins has another current one, on which pinning would take memory
   tensors(batch, [](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided) tensor = tensor.pin_memory();
   });
 }
 
 DeviceCopies::DeviceCopies(at::Device device, BatchTensors tensors)
-    : tensors_(std::move(tensors)), stream_(own_stream(device)), copied_(device.type()), before_{c10::Event(device.type()), c10::Event(device.type())} {}
+    : tensors_(std::move(tensors)),
+      stream_(own_stream(device)),
+      copied_(device.type()),
+      before_{c10::Event(device.type()), c10::Event(device.type())} {}
 
 bool DeviceCopies::wait_for_users(base::Deadline deadline) const {
   const c10::Event& last_but_one = before_[num_handed_over_ % 2];
@@ -60,7 +68,8 @@ void DeviceCopies::start(void* batch) {
   const at::NoGradGuard no_grad;
   const c10::StreamGuard guard(stream_);
   tensors_(batch, [&](at::Tensor& tensor) {
-    if (tensor.defined() && tensor.is_cpu()) tensor = tensor.to(at::TensorOptions(stream_.device()), /*non_blocking=*/true);
+    if (tensor.defined() && tensor.is_cpu())
+      tensor = tensor.to(at::TensorOptions(stream_.device()), /*non_blocking=*/true);
   });
   copied_.record(stream_);
 }

@@ -12,8 +12,9 @@ namespace lockstep::data {
 
 using SeeTensor = std::function<void(at::Tensor& tensor)>;
 
-/// Calls `see` with each tensor in `value`: a tensor, a struct's members `data` and `target`, elements of containers, pairs, tuples and optionals, and so on inside these. A type
-/// of your own with other members has a function for_each_tensor(see). What is const, and everything else, is passed over.
+/// Calls `see` with each tensor in `value`: a tensor, a struct's members `data` and `target`, elements of containers,
+/// pairs, tuples and optionals, and so on inside these. A type of your own with other members has a function
+/// for_each_tensor(see). What is const, and everything else, is passed over.
 template <typename T>
 void each_tensor(T& value, const SeeTensor& see) {
   if constexpr (std::is_const_v<T>) {
@@ -27,7 +28,10 @@ void each_tensor(T& value, const SeeTensor& see) {
       for (auto&& element : value) each_tensor(element, see);
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
     std::apply([&](auto&... part) { (each_tensor(part, see), ...); }, value);
-  } else if constexpr (requires { value.has_value(); *value; }) {
+  } else if constexpr (requires {
+                         value.has_value();
+                         *value;
+                       }) {
     if (value.has_value()) each_tensor(*value, see);
   } else {
     if constexpr (requires { value.data; }) each_tensor(value.data, see);

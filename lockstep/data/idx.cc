@@ -32,7 +32,7 @@ class GzReader {
  public:
   explicit GzReader(const std::string& path) : path_(path) {
     base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    struct stat status {};
+    struct stat status{};
     if (!fd || ::fstat(fd.get(), &status) != 0) throw base::SystemError("cannot read " + path, errno);
     if (!S_ISREG(status.st_mode)) throw base::UsageError(path + " is not a regular file");
     size_ = static_cast<std::uint64_t>(status.st_size);
@@ -51,7 +51,8 @@ class GzReader {
   std::size_t read(std::uint8_t* data, std::size_t size) {
     std::size_t done = 0;
     while (done < size) {
-      const int got = ::gzread(file_.get(), data + done, static_cast<unsigned>(std::min<std::size_t>(size - done, 1 << 20)));
+      const int got =
+          ::gzread(file_.get(), data + done, static_cast<unsigned>(std::min<std::size_t>(size - done, 1 << 20)));
       if (got < 0) fail();
       if (got == 0) break;
       done += static_cast<std::size_t>(got);
@@ -68,8 +69,8 @@ class GzReader {
     const std::uint64_t begin = offset_;
     const std::size_t got = read(data, size);
     if (got != size)
-      refuse(offset_, "the file ends inside " + std::string(what) + ": got " + std::to_string(got) + " bytes from offset " +
-                          std::to_string(begin) + ", expected " + std::to_string(size));
+      refuse(offset_, "the file ends inside " + std::string(what) + ": got " + std::to_string(got) +
+                          " bytes from offset " + std::to_string(begin) + ", expected " + std::to_string(size));
   }
 
   // The most that the file can hold: known before anything of that size is allocated.
@@ -120,13 +121,15 @@ IdxBytes read_idx(const std::string& path) {
   const std::uint64_t num_bytes = read_shape(in, idx.shape);
   idx.values_offset = in.offset();
   if (idx.values_offset + num_bytes > in.most_bytes())
-    in.refuse(idx.values_offset, "the header promises " + std::to_string(num_bytes) + " values, but the file can hold at most " +
+    in.refuse(idx.values_offset, "the header promises " + std::to_string(num_bytes) +
+                                     " values, but the file can hold at most " +
                                      std::to_string(in.most_bytes() - std::min(in.most_bytes(), idx.values_offset)));
   idx.values.resize(num_bytes);
   in.read_all(idx.values.data(), idx.values.size(), "the values");
   std::uint8_t beyond = 0;
   if (in.read(&beyond, 1) != 0)
-    in.refuse(in.offset() - 1, "the file goes on after the " + std::to_string(num_bytes) + " values that its header promises");
+    in.refuse(in.offset() - 1,
+              "the file goes on after the " + std::to_string(num_bytes) + " values that its header promises");
   return idx;
 }
 

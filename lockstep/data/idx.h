@@ -14,9 +14,10 @@ struct IdxBytes {
   std::uint64_t values_offset = 0;   ///< of the first value in the (uncompressed) file
 };
 
-/// Reads a plain or a gzip-compressed file. Throws SystemError when it cannot be read, and FormatError "FILE:OFFSET: ..."
-/// (in a compressed file the offset after decompression) for a wrong header, a size above 2 GiB, a file that is shorter or
-/// longer than its header says, and damaged compression. No more memory is taken than a file of that length can fill.
+/// Reads a plain or a gzip-compressed file. Throws SystemError when it cannot be read, and FormatError "FILE:OFFSET:
+/// ..." (in a compressed file the offset after decompression) for a wrong header, a size above 2 GiB, a file that is
+/// shorter or longer than its header says, and damaged compression. No more memory is taken than a file of that length
+/// can fill.
 IdxBytes read_idx(const std::string& path);
 
 }  // namespace lockstep::data

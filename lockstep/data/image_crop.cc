@@ -43,7 +43,9 @@ std::pair<std::int64_t, std::int64_t> shorter_side_to(int width, int height, int
   return {wide * width / height, size};
 }
 
-Box center_crop(int width, int height, int size) { return {rounded((width - size) / 2.0), rounded((height - size) / 2.0), size, size}; }
+Box center_crop(int width, int height, int size) {
+  return {rounded((width - size) / 2.0), rounded((height - size) / 2.0), size, size};
+}
 
 int shrink_for(const Box& box, int size) {
   int shrink = 8;

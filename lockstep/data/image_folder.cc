@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 
 constexpr int kMaxDepth = 32;  // a link to a folder above would otherwise be followed for ever
 constexpr std::array<std::string_view, 2> kTaken{".jpg", ".jpeg"};
-constexpr std::array<std::string_view, 7> kOther{".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};  // what torchvision takes besides
+constexpr std::array<std::string_view, 7> kOther{".png", ".ppm",  ".bmp", ".pgm",
+                                                 ".tif", ".tiff", ".webp"};  // what torchvision takes besides
 
 template <typename Endings>
 bool ends_in(const std::string& name, const Endings& endings) {
@@ -46,8 +47,11 @@ Listing list(const std::string& path) {
 }
 
 /// Those below `folder`, a path inside `root`, in the order of their folders' paths.
-void collect_folders(const std::string& root, const std::string& folder, int depth, std::vector<std::pair<std::string, Listing>>& all) {
-  if (depth > kMaxDepth) throw base::UsageError("the folder " + root + "/" + folder + " is more than " + std::to_string(kMaxDepth) + " folders deep; does a link lead back to a folder above?");
+void collect_folders(const std::string& root, const std::string& folder, int depth,
+                     std::vector<std::pair<std::string, Listing>>& all) {
+  if (depth > kMaxDepth)
+    throw base::UsageError("the folder " + root + "/" + folder + " is more than " + std::to_string(kMaxDepth) +
+                           " folders deep; does a link lead back to a folder above?");
   Listing listing = list(root + "/" + folder);
   const std::vector<std::string> below = std::move(listing.folders);
   all.emplace_back(folder, std::move(listing));
@@ -60,7 +64,8 @@ ImageFolder::ImageFolder(const std::string& path) : root_(path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) throw base::UsageError("there is no folder " + path);
   classes_ = list(path).folders;
-  if (classes_.empty()) throw base::UsageError("the folder " + path + " holds no folders; allowed is one with a folder for each class");
+  if (classes_.empty())
+    throw base::UsageError("the folder " + path + " holds no folders; allowed is one with a folder for each class");
   std::size_t num_other = 0;
   std::string first_other;
   for (std::size_t label = 0; label < classes_.size(); ++label) {
@@ -73,9 +78,13 @@ ImageFolder::ImageFolder(const std::string& path) : root_(path) {
         if (ends_in(file, kTaken)) add(folder + "/" + file, static_cast<std::int32_t>(label));
         if (ends_in(file, kOther) && num_other++ == 0) first_other = root_ + "/" + folder + "/" + file;
       }
-    if (size() == before) throw base::UsageError("the folder " + root_ + "/" + classes_[label] + " holds no image; allowed are files that end in .jpg or .jpeg");
+    if (size() == before)
+      throw base::UsageError("the folder " + root_ + "/" + classes_[label] +
+                             " holds no image; allowed are files that end in .jpg or .jpeg");
   }
-  if (num_other > 0) base::log_warning(root_ + ": " + std::to_string(num_other) + " images that are not called .jpg or .jpeg are left out; the first is " + first_other);
+  if (num_other > 0)
+    base::log_warning(root_ + ": " + std::to_string(num_other) +
+                      " images that are not called .jpg or .jpeg are left out; the first is " + first_other);
 }
 
 void ImageFolder::add(std::string_view file, std::int32_t label) {

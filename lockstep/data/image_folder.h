@@ -10,12 +10,14 @@
 
 namespace lockstep::data {
 
-/// As torchvision's ImageFolder: each folder in `path` is a class, labels are the places of their names in order, and all files below that end in .jpg or .jpeg, in
-/// any case, are its images, folder by folder, in order. Order is that of the names' bytes, the same on every machine.
+/// As torchvision's ImageFolder: each folder in `path` is a class, labels are the places of their names in order, and
+/// all files below that end in .jpg or .jpeg, in any case, are its images, folder by folder, in order. Order is that of
+/// the names' bytes, the same on every machine.
 class ImageFolder {
  public:
-  /// Links are followed. Throws UsageError when there is no such folder, no class in it, a class without an image, or folders more than 32 deep; SystemError for a folder
-  /// that cannot be read. Warns of images of other kinds, which are left out.
+  /// Links are followed. Throws UsageError when there is no such folder, no class in it, a class without an image, or
+  /// folders more than 32 deep; SystemError for a folder that cannot be read. Warns of images of other kinds, which are
+  /// left out.
   explicit ImageFolder(const std::string& path);
 
   std::size_t size() const { return labels_.size(); }

@@ -7,7 +7,8 @@
 
 namespace lockstep::data {
 
-/// `from` as width x height pixels of RGB at `to`, by torch's bilinear filter with antialias, within one level what PIL's does.
+/// `from` as width x height pixels of RGB at `to`, by torch's bilinear filter with antialias, within one level what
+/// PIL's does.
 void resize(const Pixels& from, std::int64_t width, std::int64_t height, std::uint8_t* to);
 
 /// Left becomes right, in each row.

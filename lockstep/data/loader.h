@@ -46,8 +46,8 @@ class Epoch {
 
   explicit Epoch(std::unique_ptr<BatchRun> run) : run_(std::move(run)) {}
 
-  /// Waits for the first batch, at most LoaderOptions::timeout, as ++ does for the others. Both throw SampleError when the
-  /// dataset threw, and TimeoutError.
+  /// Waits for the first batch, at most LoaderOptions::timeout, as ++ does for the others. Both throw SampleError when
+  /// the dataset threw, and TimeoutError.
   Iterator begin() { return Iterator(*run_); }
   std::default_sentinel_t end() const { return {}; }
   /// Batches that this rank will see: fewer than batches_per_epoch() after restore().
@@ -70,13 +70,14 @@ class Loader {
   /// Batches of this rank in a whole epoch.
   std::uint64_t batches_per_epoch() const { return core_->batches_per_epoch(); }
 
-  /// Whether ranks together see every sample at most once an epoch: not where some come twice so that all have equally many.
+  /// Whether ranks together see every sample at most once an epoch: not where some come twice so that all have equally
+  /// many.
   bool exact() const { return core_->exact(); }
 
   /// Where the data stands: the batch that the loop holds counts as drawn. The same on all ranks between two steps.
   const Position& position() const { return core_->position(); }
-  /// Goes on there, in this world whatever the size of the one that saved it, when epoch(position.epoch) is called next.
-  /// Throws UsageError when the position is of another dataset, seed or order.
+  /// Goes on there, in this world whatever the size of the one that saved it, when epoch(position.epoch) is called
+  /// next. Throws UsageError when the position is of another dataset, seed or order.
   void restore(const Position& position) { core_->restore(position); }
 
  private:
@@ -158,11 +159,14 @@ struct FunctionDataset {
 
 inline std::function<void(const Position&)> batch_counter(const comm::Group& world, const LoaderOptions& options) {
   if (!ranks_draw_alike({world.rank(), world.size()}, options)) return nullptr;
-  return [group = world, mode = options.mode](const Position& position) mutable { group.count_batch(fingerprint_of_order(position, mode)); };
+  return [group = world, mode = options.mode](const Position& position) mutable {
+    group.count_batch(fingerprint_of_order(position, mode));
+  };
 }
 
 template <typename D>
-Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options, std::function<void(const Position&)> on_batch) {
+Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options,
+                                 std::function<void(const Position&)> on_batch) {
   if constexpr (requires { D::is_stateful; })
     static_assert(!D::is_stateful, "a stateful dataset decides itself what comes next; a Loader needs get(index)");
   static_assert(std::is_copy_constructible_v<D>, "each worker thread has a copy of the dataset: it must be copyable");
@@ -177,7 +181,8 @@ Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& 
     };
   };
   const auto tensors = [](void* batch, const SeeTensor& see) { each_tensor(*static_cast<BatchFrom<D>*>(batch), see); };
-  return Loader<BatchFrom<D>>(std::make_shared<LoaderCore>(num_samples, shard, options, new_maker, tensors, std::move(on_batch)));
+  return Loader<BatchFrom<D>>(
+      std::make_shared<LoaderCore>(num_samples, shard, options, new_maker, tensors, std::move(on_batch)));
 }
 
 }  // namespace detail
@@ -185,19 +190,23 @@ Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& 
 template <typename D>
 concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
 
-/// A loader of `dataset` for this rank of `world`. All ranks make it alike. Where all ranks draw equally many batches (kPad,
-/// kDrop) each batch is counted in the group, so that ranks which are not at the same batch are told so instead of
-/// averaging gradients of different steps; to walk a dataset on one rank alone, use ShardOf{} below.
+/// A loader of `dataset` for this rank of `world`. All ranks make it alike. Where all ranks draw equally many batches
+/// (kPad, kDrop) each batch is counted in the group, so that ranks which are not at the same batch are told so instead
+/// of averaging gradients of different steps; to walk a dataset on one rank alone, use ShardOf{} below.
 ///
 /// A dataset has get(index) or get_batch(indices), and size(): a torch::data::datasets::Dataset, one mapped with
-/// transforms, or a class of your own. It is copied once for each worker thread and epoch (as libtorch's DataLoader does), so get()
-/// need not be thread-safe, but what copies share must be. A copy that has set_epoch(epoch) is told the epoch before its first sample. Tensors in samples are stacked: see BatchOf in collate.h.
+/// transforms, or a class of your own. It is copied once for each worker thread and epoch (as libtorch's DataLoader
+/// does), so get() need not be thread-safe, but what copies share must be. A copy that has set_epoch(epoch) is told the
+/// epoch before its first sample. Tensors in samples are stacked: see BatchOf in collate.h.
 ///
 /// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
-/// from its index and the epoch (SampleRandom); a generator that threads share is used in an order that depends on timing.
+/// from its index and the epoch (SampleRandom); a generator that threads share is used in an order that depends on
+/// timing.
 ///
-/// With LoaderOptions::device batches are on that device, and their copies were on their way before they were asked for: use them on the stream that was current when they were handed out,
-/// by the thread that drew them, or order others behind it. The host waits for no copy, and for the device only when that is two batches behind. What a copy throws comes out of the loop as it is.
+/// With LoaderOptions::device batches are on that device, and their copies were on their way before they were asked
+/// for: use them on the stream that was current when they were handed out, by the thread that drew them, or order
+/// others behind it. The host waits for no copy, and for the device only when that is two batches behind. What a copy
+/// throws comes out of the loop as it is.
 ///
 /// Throws UsageError for a dataset without samples and for an option outside its range.
 template <MapDataset D>
@@ -213,7 +222,8 @@ auto make_loader(std::uint64_t num_samples, F sample, const comm::Group& world, 
   return make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, world, options);
 }
 
-/// The same for a part that is named by hand and known to no group: ShardOf{} is all of the dataset, on this rank alone.
+/// The same for a part that is named by hand and known to no group: ShardOf{} is all of the dataset, on this rank
+/// alone.
 template <MapDataset D>
 auto make_loader(D dataset, ShardOf shard, const LoaderOptions& options = {}) {
   return detail::make_loader(std::move(dataset), shard, options, nullptr);

@@ -24,8 +24,9 @@ LoaderOptions checked(const LoaderOptions& options) {
   require("prefetch", options.prefetch, 1, 1024);
   require("timeout", options.timeout.count(), 1, INT64_MAX);
   if (options.drop_last && options.mode == ShardMode::kExact)
-    throw base::UsageError("LoaderOptions.drop_last is true with mode kExact, which promises every sample; allowed is "
-                           "drop_last = false, or mode kPad or kDrop");
+    throw base::UsageError(
+        "LoaderOptions.drop_last is true with mode kExact, which promises every sample; allowed is "
+        "drop_last = false, or mode kPad or kDrop");
   check_device(options.device);
   return options;
 }
@@ -43,21 +44,24 @@ bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options) {
 
 std::uint32_t fingerprint_of_order(const Position& position, ShardMode mode) {
   std::uint32_t hash = 2166136261u;  // FNV-1a
-  for (std::uint64_t value : {position.seed, position.epoch, position.num_samples, std::uint64_t{position.shuffle}, static_cast<std::uint64_t>(mode)})
-    for (int byte = 0; byte < 8; ++byte, value >>= 8) hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
+  for (std::uint64_t value : {position.seed, position.epoch, position.num_samples, std::uint64_t{position.shuffle},
+                              static_cast<std::uint64_t>(mode)})
+    for (int byte = 0; byte < 8; ++byte, value >>= 8)
+      hash = (hash ^ static_cast<std::uint32_t>(value & 0xff)) * 16777619u;
   return hash;
 }
 
 void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
   const std::string where = num_samples == 1 ? "sample " + std::to_string(index) + ": "
-                                             : "one of " + std::to_string(num_samples) + " samples that begin with sample " +
-                                                   std::to_string(index) + ": ";
+                                             : "one of " + std::to_string(num_samples) +
+                                                   " samples that begin with sample " + std::to_string(index) + ": ";
   try {
     throw;
   } catch (const base::Error& error) {
     std::throw_with_nested(SampleError(index, error.cause(), where + error.what()));
   } catch (const c10::Error& error) {
-    std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + first_line(error.what_without_backtrace())));
+    std::throw_with_nested(
+        SampleError(index, base::Cause::kBadFile, where + first_line(error.what_without_backtrace())));
   } catch (const std::exception& error) {
     std::throw_with_nested(SampleError(index, base::Cause::kBadFile, where + first_line(error.what())));
   } catch (...) {
@@ -66,7 +70,8 @@ void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
 }
 
 LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
-                       std::function<MakeBatch(std::uint64_t epoch)> new_maker, BatchTensors tensors, std::function<void(const Position&)> on_batch)
+                       std::function<MakeBatch(std::uint64_t epoch)> new_maker, BatchTensors tensors,
+                       std::function<void(const Position&)> on_batch)
     : options_(checked(options)),
       sampler_(num_samples, shard, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
       new_maker_(std::move(new_maker)),
@@ -74,8 +79,10 @@ LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOpt
       position_{.seed = options.seed, .num_samples = num_samples, .shuffle = options.shuffle} {
   if (options.device.is_cpu()) return;
   copies_ = std::make_unique<DeviceCopies>(options.device, tensors);
-  new_maker_ = [make_unpinned = std::move(new_maker_), tensors = std::move(tensors), device = copies_->device()](std::uint64_t epoch) -> MakeBatch {
-    return [make = make_unpinned(epoch), tensors, device](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
+  new_maker_ = [make_unpinned = std::move(new_maker_), tensors = std::move(tensors),
+                device = copies_->device()](std::uint64_t epoch) -> MakeBatch {
+    return [make = make_unpinned(epoch), tensors, device](const std::vector<std::size_t>& indices,
+                                                          const std::stop_token& stop) {
       auto batch = make(indices, stop);
       if (batch) pin(batch.get(), tensors, device);
       return batch;
@@ -84,12 +91,16 @@ LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOpt
 }
 
 BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
-  return BatchPlan(sampler_.epoch(epoch, position), static_cast<std::uint64_t>(options_.batch_size), options_.drop_last);
+  return BatchPlan(sampler_.epoch(epoch, position), static_cast<std::uint64_t>(options_.batch_size),
+                   options_.drop_last);
 }
 
 void LoaderCore::restore(const Position& position) {
-  const Position ours{.seed = options_.seed, .epoch = position.epoch, .samples = position.samples,
-                      .num_samples = sampler_.num_samples(), .shuffle = options_.shuffle};
+  const Position ours{.seed = options_.seed,
+                      .epoch = position.epoch,
+                      .samples = position.samples,
+                      .num_samples = sampler_.num_samples(),
+                      .shuffle = options_.shuffle};
   if (position != ours)
     throw base::UsageError("the position \"" + to_text(position) + "\" is of another loader; allowed here is \"" +
                            to_text(ours) + "\", of any epoch and number of samples");
@@ -117,11 +128,12 @@ void BatchRun::start_workers() {
   std::vector<MakeThing> makers;
   // A thread that is left behind must own what it uses: nothing here refers to the run or the loader.
   for (std::uint64_t i = 0; i < num_threads; ++i)
-    makers.emplace_back([plan = plan_, make = loader_->new_maker_(start_.epoch)](std::uint64_t batch, const std::stop_token& stop) {
-      return make(plan.indices(batch), stop);
-    });
-  workers_ = std::make_unique<OrderedWorkers>(size(), std::move(makers),
-                                              num_threads * static_cast<std::uint64_t>(options.prefetch), options.timeout);
+    makers.emplace_back(
+        [plan = plan_, make = loader_->new_maker_(start_.epoch)](std::uint64_t batch, const std::stop_token& stop) {
+          return make(plan.indices(batch), stop);
+        });
+  workers_ = std::make_unique<OrderedWorkers>(
+      size(), std::move(makers), num_threads * static_cast<std::uint64_t>(options.prefetch), options.timeout);
 }
 
 /// Null when a worker's is not ready by then.
@@ -149,7 +161,8 @@ std::shared_ptr<void> BatchRun::make_or_wait() {
   return batch;
 }
 
-/// The copy of the one behind it begins before this one is handed out, unless its maker is not done: so it goes on beside what is computed from this one.
+/// The copy of the one behind it begins before this one is handed out, unless its maker is not done: so it goes on
+/// beside what is computed from this one.
 std::shared_ptr<void> BatchRun::on_device() {
   DeviceCopies& copies = *loader_->copies_;
   if (!ahead_) {
@@ -169,10 +182,13 @@ void BatchRun::start_next_copy() {
     if (!batch) return;
     const LoaderOptions& options = loader_->options_;
     if (!loader_->copies_->wait_for_users(base::Deadline::in(options.timeout)))
-      throw base::TimeoutError(base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
-                               "batch " + std::to_string(num_taken_ + 1) + " of epoch " + std::to_string(start_.epoch) + " is not copied to " + loader_->copies_->device().str() +
-                                   ", which was not done with the last batch but two after " + std::to_string(options.timeout.count()) + " ms",
-                               "what was put on its stream takes longer, or waits for something; LoaderOptions.timeout allows more");
+      throw base::TimeoutError(
+          base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
+          "batch " + std::to_string(num_taken_ + 1) + " of epoch " + std::to_string(start_.epoch) +
+              " is not copied to " + loader_->copies_->device().str() +
+              ", which was not done with the last batch but two after " + std::to_string(options.timeout.count()) +
+              " ms",
+          "what was put on its stream takes longer, or waits for something; LoaderOptions.timeout allows more");
     loader_->copies_->start(batch.get());
     ahead_ = Ahead{std::move(batch), nullptr};
   } catch (...) {

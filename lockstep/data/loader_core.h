@@ -26,17 +26,22 @@ struct LoaderOptions {
   bool shuffle = true;
   ShardMode mode = ShardMode::kPad;
   bool drop_last = false;  ///< leave out a last batch that is not full; not with kExact
-  int num_workers = 0;     ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for, with a device one earlier
-  int prefetch = 2;        ///< batches that are ready or being made, for each worker, 1 to 1024
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  ///< for a worker's batch, its end, and the device; more than 0
-  /// Where batches are when they are handed out, Group::device() for one: their tensors on the host (each_tensor.h) go through pinned memory, and are copied on a stream of the loader's own while
-  /// the batch before is used. Three batches lie on the device then: in use, handed out, on its way; a program that never waits for the GPU waits here before there are more.
+  int num_workers = 0;  ///< threads that make batches, 0 to 256; 0: the calling thread makes each when it is asked for,
+                        ///< with a device one earlier
+  int prefetch = 2;     ///< batches that are ready or being made, for each worker, 1 to 1024
+  std::chrono::milliseconds timeout =
+      std::chrono::minutes(5);  ///< for a worker's batch, its end, and the device; more than 0
+  /// Where batches are when they are handed out, Group::device() for one: their tensors on the host (each_tensor.h) go
+  /// through pinned memory, and are copied on a stream of the loader's own while the batch before is used. Three
+  /// batches lie on the device then: in use, handed out, on its way; a program that never waits for the GPU waits here
+  /// before there are more.
   at::Device device = at::kCPU;
 };
 
 /// Whether several ranks draw equally many batches, so that comparing their counts finds a rank that is out of step.
 bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options);
-/// Of what must be the same on all ranks for each sample to be drawn once: seed, epoch, number of samples, shuffle, mode. Pure.
+/// Of what must be the same on all ranks for each sample to be drawn once: seed, epoch, number of samples, shuffle,
+/// mode. Pure.
 std::uint32_t fingerprint_of_order(const Position& position, ShardMode mode);
 
 /// A sample could not be read. what() is "sample INDEX: " and the text of what the dataset threw, which is nested.
@@ -55,24 +60,29 @@ class SampleError : public base::Error {
 [[noreturn]] void throw_sample_error(std::uint64_t index, std::size_t num_samples = 1);
 
 /// Makes a batch of the samples with these indices into the dataset; null when a stop is requested in between.
-using MakeBatch = std::function<std::shared_ptr<void>(const std::vector<std::size_t>& indices, const std::stop_token& stop)>;
+using MakeBatch =
+    std::function<std::shared_ptr<void>(const std::vector<std::size_t>& indices, const std::stop_token& stop)>;
 
 class BatchRun;
 
 /// What Loader<Batch> does that does not depend on Batch. Used by one thread.
 class LoaderCore : public std::enable_shared_from_this<LoaderCore> {
  public:
-  /// `new_maker` is called once an epoch for each thread that makes batches. `on_batch` is called for each batch that is handed
-  /// out. `tensors` are those of what a maker makes. Throws UsageError for an option out of its range.
-  LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options, std::function<MakeBatch(std::uint64_t epoch)> new_maker,
-             BatchTensors tensors, std::function<void(const Position&)> on_batch);
+  /// `new_maker` is called once an epoch for each thread that makes batches. `on_batch` is called for each batch that
+  /// is handed out. `tensors` are those of what a maker makes. Throws UsageError for an option out of its range.
+  LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
+             std::function<MakeBatch(std::uint64_t epoch)> new_maker, BatchTensors tensors,
+             std::function<void(const Position&)> on_batch);
 
   /// Batches of this rank in a whole epoch.
   std::uint64_t batches_per_epoch() const { return plan(0, 0).num_batches(); }
   /// Begins `epoch`, at the restored position when that is of this epoch, otherwise at its beginning.
   std::unique_ptr<BatchRun> start(std::uint64_t epoch);
 
-  bool exact() const { return options_.mode != ShardMode::kPad || position_.num_samples % static_cast<std::uint64_t>(sampler_.shard().size) == 0; }
+  bool exact() const {
+    return options_.mode != ShardMode::kPad ||
+           position_.num_samples % static_cast<std::uint64_t>(sampler_.shard().size) == 0;
+  }
   const Position& position() const { return position_; }
   void restore(const Position& position);
 
@@ -100,7 +110,9 @@ class BatchRun {
   std::shared_ptr<void> next();
   std::uint64_t size() const { return plan_.num_batches(); }
   /// Of the batch that was handed out last.
-  std::vector<std::size_t> indices() const { return num_taken_ == 0 ? std::vector<std::size_t>() : plan_.indices(num_taken_ - 1); }
+  std::vector<std::size_t> indices() const {
+    return num_taken_ == 0 ? std::vector<std::size_t>() : plan_.indices(num_taken_ - 1);
+  }
 
  private:
   struct Ahead {

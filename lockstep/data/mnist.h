@@ -17,9 +17,9 @@ class Mnist {
  public:
   enum class Part { kTrain, kTest };
 
-  /// Reads train-images-idx3-ubyte and train-labels-idx1-ubyte, or the two t10k- files, from `folder`, each plain or with
-  /// .gz. Throws UsageError listing the names looked for when one is missing, and FormatError as read_idx(), when there are
-  /// no images, when labels and images are not equally many, or when a label is above 9.
+  /// Reads train-images-idx3-ubyte and train-labels-idx1-ubyte, or the two t10k- files, from `folder`, each plain or
+  /// with .gz. Throws UsageError listing the names looked for when one is missing, and FormatError as read_idx(), when
+  /// there are no images, when labels and images are not equally many, or when a label is above 9.
   static Mnist load(const std::string& folder, Part part);
   /// Whether load() would find both files.
   static bool exists(const std::string& folder, Part part);

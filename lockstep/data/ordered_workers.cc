@@ -45,7 +45,7 @@ struct OrderedWorkers::State {
   const std::uint64_t num_things;
   std::stop_source stop;
 
-  std::mutex mutex;  // guards all below
+  std::mutex mutex;               // guards all below
   std::condition_variable room;   // a slot is free, or a stop is requested
   std::condition_variable ready;  // a slot is filled, or a thread has ended
   std::vector<Slot> slots;

@@ -9,8 +9,8 @@
 namespace lockstep::data {
 namespace {
 
-// With halves of fewer bits a round function has too few outputs to mix well; then every range walks longer, and cheaply:
-// at most 256 values.
+// With halves of fewer bits a round function has too few outputs to mix well; then every range walks longer, and
+// cheaply: at most 256 values.
 constexpr int kMinHalfBits = 4;
 
 }  // namespace

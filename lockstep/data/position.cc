@@ -12,8 +12,9 @@ namespace {
 constexpr std::array<std::string_view, 5> kFields = {"seed=", "epoch=", "samples=", "num_samples=", "shuffle="};
 
 [[noreturn]] void refuse(std::string_view text) {
-  throw base::UsageError("the position in the data is " + base::quoted(text, 200) +
-                         "; allowed is \"seed=N epoch=N samples=N num_samples=N shuffle=0|1\" with samples <= num_samples");
+  throw base::UsageError(
+      "the position in the data is " + base::quoted(text, 200) +
+      "; allowed is \"seed=N epoch=N samples=N num_samples=N shuffle=0|1\" with samples <= num_samples");
 }
 
 }  // namespace

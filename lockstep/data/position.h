@@ -7,7 +7,8 @@
 
 namespace lockstep::data {
 
-/// Independent of the number of ranks: a run of 4 ranks that is saved goes on with 3 without losing or repeating a sample.
+/// Independent of the number of ranks: a run of 4 ranks that is saved goes on with 3 without losing or repeating a
+/// sample.
 struct Position {
   std::uint64_t seed = 0;
   std::uint64_t epoch = 0;

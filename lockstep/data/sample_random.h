@@ -7,10 +7,12 @@
 
 namespace lockstep::data {
 
-/// SplitMix64 from a state that seed, epoch and sample choose: whoever makes the sample, on whatever machine and after whatever else, draws the same numbers.
+/// SplitMix64 from a state that seed, epoch and sample choose: whoever makes the sample, on whatever machine and after
+/// whatever else, draws the same numbers.
 class SampleRandom {
  public:
-  SampleRandom(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) : state_(mix(mix(mix(seed + kGolden) + epoch + kGolden) + sample + kGolden)) {}
+  SampleRandom(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample)
+      : state_(mix(mix(mix(seed + kGolden) + epoch + kGolden) + sample + kGolden)) {}
 
   std::uint64_t next() { return mix(state_ += kGolden); }
   /// low <= value < high.

@@ -47,9 +47,9 @@ class EpochOrder {
   std::optional<Permutation> permutation_;
 };
 
-/// Deals an epoch's order out like cards: the k-th sample of rank r is number position + k * size + r of the order that all
-/// ranks share. When every rank has drawn b samples, the ranks together have therefore drawn the next b * size numbers,
-/// and "how many numbers are drawn" says all about the state of an epoch: it is the same for any world size.
+/// Deals an epoch's order out like cards: the k-th sample of rank r is number position + k * size + r of the order that
+/// all ranks share. When every rank has drawn b samples, the ranks together have therefore drawn the next b * size
+/// numbers, and "how many numbers are drawn" says all about the state of an epoch: it is the same for any world size.
 class Sampler {
  public:
   /// Throws UsageError for no samples, and for a rank outside its world.

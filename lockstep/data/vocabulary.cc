@@ -46,8 +46,8 @@ Vocabulary::Vocabulary(std::vector<std::string> symbols) : symbols_(std::move(sy
     auto& place = symbol.size() == 1 ? single_[static_cast<unsigned char>(symbol[0])]
                                      : longer_.try_emplace(symbol, -1).first->second;
     if (place != -1)
-      throw base::UsageError("symbol " + base::quoted(symbol) + " is in the vocabulary twice, at " + std::to_string(place) +
-                             " and " + std::to_string(id));
+      throw base::UsageError("symbol " + base::quoted(symbol) + " is in the vocabulary twice, at " +
+                             std::to_string(place) + " and " + std::to_string(id));
     place = id;
   }
   bytes_ = longer_.empty() && symbols_.size() == 256;

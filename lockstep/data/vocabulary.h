@@ -10,16 +10,16 @@
 
 namespace lockstep::data {
 
-/// A set of symbols, numbered from 0. A symbol is one character of UTF-8, or one byte where there is no valid character;
-/// so every text is a sequence of symbols, and decode(encode(text)) == text.
+/// A set of symbols, numbered from 0. A symbol is one character of UTF-8, or one byte where there is no valid
+/// character; so every text is a sequence of symbols, and decode(encode(text)) == text.
 class Vocabulary {
  public:
   /// The symbols that occur in `text`, in the order of their bytes.
   static Vocabulary of(std::string_view text);
   /// All 256 bytes: encodes anything, without a look at the text.
   static Vocabulary bytes();
-  /// These symbols in this order, as symbols() returned them. Throws UsageError for one that is there twice, empty, or no
-  /// single symbol.
+  /// These symbols in this order, as symbols() returned them. Throws UsageError for one that is there twice, empty, or
+  /// no single symbol.
   explicit Vocabulary(std::vector<std::string> symbols);
 
   std::size_t size() const { return symbols_.size(); }

@@ -28,7 +28,9 @@ class WatchingEngine final : public Engine {
 
   variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
                         bool accumulate_grad, const edge_list& outputs) override {
-    const auto pass_on = [&] { return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs); };
+    const auto pass_on = [&] {
+      return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+    };
     if (!accumulate_grad) return pass_on();
     const auto told = current_listeners();
     // Inside a node's function, on whatever thread of the engine, there is a current graph task.
@@ -47,12 +49,14 @@ class WatchingEngine final : public Engine {
     }
   }
 
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& task,
-                                                                 decltype(torch::autograd::Edge::function) root,
-                                                                 torch::autograd::InputBuffer&& input) override {
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, decltype(torch::autograd::Edge::function) root,
+      torch::autograd::InputBuffer&& input) override {
     return inner_.execute_with_graph_task(task, std::move(root), std::move(input));
   }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override { return inner_.make_anomaly_metadata(); }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return inner_.make_anomaly_metadata();
+  }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     return inner_.get_default_saved_variable_hooks();
   }

@@ -5,9 +5,9 @@
 
 namespace lockstep::ddp {
 
-/// Told about every backward() of the process that accumulates gradients (torch::autograd::grad does not). Calls come on the
-/// thread that called backward(). `begun` and `ended` speak of the outermost one; a re-entrant backward inside it, as gradient
-/// checkpointing makes, is `nested`.
+/// Told about every backward() of the process that accumulates gradients (torch::autograd::grad does not). Calls come
+/// on the thread that called backward(). `begun` and `ended` speak of the outermost one; a re-entrant backward inside
+/// it, as gradient checkpointing makes, is `nested`.
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
@@ -19,9 +19,9 @@ class BackwardListener {
   virtual void backward_failed(const std::string& why) noexcept = 0;
 };
 
-/// From here on `listener` is told. autograd has no such hook, so the first call puts an engine in front of the default one
-/// that passes everything on to it (torch::autograd::set_default_engine_stub, as torch's Python bindings do). Listeners are told
-/// in the order of listen(). Any thread; a listener is called only by threads that call backward().
+/// From here on `listener` is told. autograd has no such hook, so the first call puts an engine in front of the default
+/// one that passes everything on to it (torch::autograd::set_default_engine_stub, as torch's Python bindings do).
+/// Listeners are told in the order of listen(). Any thread; a listener is called only by threads that call backward().
 void listen(BackwardListener* listener);
 void unlisten(BackwardListener* listener);
 

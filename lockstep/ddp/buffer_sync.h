@@ -9,8 +9,9 @@
 
 namespace lockstep::ddp {
 
-/// The values travel with the gradients: pack() before, unpack() after. Written through Tensor::data(), which leaves version
-/// counters alone: autograd has saved what it needs of them, and another forward may be waiting for its backward().
+/// The values travel with the gradients: pack() before, unpack() after. Written through Tensor::data(), which leaves
+/// version counters alone: autograd has saved what it needs of them, and another forward may be waiting for its
+/// backward().
 class BufferSync {
  public:
   BufferSync(NamedTensors buffers, Buffers mode);

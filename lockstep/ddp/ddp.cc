@@ -1,7 +1,7 @@
 #include "lockstep/ddp/ddp.h"
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -52,17 +52,20 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
       throw UsageError("DdpOptions.bucket_bytes holds " + std::to_string(bytes) + " and has " +
                        std::to_string(options.bucket_bytes.size()) + " sizes; allowed are one or two, of 1 or more");
   if (options.wire != at::kFloat && options.wire != at::kBFloat16 && options.wire != at::kHalf)
-    throw UsageError(std::string("DdpOptions.wire is ") + c10::toString(options.wire) + "; allowed are float32, bfloat16 and float16");
+    throw UsageError(std::string("DdpOptions.wire is ") + c10::toString(options.wire) +
+                     "; allowed are float32, bfloat16 and float16");
   if (options.wire != at::kFloat && options.hook)
-    throw UsageError("DdpOptions.wire is " + std::string(comm::name(options.wire)) + ", but there is a hook (" + options.hook->name() +
-                     "), which says itself what travels; allowed with a hook is float32");
+    throw UsageError("DdpOptions.wire is " + std::string(comm::name(options.wire)) + ", but there is a hook (" +
+                     options.hook->name() + "), which says itself what travels; allowed with a hook is float32");
   if (options.compare_every < 0)
     throw UsageError("DdpOptions.compare_every is " + std::to_string(options.compare_every) + "; allowed is 0 or more");
   if (options.host_sync_every < 1)
-    throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.host_sync_every) + "; allowed is 1 or more");
+    throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.host_sync_every) +
+                     "; allowed is 1 or more");
   for (const std::string& name : options.ignore) {
     const auto named = [&](const auto& item) { return item.first == name; };
-    if (std::none_of(parameters.begin(), parameters.end(), named) && std::none_of(buffers.begin(), buffers.end(), named))
+    if (std::none_of(parameters.begin(), parameters.end(), named) &&
+        std::none_of(buffers.begin(), buffers.end(), named))
       throw UsageError("DdpOptions.ignore names \"" + name + "\", which is no parameter or buffer of the module");
   }
 }
@@ -70,7 +73,9 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 }  // namespace
 
 DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
-    : group_(std::move(the_group)), options_(std::move(options)), peers_(group_),
+    : group_(std::move(the_group)),
+      options_(std::move(options)),
+      peers_(group_),
       buffers_(without(named_buffers(module), options_.ignore), options_.buffers) {
   check_options(options_, named_parameters(module), named_buffers(module));
   const NamedTensors parameters = without(named_parameters(module), options_.ignore);
@@ -81,9 +86,11 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   std::string text = "buffers " + std::to_string(static_cast<int>(options_.buffers)) + " hook " +
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
-  text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " + std::to_string(options_.host_sync_every) +
-          " predivide " + std::to_string(options_.predivide) + " compare_every " + std::to_string(options_.compare_every) +
-          " check_finite " + std::to_string(options_.check_finite) + " overlap " + std::to_string(options_.overlap) + " bucket_layout " + options_.bucket_layout;
+  text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " +
+          std::to_string(options_.host_sync_every) + " predivide " + std::to_string(options_.predivide) +
+          " compare_every " + std::to_string(options_.compare_every) + " check_finite " +
+          std::to_string(options_.check_finite) + " overlap " + std::to_string(options_.overlap) + " bucket_layout " +
+          options_.bucket_layout;
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
@@ -103,8 +110,12 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
   }
   const std::string name = parts.front().name + "..";
   exchange_ = peers_.make_exchange(name, std::move(parts),
-                                   {.bucket_bytes = options_.bucket_bytes, .hook = options_.hook, .predivide = options_.predivide,
-                                    .wire = host_sync_ ? at::kFloat : options_.wire, .layout = options_.bucket_layout, .check_finite = options_.check_finite});
+                                   {.bucket_bytes = options_.bucket_bytes,
+                                    .hook = options_.hook,
+                                    .predivide = options_.predivide,
+                                    .wire = host_sync_ ? at::kFloat : options_.wire,
+                                    .layout = options_.bucket_layout,
+                                    .check_finite = options_.check_finite});
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
   all_hashes_ = at::zeros({count * peers_.size()}, at::kLong);
@@ -174,8 +185,9 @@ void DistributedDataParallel::Impl::accumulated(std::size_t index) {
   const at::NoGradGuard no_grad;
   if (!open_) updater_ ? begin_update() : begin_exchange(group_.step_identity());
   if (exchange_->is_ready(index))
-    throw UsageError("the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
-                     "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
+    throw UsageError(
+        "the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
+        "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
   if (!deferred_)
     hand_over(index, true);
   else if (std::find(born_.begin(), born_.end(), index) == born_.end())
@@ -212,7 +224,8 @@ std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
   std::vector<comm::Collective> along;
   if (peers_.size() == 1) return along;
   along = buffers_.pack();
-  const bool is_time = exchanges_ <= kComparedExchanges || (options_.compare_every > 0 && exchanges_ % options_.compare_every == 0);
+  const bool is_time =
+      exchanges_ <= kComparedExchanges || (options_.compare_every > 0 && exchanges_ % options_.compare_every == 0);
   comparing_ = exchanges_ > 0 && is_time && !leaves_gradients();  // those have one copy of the parameters
   if (comparing_) {
     const auto hashes = hash_tensors(replicas_);
@@ -235,11 +248,11 @@ void DistributedDataParallel::Impl::finish_exchange() {
   for (const std::size_t index : born_) hand_over(index, true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Watched& parameter = parameters_[i];
-    if (!exchange_->is_ready(i) && parameter.tensor.grad().defined())
-      hand_over(i, parameter.dirty);
+    if (!exchange_->is_ready(i) && parameter.tensor.grad().defined()) hand_over(i, parameter.dirty);
   }
   const bool gives = updater_ && leaves_gradients();
-  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this), gives || !has_optimizer_);
+  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this),
+                 gives || !has_optimizer_);
   for (Watched& parameter : parameters_) parameter.dirty = false;
 }
 
@@ -274,11 +287,14 @@ void DistributedDataParallel::Impl::check_join() const {
     throw UsageError("join: DdpOptions.host_sync_every is " + std::to_string(options_.host_sync_every) +
                      "; allowed here is 1: hosts that have no more batches would miss the others' averages");
   if (divided_)
-    throw UsageError("join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so that one without batches would keep its part from the others",
-                     "do without shard_state, or give all ranks equally many batches");
+    throw UsageError(
+        "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so that "
+        "one without batches would keep its part from the others",
+        "do without shard_state, or give all ranks equally many batches");
   if (among_sharers_)
-    throw UsageError("join: an optimizer of lockstep::optim is allowed here when all ranks share a host; these are on several",
-                     "use an optimizer of torch::optim");
+    throw UsageError(
+        "join: an optimizer of lockstep::optim is allowed here when all ranks share a host; these are on several",
+        "use an optimizer of torch::optim");
 }
 
 void DistributedDataParallel::Impl::check_replicas() {
@@ -289,9 +305,10 @@ void DistributedDataParallel::Impl::check_replicas() {
   int odd = -1;
   const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, ranks, odd);
   if (!text.empty())
-    peers_.fail({base::Cause::kReplicaDiverged, "DistributedDataParallel", peers_.global_rank(peers_.rank()), odd, text,
-                "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
-                "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
+    peers_.fail(
+        {base::Cause::kReplicaDiverged, "DistributedDataParallel", peers_.global_rank(peers_.rank()), odd, text,
+         "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
+         "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
 }
 
 void DistributedDataParallel::Impl::take(std::size_t index, const at::Tensor& mean) {
@@ -304,8 +321,10 @@ void DistributedDataParallel::Impl::take(std::size_t index, const at::Tensor& me
 
 void DistributedDataParallel::Impl::enter_no_sync() {
   if (updater_)
-    throw UsageError("no_sync(): the optimizer updates parameters in backward() (update_in_backward()), and keeps no gradients for a later one",
-                     "do without update_in_backward()");
+    throw UsageError(
+        "no_sync(): the optimizer updates parameters in backward() (update_in_backward()), and keeps no gradients for "
+        "a later one",
+        "do without update_in_backward()");
   ++no_sync_;
   ++quiet;
 }
@@ -328,7 +347,8 @@ bool DistributedDataParallel::Impl::end_company() {
     void take(std::size_t, const at::Tensor&) override {}
   } nowhere;
   const at::NoGradGuard no_grad;
-  const comm::Attendance attendance = leaves_gradients() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
+  const comm::Attendance attendance =
+      leaves_gradients() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
   if (attendance.stop_requested) group_.agree_to_stop();
   if (attendance.active == 0) return false;
   buffers_.unpack(group_.size());

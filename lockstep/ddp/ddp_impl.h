@@ -33,7 +33,8 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   void backward_ended() override;
   void backward_failed(const std::string& why) noexcept override;
 
-  /// Called by autograd when parameter `index` has accumulated its gradient: on the thread that called backward(), or one of autograd's for a GPU meanwhile.
+  /// Called by autograd when parameter `index` has accumulated its gradient: on the thread that called backward(), or
+  /// one of autograd's for a GPU meanwhile.
   void accumulated(std::size_t index);
 
   void enter_no_sync();
@@ -107,34 +108,34 @@ class DistributedDataParallel::Impl final : public BackwardListener, public Grad
   BufferSync buffers_;
   std::unique_ptr<comm::Exchange> exchange_;
 
-  std::thread::id caller_;       // of backward()
-  std::mutex accumulated_mutex_;  // a model on several devices gets gradients on several threads: one at a time
-  bool closed_ = false;          // the module may be gone
-  std::optional<comm::Group> sharers_;                  // with an optimizer, when peers_ are on several hosts: those of this host
-  std::unique_ptr<comm::Exchange> among_sharers_;       // of the means that exchange_ has brought
-  bool divided_ = false;         // the optimizer's state is divided between owners()
-  bool has_optimizer_ = false;          // of lockstep::optim
-  comm::PieceSink* updated_ = nullptr;  // its; null: it has none
-  BackwardUpdater* updater_ = nullptr;  // the same optimizer, when it updates in backward()
-  bool averaged_ = false;        // where it leaves gradients: they are means
-  std::uint64_t backwards_ = 0;  // that reached a parameter
+  std::thread::id caller_;              // of backward()
+  std::mutex accumulated_mutex_;        // a model on several devices gets gradients on several threads: one at a time
+  bool closed_ = false;                 // the module may be gone
+  std::optional<comm::Group> sharers_;  // with an optimizer, when peers_ are on several hosts: those of this host
+  std::unique_ptr<comm::Exchange> among_sharers_;  // of the means that exchange_ has brought
+  bool divided_ = false;                           // the optimizer's state is divided between owners()
+  bool has_optimizer_ = false;                     // of lockstep::optim
+  comm::PieceSink* updated_ = nullptr;             // its; null: it has none
+  BackwardUpdater* updater_ = nullptr;             // the same optimizer, when it updates in backward()
+  bool averaged_ = false;                          // where it leaves gradients: they are means
+  std::uint64_t backwards_ = 0;                    // that reached a parameter
   GradientWitness witness_;
-  bool left_over_ = false;       // gradients were there before this backward
-  bool open_ = false;            // this backward has begun an exchange
-  bool deferred_ = false;        // nothing is given to the exchange before the end of this backward
-  bool reentrant_ = false;       // the model has been seen to run backward inside backward
+  bool left_over_ = false;         // gradients were there before this backward
+  bool open_ = false;              // this backward has begun an exchange
+  bool deferred_ = false;          // nothing is given to the exchange before the end of this backward
+  bool reentrant_ = false;         // the model has been seen to run backward inside backward
   std::vector<std::size_t> born_;  // parameters of this backward, in order, while deferred_
-  bool reached_ = false;         // this backward has reached a parameter
+  bool reached_ = false;           // this backward has reached a parameter
   int no_sync_ = 0;
   std::int64_t lost_backwards_ = 0;
   bool accumulating_ = false;
   std::int64_t exchanges_ = 0;
-  NamedTensors replicas_;        // what check_replicas() compares
+  NamedTensors replicas_;  // what check_replicas() compares
   at::Tensor hashes_;
   at::Tensor all_hashes_;
   bool comparing_ = false;
   bool anyone_joined_ = false;
-  bool stop_wanted_ = false;     // by some rank of an exchange
+  bool stop_wanted_ = false;  // by some rank of an exchange
   int last_active_ = 0;
 };
 

@@ -16,7 +16,8 @@ std::vector<GradientSource::Parameter> DistributedDataParallel::Impl::parameters
 
 void DistributedDataParallel::Impl::require_open() const {
   if (closed_)
-    throw UsageError("the DistributedDataParallel that this optimizer was made from is gone", "it must live as long as the optimizer is used");
+    throw UsageError("the DistributedDataParallel that this optimizer was made from is gone",
+                     "it must live as long as the optimizer is used");
 }
 
 bool DistributedDataParallel::Impl::attach(comm::PieceSink* updated) {
@@ -66,7 +67,8 @@ bool DistributedDataParallel::Impl::own_gradients() const {
 
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
   require_open();
-  if (no_sync_ > 0) throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");
+  if (no_sync_ > 0)
+    throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");
   updater_ = updater;
   witness_.forget();
 }
@@ -74,10 +76,13 @@ void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater)
 void DistributedDataParallel::Impl::refuse_early_update() const {
   const std::string start = "backward() that updates parameters (update_in_backward() of the optimizer): ";
   if (left_over_)
-    throw UsageError(start + "gradients of an earlier one are there, and would be counted again",
-                     "call zero_grad() before each backward(); to accumulate gradients, do without update_in_backward()");
+    throw UsageError(
+        start + "gradients of an earlier one are there, and would be counted again",
+        "call zero_grad() before each backward(); to accumulate gradients, do without update_in_backward()");
   if (reentrant_)
-    throw UsageError(start + "the model runs backward() inside backward(), which may need the old values of a parameter that has been updated",
+    throw UsageError(start +
+                         "the model runs backward() inside backward(), which may need the old values of a parameter "
+                         "that has been updated",
                      "do without update_in_backward()");
 }
 
@@ -116,11 +121,14 @@ comm::CommonMemory DistributedDataParallel::Impl::make_common(std::size_t bytes)
 void DistributedDataParallel::Impl::require_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     if (!witness_.unchanged(i, parameters_[i].tensor.grad()))
-      throw updater_ ? UsageError("the gradient of " + parameters_[i].name + " was changed between backward() and step(), after it had been used: backward() "
-                                  "updates parameters",
+      throw updater_ ? UsageError("the gradient of " + parameters_[i].name +
+                                      " was changed between backward() and step(), after it had been used: backward() "
+                                      "updates parameters",
                                   "do without update_in_backward() of the optimizer")
-                     : UsageError("the gradient of " + parameters_[i].name + " was changed between backward() and step(), while it was this rank's own",
-                                  "call the optimizer's average_gradients() before changing gradients, or clip_grad_norm() instead of torch's");
+                     : UsageError("the gradient of " + parameters_[i].name +
+                                      " was changed between backward() and step(), while it was this rank's own",
+                                  "call the optimizer's average_gradients() before changing gradients, or "
+                                  "clip_grad_norm() instead of torch's");
 }
 
 void DistributedDataParallel::Impl::average() {

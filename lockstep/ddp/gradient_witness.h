@@ -9,8 +9,8 @@
 
 namespace lockstep::ddp {
 
-/// Remembers a few values of each gradient, and autograd's count of its changes. A change that passes by that count (through .data(), as
-/// torch::nn::utils::clip_grad_norm_ does) shows in the values, if any of those was not zero.
+/// Remembers a few values of each gradient, and autograd's count of its changes. A change that passes by that count
+/// (through .data(), as torch::nn::utils::clip_grad_norm_ does) shows in the values, if any of those was not zero.
 class GradientWitness {
  public:
   /// What gradient `index` is now; an undefined or sparse one is not watched.

@@ -17,7 +17,8 @@ HostSync::HostSync(comm::Group& group, const NamedTensors& tensors, int every, a
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.is_floating_point()) continue;
-    const bool fits = !packs_.empty() && packs_.back().front().scalar_type() == tensor.scalar_type() && bytes + tensor.nbytes() <= kPackBytes;
+    const bool fits = !packs_.empty() && packs_.back().front().scalar_type() == tensor.scalar_type() &&
+                      bytes + tensor.nbytes() <= kPackBytes;
     if (!fits) {
       packs_.emplace_back();
       bytes = 0;

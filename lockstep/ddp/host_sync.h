@@ -10,14 +10,17 @@
 
 namespace lockstep::ddp {
 
-/// Local SGD between hosts (Lin, Stich, Patel, Jaggi: Don't Use Large Mini-Batches, Use Local SGD, 2018; https://arxiv.org/abs/1808.07217).
+/// Local SGD between hosts (Lin, Stich, Patel, Jaggi: Don't Use Large Mini-Batches, Use Local SGD, 2018;
+/// https://arxiv.org/abs/1808.07217).
 class HostSync {
  public:
-  /// Splits `group`: its operations are apart from the user's. Of `tensors` those of floating point are averaged. All ranks of a host hold the
-  /// same values, so that each byte crosses once a host (comm/hierarchy); with one host nothing is ever sent.
+  /// Splits `group`: its operations are apart from the user's. Of `tensors` those of floating point are averaged. All
+  /// ranks of a host hold the same values, so that each byte crosses once a host (comm/hierarchy); with one host
+  /// nothing is ever sent.
   HostSync(comm::Group& group, const NamedTensors& tensors, int every, at::ScalarType wire);
 
-  /// Counts an exchange of gradients; the last of each `every` averages. True when the hosts have met in it; then `wish` is that of any rank.
+  /// Counts an exchange of gradients; the last of each `every` averages. True when the hosts have met in it; then
+  /// `wish` is that of any rank.
   bool exchanged(bool& wish);
   /// Makes all ranks' tensors their mean, the same bits everywhere. Waits for all ranks.
   void average();

@@ -10,7 +10,8 @@ constexpr auto kPause = std::chrono::microseconds(200);
 
 }  // namespace
 
-void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop, const JoinOptions& options) {
+void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
+          const JoinOptions& options) {
   if (models.empty()) throw base::UsageError("join: no model is named");
   std::vector<DistributedDataParallel::Impl*> open;
   for (DistributedDataParallel* model : models) open.push_back(model->impl_.get());
@@ -25,7 +26,8 @@ void join(const std::vector<DistributedDataParallel*>& models, const std::functi
   const bool divide_by_active = !options.divide_by_initial_world_size;
   for (auto* model : open) model->begin_company(divide_by_active);
   while (!open.empty()) {
-    // With several models the others' next exchange may be any of them; with one its own wait knows more about the others.
+    // With several models the others' next exchange may be any of them; with one its own wait knows more about the
+    // others.
     std::size_t next = 0;
     while (open.size() > 1 && !open[next]->company_has_come()) {
       next = (next + 1) % open.size();

@@ -1,4 +1,5 @@
-// broadcast_optimizer_state(): an optimizer writes itself into an archive, whose tree of tensors and numbers travels as such.
+// broadcast_optimizer_state(): an optimizer writes itself into an archive, whose tree of tensors and numbers travels as
+// such.
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
@@ -49,7 +50,8 @@ json describe(InputArchive& archive, std::vector<at::Tensor>& tensors) {
     } else if (value.isNone()) {
       tree[key] = {{"none", true}};
     } else {
-      throw base::UsageError("broadcast_optimizer_state: the optimizer's \"" + key + "\" is of type " + value.tagKind() +
+      throw base::UsageError("broadcast_optimizer_state: the optimizer's \"" + key + "\" is of type " +
+                             value.tagKind() +
                              "; allowed are tensors, numbers, booleans, strings and lists of doubles");
     }
   }

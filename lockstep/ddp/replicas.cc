@@ -1,9 +1,8 @@
 #include "lockstep/ddp/replicas.h"
 
 #define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <torch/nn/module.h>
+#include <xxhash.h>
 
 #include <map>
 #include <sstream>
@@ -103,8 +102,10 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
       std::replace(line.begin(), line.end(), '\t', ' ');
       return line.empty() ? "nothing more" : line;
     };
-    group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.global_rank(group.rank()), group.global_rank(rank),
-                "the model differs between ranks: " + named(0) + " has " + say(first) + "; " + named(rank) + " has " + say(theirs),
+    group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.global_rank(group.rank()),
+                group.global_rank(rank),
+                "the model differs between ranks: " + named(0) + " has " + say(first) + "; " + named(rank) + " has " +
+                    say(theirs),
                 "build the same model with the same options on every rank"});
   }
 }
@@ -146,7 +147,8 @@ std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors) {
   return hashes;
 }
 
-std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all, const std::vector<int>& ranks, int& odd) {
+std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all,
+                                const std::vector<int>& ranks, int& odd) {
   const std::size_t count = tensors.size();
   for (std::size_t i = 0; i < count; ++i) {
     std::map<std::int64_t, std::vector<int>> holders;
@@ -155,7 +157,8 @@ std::string describe_divergence(const NamedTensors& tensors, const std::vector<s
     // The smallest party is at fault as far as a vote can tell; among equals the one without the first.
     const std::vector<int>* smallest = nullptr;
     for (const auto& [hash, party] : holders)
-      if (!smallest || party.size() < smallest->size() || (party.size() == smallest->size() && smallest->front() == ranks.front()))
+      if (!smallest || party.size() < smallest->size() ||
+          (party.size() == smallest->size() && smallest->front() == ranks.front()))
         smallest = &party;
     odd = smallest->front();
     std::string text = "parameter " + tensors[i].first + " differs between ranks:";

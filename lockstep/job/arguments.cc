@@ -14,7 +14,8 @@ constexpr std::size_t kFile = 1 << 16;
 
 std::string shown(const std::vector<std::string>& words, std::size_t at) {
   std::string text;
-  for (std::size_t i = at ? at - 1 : 0; i < words.size() && i < at + 2; ++i) text += (text.empty() ? "" : " ") + base::quoted(words[i], kBytes);
+  for (std::size_t i = at ? at - 1 : 0; i < words.size() && i < at + 2; ++i)
+    text += (text.empty() ? "" : " ") + base::quoted(words[i], kBytes);
   return text.empty() ? "none" : text;
 }
 

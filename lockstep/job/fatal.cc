@@ -24,7 +24,8 @@ std::string word(std::string text) {
 char unescape(std::string_view line, std::size_t& i) {
   if (line[i] == 'n') return '\n';
   int code = 0;
-  if (line[i] == 'x' && i + 2 < line.size() && std::from_chars(&line[i + 1], &line[i + 3], code, 16).ec == std::errc()) {
+  if (line[i] == 'x' && i + 2 < line.size() &&
+      std::from_chars(&line[i + 1], &line[i + 3], code, 16).ec == std::errc()) {
     i += 2;
     return static_cast<char>(code);
   }

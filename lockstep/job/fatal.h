@@ -36,18 +36,19 @@ std::optional<Fatal> parse_fatal(std::string_view line);
 
 /// The keys that launcher and ranks use together.
 namespace key {
-inline constexpr std::string_view kCause = "cause";      ///< the first cause, as to_line()
-std::string exited(int rank);                            ///< set by the launcher when a rank's process ended: how
-inline constexpr std::string_view kClosed = "ended without saying why";  ///< how, as far as rank 0 sees it where there is no launcher
-std::string left(int rank);                              ///< set by a rank that closes its world in good order
-std::string progress(int rank);                          ///< set by a rank that gets on, about once a second: a number that grows
+inline constexpr std::string_view kCause = "cause";  ///< the first cause, as to_line()
+std::string exited(int rank);                        ///< set by the launcher when a rank's process ended: how
+inline constexpr std::string_view kClosed =
+    "ended without saying why";  ///< how, as far as rank 0 sees it where there is no launcher
+std::string left(int rank);      ///< set by a rank that closes its world in good order
+std::string progress(int rank);  ///< set by a rank that gets on, about once a second: a number that grows
 }  // namespace key
 
 /// A rank that lives and has lost its connections has new ones after this time: it beats every second.
 inline constexpr std::chrono::seconds kComesBack{2};
 
-/// Keeps `fatal` as the job's first cause unless there is one already; the one that is kept. Never throws: a store that is
-/// gone cannot be told, and then `fatal` is returned.
+/// Keeps `fatal` as the job's first cause unless there is one already; the one that is kept. Never throws: a store that
+/// is gone cannot be told, and then `fatal` is returned.
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept;
 
 }  // namespace lockstep::job

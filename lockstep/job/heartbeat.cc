@@ -51,8 +51,10 @@ void Heartbeat::run() {
     try {
       // A rank of which the store hears nothing has ended: one that has lost its connections gets a new one so.
       const auto limit = base::Deadline::in(kStoreLimit);
-      if (progress == told) store_->find(key::progress(rank_), limit);
-      else store_->set(key::progress(rank_), std::to_string(progress), limit);
+      if (progress == told)
+        store_->find(key::progress(rank_), limit);
+      else
+        store_->set(key::progress(rank_), std::to_string(progress), limit);
       told = progress;
     } catch (const std::exception&) {
       // Who needs the store notices it, and says so.

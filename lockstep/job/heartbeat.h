@@ -12,9 +12,9 @@
 
 namespace lockstep::job {
 
-/// Once a second it counts on in this process's page, which its agent watches, and, when the process has got on since, under
-/// key::progress(rank) in the store, where ranks that wait see it. While RankPage::busy is more than 0 it counts as progress. Takes no signal, and
-/// nobody waits for it.
+/// Once a second it counts on in this process's page, which its agent watches, and, when the process has got on since,
+/// under key::progress(rank) in the store, where ranks that wait see it. While RankPage::busy is more than 0 it counts
+/// as progress. Takes no signal, and nobody waits for it.
 class Heartbeat {
  public:
   /// `store` may be null: then only the page is written.
@@ -34,8 +34,8 @@ class Heartbeat {
   std::thread thread_;  // last: it uses the rest
 };
 
-/// How far ranks have come, as one text that differs when any of them has got on: what their heartbeats have put into the store. Throws CommError
-/// kCoordinatorLost.
+/// How far ranks have come, as one text that differs when any of them has got on: what their heartbeats have put into
+/// the store. Throws CommError kCoordinatorLost.
 std::string progress_of(Store& store, const std::vector<int>& ranks, base::Deadline deadline);
 
 }  // namespace lockstep::job

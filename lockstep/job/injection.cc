@@ -12,9 +12,10 @@ struct Kind {
   std::string_view name;
   Fault fault;
 };
-constexpr std::array kKinds = {Kind{"kill", Fault::kKill},   Kind{"stop", Fault::kStop},     Kind{"segv", Fault::kSegv},
-                               Kind{"loop", Fault::kLoop},   Kind{"throw", Fault::kThrow},   Kind{"desync", Fault::kDesync},
-                               Kind{"corrupt", Fault::kCorrupt}, Kind{"flip", Fault::kFlip}, Kind{"slow", Fault::kSlow}};
+constexpr std::array kKinds = {
+    Kind{"kill", Fault::kKill},       Kind{"stop", Fault::kStop},   Kind{"segv", Fault::kSegv},
+    Kind{"loop", Fault::kLoop},       Kind{"throw", Fault::kThrow}, Kind{"desync", Fault::kDesync},
+    Kind{"corrupt", Fault::kCorrupt}, Kind{"flip", Fault::kFlip},   Kind{"slow", Fault::kSlow}};
 
 /// N of "NAME=N"; -1 when it is not that.
 std::int64_t value_of(std::string_view part, std::string_view name) {
@@ -35,7 +36,8 @@ Injection parse_injection(const char* what, const std::string& text) {
   if (injection.fault == Fault::kNone || rank < 0 || rank > (1 << 20) || step < 1) {
     std::string names;
     for (const Kind& kind : kKinds) names += (names.empty() ? "" : ", ") + std::string(kind.name);
-    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) + "; allowed is KIND@rank=R,step=S with S of 1 or more, and as KIND " + names);
+    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
+                           "; allowed is KIND@rank=R,step=S with S of 1 or more, and as KIND " + names);
   }
   injection.rank = static_cast<int>(rank);
   injection.step = step;

@@ -26,7 +26,8 @@ struct Injection {
   std::int64_t step = 0;  ///< the exchange of gradients of that process in which it happens, from 1
 };
 
-/// Of "KIND@rank=R,step=S". Throws UsageError, naming `what` (the option or variable), the value got and what is allowed. Pure.
+/// Of "KIND@rank=R,step=S". Throws UsageError, naming `what` (the option or variable), the value got and what is
+/// allowed. Pure.
 Injection parse_injection(const char* what, const std::string& text);
 
 }  // namespace lockstep::job

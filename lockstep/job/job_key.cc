@@ -23,13 +23,15 @@ static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == s
 
 void fill_random(std::array<unsigned char, 32>& bytes) {
   // bounded: it waits only where a machine has just started
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) throw base::SystemError("getrandom", errno);
+  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
+    throw base::SystemError("getrandom", errno);
 }
 
 }  // namespace
 
 JobKey::JobKey(std::string_view bytes) {
-  if (bytes.size() != kBytes) throw base::UsageError("a job's key has " + std::to_string(bytes.size()) + " bytes; allowed are 32");
+  if (bytes.size() != kBytes)
+    throw base::UsageError("a job's key has " + std::to_string(bytes.size()) + " bytes; allowed are 32");
   std::copy(bytes.begin(), bytes.end(), bytes_.begin());
 }
 
@@ -41,10 +43,11 @@ JobKey JobKey::random() {
 
 JobKey JobKey::from_file(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
-    throw base::UsageError("the job's key " + base::quoted(path, 256) + " " + why, "head -c 32 /dev/urandom > FILE; chmod 600 FILE; and give every rank a copy");
+    throw base::UsageError("the job's key " + base::quoted(path, 256) + " " + why,
+                           "head -c 32 /dev/urandom > FILE; chmod 600 FILE; and give every rank a copy");
   };
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
+  struct stat status{};
   if (!fd || ::fstat(fd.get(), &status) != 0) refuse(std::string("cannot be read: ") + std::strerror(errno));
   if (!S_ISREG(status.st_mode)) refuse("is no file");
   if (status.st_uid != ::geteuid()) refuse("belongs to another user");
@@ -68,13 +71,16 @@ bool JobKey::secret() const {
 Mac JobKey::mac(std::initializer_list<std::string_view> texts) const {
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, bytes_.data(), bytes_.size());
-  for (const std::string_view text : texts) crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(text.data()), text.size());
+  for (const std::string_view text : texts)
+    crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(text.data()), text.size());
   Mac mac;
   crypto_auth_hmacsha256_final(&state, mac.data());
   return mac;
 }
 
-bool equal(const Mac& mac, std::string_view bytes) { return bytes.size() == mac.size() && sodium_memcmp(mac.data(), bytes.data(), mac.size()) == 0; }
+bool equal(const Mac& mac, std::string_view bytes) {
+  return bytes.size() == mac.size() && sodium_memcmp(mac.data(), bytes.data(), mac.size()) == 0;
+}
 
 Mac new_nonce() {
   Mac nonce;

@@ -11,8 +11,9 @@ namespace lockstep::job {
 /// HMAC-SHA256 (RFC 2104, FIPS 180-4), as libsodium computes it.
 using Mac = std::array<unsigned char, 32>;
 
-/// 32 bytes that stand in no command line and in no environment: the launcher makes them, and each rank finds them in the page that its agent made for
-/// it; ranks that MPI or torchrun has started hear them from rank 0, by MPI or torchrun's store; others may have a file.
+/// 32 bytes that stand in no command line and in no environment: the launcher makes them, and each rank finds them in
+/// the page that its agent made for it; ranks that MPI or torchrun has started hear them from rank 0, by MPI or
+/// torchrun's store; others may have a file.
 class JobKey {
  public:
   static constexpr std::size_t kBytes = 32;
@@ -23,8 +24,8 @@ class JobKey {
   explicit JobKey(std::string_view bytes);
   /// Random ones, from getrandom(2). Throws SystemError.
   static JobKey random();
-  /// Made from what lies in a file of 32 to 4096 bytes. UsageError when it cannot be read, belongs to another user than this process, or anybody but its
-  /// owner may read or write it.
+  /// Made from what lies in a file of 32 to 4096 bytes. UsageError when it cannot be read, belongs to another user than
+  /// this process, or anybody but its owner may read or write it.
   static JobKey from_file(const std::string& path);
   /// The one in the page that this process was given, or none.
   static JobKey given();
@@ -48,8 +49,8 @@ Mac new_nonce();
 
 /// What the two ends of a connection must have in common.
 struct Credentials {
-  std::string job;      ///< at most 128 bytes; keeps two jobs at one address apart
-  int generation = 0;   ///< of the job: how often it was started before
+  std::string job;     ///< at most 128 bytes; keeps two jobs at one address apart
+  int generation = 0;  ///< of the job: how often it was started before
   JobKey key{};
 };
 

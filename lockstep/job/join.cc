@@ -40,7 +40,8 @@ std::string who(const Member& member) { return "host " + member.host + " pid " +
 
 std::string to_text(const Member& member) {
   std::string text = member.host + "\n" + member.host_id + "\n" + member.pid;
-  for (std::size_t i = 0; i < member.arguments.size(); ++i) text += (i ? "\t" : "\n" + std::string(kArguments) + "=") + member.arguments[i];
+  for (std::size_t i = 0; i < member.arguments.size(); ++i)
+    text += (i ? "\t" : "\n" + std::string(kArguments) + "=") + member.arguments[i];
   for (const auto& [key, value] : member.facts) text += "\n" + key + "=" + value;
   return text;
 }
@@ -72,10 +73,11 @@ void take_place(Store& store, const Identity& id, const Member& self, Deadline d
   const std::string mine = to_text(self);
   const std::string there = store.compare_set(member_key(id.rank), "", mine, deadline);
   if (there == mine) return;
-  const std::string text = "rank " + std::to_string(id.rank) + " joined twice: from " + who(parse_member(there)) +
-                           " and from " + who(self);
+  const std::string text =
+      "rank " + std::to_string(id.rank) + " joined twice: from " + who(parse_member(there)) + " and from " + who(self);
   store.set(kRefused, text, deadline);
-  throw base::UsageError(text, "give each process its own rank: on node k of n processes each, RANK is k * n + LOCAL_RANK");
+  throw base::UsageError(text,
+                         "give each process its own rank: on node k of n processes each, RANK is k * n + LOCAL_RANK");
 }
 
 /// What made another rank give up ends this one's wait too: it will not come.
@@ -104,10 +106,10 @@ std::vector<Member> wait_for_all(Store& store, const Identity& id, Deadline dead
       missing += (count++ ? ", " : "") + std::to_string(rank);
     }
   if (count)
-    throw CommError(Cause::kJoinTimeout, "init", id.rank, -1,
-                    std::to_string(count) + " of " + std::to_string(id.world_size) +
-                        " ranks did not join in time: " + missing,
-                    "were they started, with this address (" + to_string(id.address) + ") and world size?");
+    throw CommError(
+        Cause::kJoinTimeout, "init", id.rank, -1,
+        std::to_string(count) + " of " + std::to_string(id.world_size) + " ranks did not join in time: " + missing,
+        "were they started, with this address (" + to_string(id.address) + ") and world size?");
   return members;
 }
 
@@ -125,12 +127,14 @@ void compare_facts(const std::vector<Member>& members, const Identity& id) {
     }
 }
 
-/// Both sides say it: rank 0 of the first rank that differs, and each that does of itself. Ends nothing: it may be meant.
+/// Both sides say it: rank 0 of the first rank that differs, and each that does of itself. Ends nothing: it may be
+/// meant.
 void warn_of_arguments(const std::vector<Member>& members, const Identity& id) {
   for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
     const std::string difference = difference_of_arguments(members[rank].arguments, members[0].arguments);
     if (!difference.empty())
-      return base::log_warning("rank " + std::to_string(rank) + " was started with other arguments than rank 0: " + difference);
+      return base::log_warning("rank " + std::to_string(rank) +
+                               " was started with other arguments than rank 0: " + difference);
     if (id.rank != 0) return;
   }
 }
@@ -161,7 +165,7 @@ void fill_places(const std::vector<Member>& members, Identity& id) {
 /// A note of an ELF image: 4 bytes of name size, description size, type; then both, padded to 4.
 std::string build_id_of(const dl_phdr_info& image) {
   for (int i = 0; i < image.dlpi_phnum; ++i) {
-    const ElfW(Phdr)& header = image.dlpi_phdr[i];
+    const ElfW(Phdr) & header = image.dlpi_phdr[i];
     if (header.p_type != PT_NOTE) continue;
     const auto* at = reinterpret_cast<const char*>(image.dlpi_addr + header.p_vaddr);
     const char* end = at + header.p_memsz;
@@ -188,7 +192,11 @@ std::string build_id_of(const dl_phdr_info& image) {
 
 void join(Store& store, Identity& identity, const Facts& facts, Deadline deadline) {
   const std::string host = base::host_name();
-  Member self{.host = host, .host_id = host_id(), .pid = std::to_string(::getpid()), .arguments = own_arguments(), .facts = facts};
+  Member self{.host = host,
+              .host_id = host_id(),
+              .pid = std::to_string(::getpid()),
+              .arguments = own_arguments(),
+              .facts = facts};
   self.facts["world_size"] = std::to_string(identity.world_size);
   take_place(store, identity, self, deadline);
   const std::vector<Member> members = wait_for_all(store, identity, deadline);
@@ -203,7 +211,7 @@ std::string host_id() {
   char network[64];
   const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
   if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));
-  struct stat folder {};
+  struct stat folder{};
   if (::stat(base::Env::process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
     id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
   if (const auto& name = base::Env::process().lockstep_host_id) id += " " + base::quoted(*name, 200);

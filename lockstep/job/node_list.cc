@@ -23,7 +23,8 @@ class Reader {
 
   [[noreturn]] void fail(const std::string& why) const { fail(why, at_); }
   [[noreturn]] void fail(const std::string& why, std::size_t place) const {
-    throw base::UsageError(std::string(what_) + " is " + base::quoted(text_, 80) + ": " + why + " at column " + std::to_string(place + 1) + "; allowed are " + form_);
+    throw base::UsageError(std::string(what_) + " is " + base::quoted(text_, 80) + ": " + why + " at column " +
+                           std::to_string(place + 1) + "; allowed are " + form_);
   }
   std::size_t place() const { return at_; }
   bool over() const { return at_ == text_.size(); }
@@ -51,7 +52,8 @@ class Reader {
   std::int64_t number(std::int64_t low, std::int64_t high) {
     const std::size_t begin = at_;
     const std::int64_t value = base::parse_int(digits()).value_or(-1);
-    if (value < low || value > high) fail("a number that is not from " + std::to_string(low) + " to " + std::to_string(high), begin);
+    if (value < low || value > high)
+      fail("a number that is not from " + std::to_string(low) + " to " + std::to_string(high), begin);
     return value;
   }
   void allow(std::uint64_t entries) const {
@@ -108,7 +110,8 @@ std::vector<std::string> read_name(Reader& in, std::size_t before) {
       names = each_with_each(names, read_bracket(in, names.size()));
     else
       names = each_with_each(names, {std::string(in.some("a name", kMaxName, in_name))});
-    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.size() > kMaxName; })) in.fail("a name is too long");
+    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.size() > kMaxName; }))
+      in.fail("a name is too long");
   } while (!in.over() && !in.at(','));
   in.allow(before + names.size());
   return names;

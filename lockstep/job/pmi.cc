@@ -58,9 +58,16 @@ class Session {
 
  private:
   CommError failed(Cause cause, const std::string& what) const {
-    return {cause, "init", rank_, -1, "the launcher (PMI_FD is " + std::to_string(fd_) + ") " + what, "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0, does without it"};
+    return {cause,
+            "init",
+            rank_,
+            -1,
+            "the launcher (PMI_FD is " + std::to_string(fd_) + ") " + what,
+            "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0, does without it"};
   }
-  CommError late() const { return failed(Cause::kJoinTimeout, "did not answer in time; does every rank call lockstep::init()?"); }
+  CommError late() const {
+    return failed(Cause::kJoinTimeout, "did not answer in time; does every rank call lockstep::init()?");
+  }
 
   // The descriptor is shared with other processes, so its mode is left alone: no call here is made that could wait.
   void send(std::string_view bytes) {
@@ -78,14 +85,16 @@ class Session {
   std::string receive() {
     std::string line;
     while (line.empty() || line.back() != '\n') {
-      if (line.size() >= kMaxLine) throw failed(Cause::kProtocol, "answers by a line of more than " + std::to_string(kMaxLine) + " bytes");
+      if (line.size() >= kMaxLine)
+        throw failed(Cause::kProtocol, "answers by a line of more than " + std::to_string(kMaxLine) + " bytes");
       if (!base::wait_readable(fd_, deadline_)) throw late();
       char bytes[kMaxLine];
       const ssize_t got = ::recv(fd_, bytes, kMaxLine - line.size(), MSG_DONTWAIT);
       if (got > 0)
         line.append(bytes, static_cast<std::size_t>(got));
       else if (got == 0 || (errno != EINTR && errno != EAGAIN))
-        throw failed(Cause::kCoordinatorLost, std::string("does not answer: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
+        throw failed(Cause::kCoordinatorLost,
+                     std::string("does not answer: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
     }
     line.pop_back();
     return line;
@@ -100,7 +109,8 @@ class Session {
 
 std::string pmi_field(std::string_view line, std::string_view name) {
   for (const std::string& word : base::split(line, ' '))
-    if (word.size() > name.size() && word.starts_with(name) && word[name.size()] == '=') return word.substr(name.size() + 1);
+    if (word.size() > name.size() && word.starts_with(name) && word[name.size()] == '=')
+      return word.substr(name.size() + 1);
   return "";
 }
 

@@ -10,8 +10,8 @@
 
 namespace lockstep::job {
 
-/// How long something has stood still, from looks at its count, about once a second. The first look begins it. Time in which nobody looked does not count:
-/// then whoever looks stood still as well.
+/// How long something has stood still, from looks at its count, about once a second. The first look begins it. Time in
+/// which nobody looked does not count: then whoever looks stood still as well.
 class StandingStill {
  public:
   using Clock = std::chrono::steady_clock;
@@ -21,7 +21,9 @@ class StandingStill {
     count_ = count;
     looked_ = now;
   }
-  std::chrono::milliseconds lasts(Clock::time_point now) const { return std::chrono::duration_cast<std::chrono::milliseconds>(now - since_); }
+  std::chrono::milliseconds lasts(Clock::time_point now) const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(now - since_);
+  }
 
  private:
   static constexpr std::chrono::seconds kLooksAreDue{5};
@@ -51,9 +53,10 @@ struct Finding {
   std::vector<int> ranks;  ///< those that are silent, or all that do not get on
 };
 
-/// What the last pulses of all ranks of a job that show themselves say. kRankStalled: those silent for too long. kRankStuck: of several ranks
-/// that are still in their world none has got on for too long; who is to blame their operations tell. A rank that waits for one that gets on, however
-/// slowly, is not stuck; one that is alone, or the last, holds nobody up, and is judged only if the limits say so. Pure.
+/// What the last pulses of all ranks of a job that show themselves say. kRankStalled: those silent for too long.
+/// kRankStuck: of several ranks that are still in their world none has got on for too long; who is to blame their
+/// operations tell. A rank that waits for one that gets on, however slowly, is not stuck; one that is alone, or the
+/// last, holds nobody up, and is judged only if the limits say so. Pure.
 std::optional<Finding> find_stuck(const std::vector<Pulse>& pulses, int world_size, const PulseLimits& limits);
 
 }  // namespace lockstep::job

@@ -1,5 +1,5 @@
-// What the ranks of a job know in common: small values under names. Rendezvous, agreement and post-mortem use it; the data
-// of a step never does.
+// What the ranks of a job know in common: small values under names. Rendezvous, agreement and post-mortem use it; the
+// data of a step never does.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace lockstep::job {
 inline constexpr std::size_t kMaxKeyBytes = 256;
 inline constexpr std::size_t kMaxValueBytes = 1 << 20;
 
-/// A few verbs. Any thread may call any of them. Keys are at most 256 bytes, values at most 1 MiB (UsageError). When the
-/// store itself is gone every verb throws CommError with cause kCoordinatorLost.
+/// A few verbs. Any thread may call any of them. Keys are at most 256 bytes, values at most 1 MiB (UsageError). When
+/// the store itself is gone every verb throws CommError with cause kCoordinatorLost.
 class Store {
  public:
   virtual ~Store() = default;

@@ -23,24 +23,28 @@ using base::Deadline;
 constexpr int kTries = 5;  // of connections that end before they are admitted
 constexpr auto kPause = std::chrono::milliseconds(50);
 constexpr std::chrono::milliseconds kAnswers{10000};
-constexpr std::chrono::milliseconds kDialsAgain{3200};  // the system asks at 0, 1 and 3 s; that a host is silent may have taken 6 s to be seen
+constexpr std::chrono::milliseconds kDialsAgain{
+    3200};  // the system asks at 0, 1 and 3 s; that a host is silent may have taken 6 s to be seen
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24);  // wait of one request
 constexpr const char* kGone = "the launcher (or rank 0, which serves the store when there is none) has ended";
 
 [[noreturn]] void lost(const base::Address& address, const std::string& why) {
-  throw CommError(Cause::kCoordinatorLost, "store", -1, -1, "the job's store at " + to_string(address) + " is lost: " + why, kGone);
+  throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
+                  "the job's store at " + to_string(address) + " is lost: " + why, kGone);
 }
 
 [[noreturn]] void out_of_reach(const base::Address& address) {
   throw base::PeerLost(Cause::kPeerUnreachable, "store", -1, -1,
-                       "the job's store at " + to_string(address) + " cannot be reached: its host has not answered for " +
+                       "the job's store at " + to_string(address) +
+                           " cannot be reached: its host has not answered for " +
                            std::to_string(base::kHostIsSilent.count()) + " s",
                        "is that host up, and the network to it?");
 }
 
 [[noreturn]] void lost(const base::Address& address, const base::SystemError& error) {
   if (error.cause() == Cause::kRankStuck)  // our own deadline
-    throw CommError(Cause::kCoordinatorLost, "store", -1, -1, "the job's store at " + to_string(address) + " has not answered for some time, but its host does",
+    throw CommError(Cause::kCoordinatorLost, "store", -1, -1,
+                    "the job's store at " + to_string(address) + " has not answered for some time, but its host does",
                     "is the launcher stopped, or rank 0, which serves the store when there is none?");
   if (base::is_unreachable(error.error_number())) out_of_reach(address);
   lost(address, error.what());
@@ -54,22 +58,28 @@ struct Line {
 };
 
 /// Throws unless the server has admitted a rank with this job, generation and protocol.
-void check_verdict(const base::Address& address, const Credentials& credentials, wire::Verdict verdict, int generation) {
+void check_verdict(const base::Address& address, const Credentials& credentials, wire::Verdict verdict,
+                   int generation) {
   const std::string store = "the store at " + to_string(address);
   if (verdict == wire::Verdict::kOtherProtocol)
     throw CommError(Cause::kProtocol, "store", -1, -1,
-                    store + " speaks another protocol than " + std::to_string(wire::kProtocol) + ": all ranks and the launcher must be of one Lockstep version");
+                    store + " speaks another protocol than " + std::to_string(wire::kProtocol) +
+                        ": all ranks and the launcher must be of one Lockstep version");
   if (verdict == wire::Verdict::kOtherJob)
-    throw CommError(Cause::kWrongJob, "store", -1, -1, store + " belongs to another job than " + base::quoted(credentials.job, 80),
+    throw CommError(Cause::kWrongJob, "store", -1, -1,
+                    store + " belongs to another job than " + base::quoted(credentials.job, 80),
                     "is the address that of this job, and has an earlier one ended?");
   if (verdict == wire::Verdict::kOtherGeneration)
     throw CommError(Cause::kStaleGen, "store", -1, -1,
-                    store + " belongs to start " + std::to_string(generation) + " of this job, and this rank to start " + std::to_string(credentials.generation),
+                    store + " belongs to start " + std::to_string(generation) +
+                        " of this job, and this rank to start " + std::to_string(credentials.generation),
                     "processes of an earlier start are still there");
   if (verdict != wire::Verdict::kWelcome)
     throw CommError(Cause::kAuthFailed, "store", -1, -1, store + " and this rank do not have the same job key",
-                    credentials.key.secret() ? "give every rank the same LOCKSTEP_KEY_FILE; ranks of `lockstep run` have theirs from it"
-                                             : "this rank has no key: LOCKSTEP_KEY_FILE names a file with one; ranks of `lockstep run` have theirs from it");
+                    credentials.key.secret()
+                        ? "give every rank the same LOCKSTEP_KEY_FILE; ranks of `lockstep run` have theirs from it"
+                        : "this rank has no key: LOCKSTEP_KEY_FILE names a file with one; ranks of `lockstep run` have "
+                          "theirs from it");
 }
 
 /// Fills `bytes`. Throws SystemError when the connection does not last.
@@ -85,10 +95,12 @@ Line enter(const base::Address& address, base::Fd fd, const Credentials& credent
   std::string challenge(wire::kVerdictSize, '\0');
   hear(fd, challenge.data(), challenge.size(), deadline);
   if (!challenge.starts_with(wire::kMagic))
-    throw CommError(Cause::kProtocol, "store", -1, -1, "what listens at " + to_string(address) + " is not a Lockstep store");
+    throw CommError(Cause::kProtocol, "store", -1, -1,
+                    "what listens at " + to_string(address) + " is not a Lockstep store");
   const auto protocol = wire::Reader(std::string_view(challenge).substr(wire::kMagic.size())).take<std::uint16_t>();
   auto verdict = static_cast<wire::Verdict>(challenge.back());
-  if (protocol != wire::kProtocol || verdict == wire::Verdict::kOtherProtocol) check_verdict(address, credentials, wire::Verdict::kOtherProtocol, 0);
+  if (protocol != wire::kProtocol || verdict == wire::Verdict::kOtherProtocol)
+    check_verdict(address, credentials, wire::Verdict::kOtherProtocol, 0);
   challenge.resize(wire::kChallengeSize);
   hear(fd, challenge.data() + wire::kVerdictSize, wire::kChallengeSize - wire::kVerdictSize, deadline);
   wire::Reader reader(challenge);
@@ -107,8 +119,9 @@ Line enter(const base::Address& address, base::Fd fd, const Credentials& credent
   return {std::move(fd), wire::Seal(agreed.key, wire::kRequests), wire::Seal(agreed.key, wire::kReplies), server};
 }
 
-/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody. One that has ended meanwhile is replaced, as long as
-/// the same server is there; once it is not, or cannot be reached, nobody asks again.
+/// Each request has a connection to itself while it lasts: a thread that waits in get() holds up nobody. One that has
+/// ended meanwhile is replaced, as long as the same server is there; once it is not, or cannot be reached, nobody asks
+/// again.
 class StoreClient final : public Store {
  public:
   StoreClient(base::Address address, Credentials credentials, int rank, Deadline deadline)
@@ -146,8 +159,8 @@ class StoreClient final : public Store {
   enum class Gone { kNo, kEnded, kOutOfReach };
   static Deadline now() { return Deadline::in(std::chrono::milliseconds(0)); }
 
-  std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected, std::string_view value, Deadline wait,
-                                 Deadline allowed) {
+  std::optional<std::string> ask(wire::Verb verb, std::string_view key, std::string_view expected,
+                                 std::string_view value, Deadline wait, Deadline allowed) {
     check_limits(key, value);
     check_limits(key, expected);
     if (gone_ == Gone::kEnded) lost(address_, "it was lost before");
@@ -160,15 +173,20 @@ class StoreClient final : public Store {
       wire::put_text(text, expected);
       return text.append(value);
     };
-    // A verb that does not wait is answered at once by a store that runs: 10 s, whatever less the caller allows, tells one that stands still from a busy machine.
-    const Deadline limit = Deadline::in(std::max(std::min(wait.left(), kLongest) + kAnswers, std::min(allowed.left(), kLongest)));
+    // A verb that does not wait is answered at once by a store that runs: 10 s, whatever less the caller allows, tells
+    // one that stands still from a busy machine.
+    const Deadline limit =
+        Deadline::in(std::max(std::min(wait.left(), kLongest) + kAnswers, std::min(allowed.left(), kLongest)));
     auto line = idle_line();
     const bool used_before = line.has_value();
     try {
       return answer_on(line ? std::move(*line) : new_line(limit), body(), limit);
     } catch (const base::SystemError& error) {
-      // A connection may have ended while it was idle. What was asked may have been done: it does not matter but for a sum.
-      if (!used_before || verb == wire::Verb::kAdd || error.cause() == Cause::kRankStuck || base::is_unreachable(error.error_number())) give_up(error);
+      // A connection may have ended while it was idle. What was asked may have been done: it does not matter but for a
+      // sum.
+      if (!used_before || verb == wire::Verb::kAdd || error.cause() == Cause::kRankStuck ||
+          base::is_unreachable(error.error_number()))
+        give_up(error);
     }
     forget_idle_lines();
     try {
@@ -179,7 +197,8 @@ class StoreClient final : public Store {
   }
 
   [[noreturn]] void give_up(const base::SystemError& error) {
-    if (error.cause() != Cause::kRankStuck) gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
+    if (error.cause() != Cause::kRankStuck)
+      gone_ = base::is_unreachable(error.error_number()) ? Gone::kOutOfReach : Gone::kEnded;
     lost(address_, error);
   }
 
@@ -212,8 +231,8 @@ class StoreClient final : public Store {
     }
   }
 
-  /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is asked again. Throws SystemError when the
-  /// server does not answer.
+  /// An admitted connection. A server that is crowded by strangers may close one that has not been admitted yet: it is
+  /// asked again. Throws SystemError when the server does not answer.
   Line come_in(Deadline deadline, bool listens) {
     for (int left = kTries;; --left) {
       base::Fd fd = dial(listens ? earlier(deadline, Deadline::in(kDialsAgain)) : deadline, listens);
@@ -263,7 +282,7 @@ class StoreClient final : public Store {
   base::Address address_;
   const Credentials credentials_;
   const int rank_;
-  std::uint64_t server_ = 0;         // the number of the one that was found first
+  std::uint64_t server_ = 0;  // the number of the one that was found first
   std::atomic<Gone> gone_{Gone::kNo};
   std::mutex mutex_;  // guards idle_
   std::vector<Line> idle_;
@@ -271,7 +290,8 @@ class StoreClient final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank, base::Deadline deadline) {
+std::shared_ptr<Store> connect_store(const base::Address& address, const Credentials& credentials, int rank,
+                                     base::Deadline deadline) {
   if (credentials.job.size() > wire::kMaxJob)
     throw base::UsageError("the job's name has " + std::to_string(credentials.job.size()) + " bytes; allowed are 128");
   return std::make_shared<StoreClient>(address, credentials, rank, deadline);

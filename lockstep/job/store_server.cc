@@ -32,7 +32,8 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr auto kHostFallsSilent = std::chrono::milliseconds(1500);  // all connections of a host, one after another
 
 struct Connection {
-  Connection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store) : fd(std::move(from)), session(credentials, server, store) {}
+  Connection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store)
+      : fd(std::move(from)), session(credentials, server, store) {}
 
   base::Fd fd;
   StoreSession session;
@@ -52,7 +53,10 @@ std::uint64_t random_number() {
 
 struct StoreServer::Impl {
   Impl(const base::Address& where, Credentials expected, bool ends)
-      : credentials(std::move(expected)), reports_ends(ends), listener(base::listen_on(where)), address(base::local_address(listener.get())),
+      : credentials(std::move(expected)),
+        reports_ends(ends),
+        listener(base::listen_on(where)),
+        address(base::local_address(listener.get())),
         wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake) throw base::SystemError("cannot make an eventfd", errno);
     // Changes by the owner must wake requests that wait; those by the thread itself need it too and come round at once.
@@ -108,7 +112,8 @@ struct StoreServer::Impl {
       errno = 0;
       base::Fd fd = base::accept_one(listener.get());
       if (!fd) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again = Deadline::in(kAcceptPause);
+        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
+          accept_again = Deadline::in(kAcceptPause);
         return;
       }
       connections.emplace_back(std::move(fd), credentials, number, store);
@@ -140,7 +145,9 @@ struct StoreServer::Impl {
       c.counted = true;
       ++ranks[c.session.rank()];
       // bounded: the table is in this process
-      if (reports_ends) store.compare_set(key::exited(c.session.rank()), key::kClosed, "", Deadline::never());  // it had only lost its connections
+      if (reports_ends)
+        store.compare_set(key::exited(c.session.rank()), key::kClosed, "",
+                          Deadline::never());  // it had only lost its connections
     }
     if (error == 0 || c.session.over()) {
       const int unsent = send(c);
@@ -189,7 +196,8 @@ struct StoreServer::Impl {
   void ended(const Connection& c, int error) {
     const auto refusal = c.session.refusal();
     if (refusal != StoreSession::Refusal::kNone && told.insert(refusal).second)
-      base::log_warning(c.session.refused() + " was turned away by the store at " + to_string(address) + "; its like is not reported again");
+      base::log_warning(c.session.refused() + " was turned away by the store at " + to_string(address) +
+                        "; its like is not reported again");
     if (!c.counted) return;
     const int rank = c.session.rank();
     const bool last = --ranks[rank] == 0;
@@ -198,7 +206,8 @@ struct StoreServer::Impl {
       silent.insert(rank);
       if (tell_of_silent_at.is_never()) tell_of_silent_at = Deadline::in(kHostFallsSilent);
     } else if (last && reports_ends) {
-      store.compare_set(key::exited(rank), "", key::kClosed, Deadline::never());  // bounded: the table is in this process
+      store.compare_set(key::exited(rank), "", key::kClosed,
+                        Deadline::never());  // bounded: the table is in this process
     }
   }
 
@@ -216,7 +225,8 @@ struct StoreServer::Impl {
                           .rank = *silent.begin(),
                           .host = hosts.size() == 1 ? where : "",
                           .gen = credentials.generation,
-                          .detail = (silent.size() == 1 ? "rank " : "ranks ") + who + " on " + where + " cannot be reached: the host has not answered for " +
+                          .detail = (silent.size() == 1 ? "rank " : "ranks ") + who + " on " + where +
+                                    " cannot be reached: the host has not answered for " +
                                     std::to_string(base::kHostIsSilent.count()) + " s",
                           .hint = "is the host up, and the network between it and " + to_string(address) + "?"});
   }
@@ -229,10 +239,10 @@ struct StoreServer::Impl {
   base::Fd wake;
   LocalStore store;
   // Touched by the thread only:
-  std::map<int, int> ranks;           // how many connections each has
+  std::map<int, int> ranks;  // how many connections each has
   std::list<Connection> connections;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
-  std::set<int> silent;               // ranks whose host does not answer
+  std::set<int> silent;  // ranks whose host does not answer
   Deadline tell_of_silent_at = Deadline::never();
   std::set<StoreSession::Refusal> told;
   std::atomic<bool> stop{false};

@@ -27,16 +27,22 @@ void StoreSession::receive(std::string_view bytes) {
   in_ += bytes;
   while (step()) {
   }
-  if (!over() && room() == 0) turn_away(admitted() ? Refusal::kFrame : Refusal::kStranger, admitted() ? "rank " + std::to_string(rank_) + ", which asks without an end," : kStranger);
+  if (!over() && room() == 0)
+    turn_away(admitted() ? Refusal::kFrame : Refusal::kStranger,
+              admitted() ? "rank " + std::to_string(rank_) + ", which asks without an end," : kStranger);
 }
 
 /// Takes the next thing off what has come; false when it is not all there.
 bool StoreSession::step() {
   switch (state_) {
-    case State::kHello: return take_hello();
-    case State::kProof: return take_proof();
-    case State::kAdmitted: return !waiting_ && take_request();
-    case State::kOver: break;
+    case State::kHello:
+      return take_hello();
+    case State::kProof:
+      return take_proof();
+    case State::kAdmitted:
+      return !waiting_ && take_request();
+    case State::kOver:
+      break;
   }
   return false;
 }
@@ -78,7 +84,8 @@ bool StoreSession::take_hello() {
   const std::size_t length = reader.take<std::uint8_t>();
   if (!reader.ok()) return false;
   if (protocol != wire::kProtocol) {
-    challenge(wire::Verdict::kOtherProtocol, Refusal::kProtocol, "a rank of another version of Lockstep, which speaks protocol " + std::to_string(protocol) + ",");
+    challenge(wire::Verdict::kOtherProtocol, Refusal::kProtocol,
+              "a rank of another version of Lockstep, which speaks protocol " + std::to_string(protocol) + ",");
     return false;
   }
   if (length > wire::kMaxJob) {
@@ -93,11 +100,14 @@ bool StoreSession::take_hello() {
   const std::string rank = "rank " + std::to_string(rank_);
   const std::string more(reader.rest());
   in_.resize(in_.size() - more.size());
-  if (job != credentials_.job) challenge(wire::Verdict::kOtherJob, Refusal::kJob, rank + " of another job, " + base::quoted(job, 80) + ",");
+  if (job != credentials_.job)
+    challenge(wire::Verdict::kOtherJob, Refusal::kJob, rank + " of another job, " + base::quoted(job, 80) + ",");
   else if (generation != credentials_.generation)
     challenge(wire::Verdict::kOtherGeneration, Refusal::kGeneration,
-              rank + " of another start of this job, " + std::to_string(generation) + " instead of " + std::to_string(credentials_.generation) + ",");
-  else challenge(wire::Verdict::kWelcome, Refusal::kNone, "");
+              rank + " of another start of this job, " + std::to_string(generation) + " instead of " +
+                  std::to_string(credentials_.generation) + ",");
+  else
+    challenge(wire::Verdict::kWelcome, Refusal::kNone, "");
   in_ = over() ? "" : more;
   return !over();
 }
@@ -107,8 +117,11 @@ bool StoreSession::take_proof() {
   const bool right = equal(proof_, std::string_view(in_).substr(0, wire::kMac));
   in_.erase(0, wire::kMac);
   wire::put(out_, right ? wire::Verdict::kWelcome : wire::Verdict::kOtherKey);
-  if (right) state_ = State::kAdmitted;
-  else turn_away(Refusal::kKey, "one that calls itself rank " + std::to_string(rank_) + " and does not have this job's key");
+  if (right)
+    state_ = State::kAdmitted;
+  else
+    turn_away(Refusal::kKey,
+              "one that calls itself rank " + std::to_string(rank_) + " and does not have this job's key");
   return right;
 }
 
@@ -163,7 +176,9 @@ void StoreSession::handle(std::string_view frame) {
   const Deadline now = Deadline::never();  // bounded: the table is in this process
   try {
     switch (verb) {
-      case wire::Verb::kSet: store_.set(key, value, now); return reply(wire::Status::kValue, {});
+      case wire::Verb::kSet:
+        store_.set(key, value, now);
+        return reply(wire::Status::kValue, {});
       case wire::Verb::kGet:
         if (const auto found = store_.find(key, now)) return reply(wire::Status::kValue, *found);
         if (wait_ms == 0) return reply(wire::Status::kNone, {});
@@ -175,7 +190,8 @@ void StoreSession::handle(std::string_view frame) {
         const std::int64_t amount = base::parse_int_in("store: the amount to add", value, INT64_MIN, INT64_MAX);
         return reply(wire::Status::kValue, std::to_string(store_.add(key, amount, now)));
       }
-      case wire::Verb::kCompareSet: return reply(wire::Status::kValue, store_.compare_set(key, expected, value, now));
+      case wire::Verb::kCompareSet:
+        return reply(wire::Status::kValue, store_.compare_set(key, expected, value, now));
     }
     reply(wire::Status::kRefused, "store: unknown verb");
   } catch (const base::UsageError& error) {

@@ -18,8 +18,10 @@ class StoreSession {
   /// Why a connection was turned away.
   enum class Refusal { kNone, kStranger, kProtocol, kJob, kGeneration, kKey, kFrame };
 
-  /// Credentials and store outlive it. `server` is a random number: a client that comes back to an address must find the store that it has left there.
-  StoreSession(const Credentials& credentials, std::uint64_t server, LocalStore& store) : credentials_(credentials), server_(server), store_(store) {}
+  /// Credentials and store outlive it. `server` is a random number: a client that comes back to an address must find
+  /// the store that it has left there.
+  StoreSession(const Credentials& credentials, std::uint64_t server, LocalStore& store)
+      : credentials_(credentials), server_(server), store_(store) {}
 
   /// How many bytes receive() takes at most now: what a stranger may send is bounded.
   std::size_t room() const;

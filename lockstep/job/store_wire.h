@@ -7,9 +7,11 @@
 // request             length, u8 verb, u32 wait in ms, u32 key length, key, u32 expected length, expected, value; mac
 // reply               length, u8 status, value; mac
 //
-// Integers are little-endian; nonces, proofs and macs have 32 bytes. A length, a u32 and its complement, so that one that was changed on the way asks for nothing, counts neither
-// itself nor the mac, and is checked against the limits below before memory is taken. Each end proves that it has the job's key by a mac of all that was said before, the other's nonce in it; the frames that follow carry a mac,
-// by a key of this connection, of their direction, their number there and their bytes.
+// Integers are little-endian; nonces, proofs and macs have 32 bytes. A length, a u32 and its complement, so that one
+// that was changed on the way asks for nothing, counts neither itself nor the mac, and is checked against the limits
+// below before memory is taken. Each end proves that it has the job's key by a mac of all that was said before, the
+// other's nonce in it; the frames that follow carry a mac, by a key of this connection, of their direction, their
+// number there and their bytes.
 #pragma once
 
 #include <cstdint>
@@ -32,11 +34,17 @@ inline constexpr std::size_t kMaxJob = 128;
 inline constexpr std::size_t kMac = sizeof(Mac);
 inline constexpr std::size_t kMaxHello = 8 + 2 + 1 + kMaxJob + 4 + 4 + kMac;
 inline constexpr std::size_t kMaxBefore = kMaxHello + kMac;  // that a stranger may send
-inline constexpr std::size_t kVerdictSize = 8 + 2 + 1;  // of a challenge: what every protocol begins with
+inline constexpr std::size_t kVerdictSize = 8 + 2 + 1;       // of a challenge: what every protocol begins with
 inline constexpr std::size_t kChallengeSize = kVerdictSize + 4 + 8 + kMac + kMac;
 static_assert(kMaxBefore <= 256);
 
-enum class Verdict : std::uint8_t { kWelcome = 0, kOtherProtocol = 1, kOtherJob = 2, kOtherGeneration = 3, kOtherKey = 4 };
+enum class Verdict : std::uint8_t {
+  kWelcome = 0,
+  kOtherProtocol = 1,
+  kOtherJob = 2,
+  kOtherGeneration = 3,
+  kOtherKey = 4
+};
 enum class Verb : std::uint8_t { kSet = 0, kGet = 1, kAdd = 2, kCompareSet = 3 };
 enum class Status : std::uint8_t { kValue = 0, kNone = 1, kRefused = 2 };
 

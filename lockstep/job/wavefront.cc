@@ -46,7 +46,9 @@ std::vector<Awaited> awaited(const std::vector<RankSeen>& ranks) {
     for (const RankSeen& rank : ranks) {
       const auto come = reached(rank);
       const auto found = come.find(place.first);
-      const std::uint64_t come_to = found != come.end() ? found->second : is_of_all(place.first) && !rank.left ? 0 : place.second;
+      const std::uint64_t come_to = found != come.end()                    ? found->second
+                                    : is_of_all(place.first) && !rank.left ? 0
+                                                                           : place.second;
       if (come_to < place.second) one.missing.push_back(rank.rank);
     }
     if (!one.missing.empty()) all.push_back(std::move(one));
@@ -58,13 +60,17 @@ std::string state_of(const RankSeen& rank, const FlightSeen* now) {
   if (rank.left) return "has left";
   const std::string busy = rank.busy_with.empty() ? "" : "busy with " + rank.busy_with;
   if (!now) return busy.empty() ? "in user code" : busy;
-  return (now->given_up() ? "gave up " : rank.waiting ? "waits in " : "in ") + describe(*now) + (busy.empty() ? "" : ", " + busy);
+  return (now->given_up() ? "gave up "
+          : rank.waiting  ? "waits in "
+                          : "in ") +
+         describe(*now) + (busy.empty() ? "" : ", " + busy);
 }
 
 }  // namespace
 
 const FlightSeen* under_way(const RankSeen& rank) {
-  const auto found = std::find_if(rank.operations.begin(), rank.operations.end(), [](const FlightSeen& one) { return one.goes_on(); });
+  const auto found =
+      std::find_if(rank.operations.begin(), rank.operations.end(), [](const FlightSeen& one) { return one.goes_on(); });
   if (found != rank.operations.end()) return &*found;
   return !rank.operations.empty() && rank.operations.back().given_up() ? &rank.operations.back() : nullptr;
 }
@@ -83,12 +89,15 @@ const FlightSeen* last_finished(const RankSeen& rank) {
 }
 
 std::string label(const FlightSeen& operation) {
-  return operation.kind + (operation.name.empty() ? "" : "(" + operation.name + ")") + "#" + std::to_string(operation.seq);
+  return operation.kind + (operation.name.empty() ? "" : "(" + operation.name + ")") + "#" +
+         std::to_string(operation.seq);
 }
 
 std::string describe(const FlightSeen& operation) {
   return label(operation) + " of " + operation.channel +
-         (operation.bytes == 0 ? "" : ", " + std::to_string(operation.bytes) + " bytes" + (operation.dtype.empty() ? "" : " of " + operation.dtype));
+         (operation.bytes == 0 ? ""
+                               : ", " + std::to_string(operation.bytes) + " bytes" +
+                                     (operation.dtype.empty() ? "" : " of " + operation.dtype));
 }
 
 std::string wavefront(const std::vector<RankSeen>& ranks) {
@@ -113,9 +122,11 @@ std::string wavefront(const std::vector<RankSeen>& ranks) {
   std::string text;
   for (const auto& [what, line] : lines) {
     const std::string longest = seconds(line.longest);
-    text += "  " + list_of_ranks(line.ranks) + ", " + what + "; for " + (seconds(line.shortest) == longest ? "" : seconds(line.shortest) + " to ") + longest + "\n";
+    text += "  " + list_of_ranks(line.ranks) + ", " + what + "; for " +
+            (seconds(line.shortest) == longest ? "" : seconds(line.shortest) + " to ") + longest + "\n";
   }
-  for (const Awaited& one : awaited(ranks)) text += "  " + list_of_ranks(one.missing) + " never came to " + describe(*one.operation) + "\n";
+  for (const Awaited& one : awaited(ranks))
+    text += "  " + list_of_ranks(one.missing) + " never came to " + describe(*one.operation) + "\n";
   return text;
 }
 

@@ -38,12 +38,12 @@ using namespace std::chrono_literals;
 constexpr auto kUnkillableAfter = 5s;  // after SIGKILL
 constexpr auto kKillAgain = 50ms;      // a process may fork between our look at /proc and the signal
 constexpr auto kPulseEvery = 1s;
-constexpr auto kAgentEnds = 8s;        // after its channel: it kills at once, and gives up 5 s later
-constexpr auto kStacksWithin = 4s;     // eu-stack takes 0.2 to 1 s for a rank with libtorch
+constexpr auto kAgentEnds = 8s;     // after its channel: it kills at once, and gives up 5 s later
+constexpr auto kStacksWithin = 4s;  // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
   int rank = -1;
-  pid_t pid = -1;  // -1: not started, or reaped
+  pid_t pid = -1;                     // -1: not started, or reaped
   std::array<base::Fd, 2> streams{};  // what it writes to stdout and stderr
   RankWatch watch;
 };
@@ -85,19 +85,19 @@ class Agent {
   base::Fd tether_;
   base::Pipe failures_;
   std::vector<RankProcess> ranks_;
-  std::size_t running_ = 0;      // ranks with a pid
-  bool children_ = true;         // any child, ours or inherited
-  bool lingering_ = false;       // all ranks have ended, and something they started has not
-  bool gone_ = false;            // the launcher
+  std::size_t running_ = 0;  // ranks with a pid
+  bool children_ = true;     // any child, ours or inherited
+  bool lingering_ = false;   // all ranks have ended, and something they started has not
+  bool gone_ = false;        // the launcher
   const std::int64_t oom_kills_ = oom_kills();
-  bool any_failed_ = false;      // of the ranks
+  bool any_failed_ = false;  // of the ranks
   std::chrono::milliseconds fail_grace_{0};
   const std::string shipped_;
   std::string run_dir_;
   std::vector<StackDump> dumps_;  // under way
   std::optional<Stop> stop_after_dumps_;
-  std::int64_t saved_ = 0;        // the newest checkpoint that was told
-  int signal_ = 0;                // to be sent at signal_at_
+  std::int64_t saved_ = 0;  // the newest checkpoint that was told
+  int signal_ = 0;          // to be sent at signal_at_
   Deadline pulse_at_ = Deadline::never();
   Deadline dumps_end_at_ = Deadline::never();
   Deadline signal_at_ = Deadline::never();
@@ -109,7 +109,8 @@ void Agent::watch(int fd, std::uint64_t about, unsigned events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = about;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) throw base::SystemError("the agent cannot watch a descriptor", errno);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    throw base::SystemError("the agent cannot watch a descriptor", errno);
 }
 
 /// A user's own choice for other libraries must fit each host.
@@ -119,8 +120,10 @@ void check_interfaces(const Environment& environment) {
     if (std::find(names.begin(), names.end(), one.interface) == names.end()) names.push_back(one.interface);
   for (const std::string& variable : environment)
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
-      const std::string complaint = variable.rfind(name + "=", 0) == 0 ? complaint_about(name, variable.substr(name.size() + 1), names) : "";
-      if (!complaint.empty()) throw base::UsageError(complaint, "without it lockstep sets the one that the hosts reach each other by");
+      const std::string complaint =
+          variable.rfind(name + "=", 0) == 0 ? complaint_about(name, variable.substr(name.size() + 1), names) : "";
+      if (!complaint.empty())
+        throw base::UsageError(complaint, "without it lockstep sets the one that the hosts reach each other by");
     }
 }
 
@@ -130,7 +133,8 @@ bool Agent::prepare(JobPlan& job) {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
     if (!shipped_.empty()) job.program = shipped_;
-    if (job.add_to_own) job.environment = without(merged(own_environment(), job.environment), job.ranks.front().environment);
+    if (job.add_to_own)
+      job.environment = without(merged(own_environment(), job.environment), job.ranks.front().environment);
     if (tether_) check_interfaces(job.environment);
     return true;
   } catch (const base::Error& error) {
@@ -170,7 +174,8 @@ void Agent::start_ranks(const JobPlan& job) {
     try {
       start_rank(job, plan, streams);
     } catch (const base::SystemError& error) {
-      say(FrameKind::kStartFailed, plan.rank, encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
+      say(FrameKind::kStartFailed, plan.rank,
+          encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
       stop({.signal = SIGKILL});
       return;
     }
@@ -253,7 +258,8 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
     const pid_t shown = process.watch.pid(process.pid);  // as its page says, which it can write
     try {
-      StackDump dump(process.rank, std::find(ours.begin(), ours.end(), shown) == ours.end() ? process.pid : shown, run_dir_);
+      StackDump dump(process.rank, std::find(ours.begin(), ours.end(), shown) == ours.end() ? process.pid : shown,
+                     run_dir_);
       if (dump.tool() > 0) dumps_.push_back(std::move(dump));
     } catch (const base::Error&) {
       // The hint then names a file that is not there; the run ends as well.
@@ -298,8 +304,10 @@ void Agent::ended(std::size_t index, int status) {
       pass_on(index, stream, static_cast<std::size_t>(waiting));
   }
   RankEnd end{.rank = process.rank, .pid = process.pid};
-  if (WIFSIGNALED(status)) end.signal = WTERMSIG(status);
-  else end.code = WEXITSTATUS(status);
+  if (WIFSIGNALED(status))
+    end.signal = WTERMSIG(status);
+  else
+    end.code = WEXITSTATUS(status);
   if (end.signal == SIGKILL) end.oom_kills = oom_kills() - oom_kills_;
   // The launcher will ask, but then the others may be gone as well.
   if (end.failed() && !std::exchange(any_failed_, true)) tell_flights();
@@ -362,10 +370,14 @@ void Agent::turn() {
   bool signalled = false;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t about = events[static_cast<std::size_t>(i)].data.u64;
-    if (about == kInput) read_input();
-    else if (about == kTether) launcher_is_gone();  // nothing is ever said there
-    else if (about == kSignals) signalled = true;
-    else if (about != kOutput) pass_on(about / 2, about % 2, 1 << 16);
+    if (about == kInput)
+      read_input();
+    else if (about == kTether)
+      launcher_is_gone();  // nothing is ever said there
+    else if (about == kSignals)
+      signalled = true;
+    else if (about != kOutput)
+      pass_on(about / 2, about % 2, 1 << 16);
   }
   if (signalled) {
     while (next_signal(signals_.get())) {
@@ -424,8 +436,8 @@ void watch_agent(pid_t agent, int channel, int signals, int& status) {
   }
 }
 
-/// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process like the child. A signal for all processes, as SLURM sends it before it ends a
-/// job, is the ranks' to heed.
+/// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process
+/// like the child. A signal for all processes, as SLURM sends it before it ends a job, is the ranks' to heed.
 void guard() {
   become_subreaper();
   const pid_t agent = ::fork();
@@ -447,7 +459,10 @@ void guard() {
 int agent_main(const AgentOptions& options) {
   ::prctl(PR_SET_DUMPABLE, 0);
   try {
-    const base::Fd attendant = options.attended_by.empty() ? base::Fd() : meet_attendant(options.attended_by);  // shared with the guard, which outlives the agent
+    const base::Fd attendant =
+        options.attended_by.empty()
+            ? base::Fd()
+            : meet_attendant(options.attended_by);  // shared with the guard, which outlives the agent
     if (options.guarded) guard();
     return Agent(options).run();
   } catch (const base::Error& error) {

@@ -17,10 +17,10 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kIsAsked = 2s;   // whether it is silent, or this process has slept as well
+constexpr auto kIsAsked = 2s;  // whether it is silent, or this process has slept as well
 constexpr auto kOverslept = 1s;
-constexpr auto kEnds = 5s;      // after its last frame
-constexpr auto kKilled = 1s;    // unless it hangs in the kernel
+constexpr auto kEnds = 5s;    // after its last frame
+constexpr auto kKilled = 1s;  // unless it hangs in the kernel
 
 }  // namespace
 
@@ -40,9 +40,12 @@ void AgentLink::send(const Frame& frame) {
   const Deadline deadline = Deadline::in(10s);
   for (std::size_t done = 0; done < bytes.size() && process_.to;) {
     const ssize_t size = ::write(process_.to.get(), bytes.data() + done, bytes.size() - done);
-    if (size > 0) done += static_cast<std::size_t>(size);
-    else if (errno == EAGAIN && base::wait_writable(process_.to.get(), deadline)) continue;
-    else if (errno != EINTR) process_.to.reset();  // it is gone, or ends its ranks when it sees this
+    if (size > 0)
+      done += static_cast<std::size_t>(size);
+    else if (errno == EAGAIN && base::wait_writable(process_.to.get(), deadline))
+      continue;
+    else if (errno != EINTR)
+      process_.to.reset();  // it is gone, or ends its ranks when it sees this
   }
 }
 
@@ -58,8 +61,10 @@ void AgentLink::take(std::string_view bytes) {
 void AgentLink::ship_more() {
   const std::string_view wanted = shipment_->wanted();
   const ssize_t size = ::write(process_.to.get(), wanted.data(), std::min(wanted.size(), std::size_t{1} << 16));
-  if (size > 0) shipment_->written(static_cast<std::size_t>(size));
-  else if (errno != EAGAIN && errno != EINTR) process_.to.reset();  // it is gone
+  if (size > 0)
+    shipment_->written(static_cast<std::size_t>(size));
+  else if (errno != EAGAIN && errno != EINTR)
+    process_.to.reset();  // it is gone
 }
 
 std::vector<Frame> AgentLink::read() {
@@ -83,7 +88,8 @@ bool AgentLink::look_at_clock() {
     ends_by_ = Deadline::never();
   }
   if (!speaks_by_.expired()) return false;
-  // All may have stood still, as when a machine is suspended: it has time to speak when this process has not slept in between.
+  // All may have stood still, as when a machine is suspended: it has time to speak when this process has not slept in
+  // between.
   const bool we_slept = Deadline::Clock::now() - speaks_by_.when() > kOverslept;
   speaks_by_ = Deadline::in(kIsAsked);
   if (we_slept || !std::exchange(is_asked_, true)) return false;
@@ -124,7 +130,9 @@ RankEnd AgentLink::reap() {
     }
     ::poll(nullptr, 0, 1);
   }
-  return {.pid = process_.pid, .code = WIFEXITED(status) ? WEXITSTATUS(status) : 0, .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  return {.pid = process_.pid,
+          .code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+          .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
 }
 
 }  // namespace lockstep::launcher

@@ -32,7 +32,8 @@ class AgentLink {
   /// A connection to its host, which ends when that is out of reach; -1: none. Nothing is ever read from it.
   int tether() const { return tether_ ? tether_.get() : -1; }
   void tie(base::Fd tether) { tether_ = std::move(tether); }
-  /// When the tether has become readable: it is dropped. True when that was because the host is out of reach, not because the agent has ended.
+  /// When the tether has become readable: it is dropped. True when that was because the host is out of reach, not
+  /// because the agent has ended.
   bool tether_is_cut();
 
   /// The program between does not become an agent before it has these files. To be called before anything is read.
@@ -43,7 +44,8 @@ class AgentLink {
 
   /// Waits 10 s at most for room in the pipe. An agent that is gone is told nothing.
   void send(const Frame& frame);
-  /// What it has told. At the end of its output the descriptor is closed, after the last frames. Throws Error kProtocol.
+  /// What it has told. At the end of its output the descriptor is closed, after the last frames. Throws Error
+  /// kProtocol.
   std::vector<Frame> read();
 
   /// It has been told to end its ranks and itself: when it is there at `deadline`, it is killed.

@@ -21,9 +21,9 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kJobComes = 600s;      // the other hosts may be slow to answer
+constexpr auto kJobComes = 600s;  // the other hosts may be slow to answer
 constexpr auto kConnects = 5s;
-constexpr auto kOtherWays = 300ms;    // after the first that was found
+constexpr auto kOtherWays = 300ms;  // after the first that was found
 
 struct LauncherIsGone {};
 
@@ -68,18 +68,24 @@ class Guest {
   Deadline deadline_ = Deadline::never();
 };
 
-bool same_family(const std::string& a, const std::string& b) { return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos); }
+bool same_family(const std::string& a, const std::string& b) {
+  return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos);
+}
 
 void Guest::meet(MeetOrder order) {
   order_ = std::move(order);
   own_ = base::interface_addresses();
-  std::erase_if(own_, [](const base::InterfaceAddress& one) { return one.loopback || one.address.find('%') != std::string::npos; });
+  std::erase_if(own_, [](const base::InterfaceAddress& one) {
+    return one.loopback || one.address.find('%') != std::string::npos;
+  });
   crossing_.emplace(order_.self, order_.token);
-  const InterfaceChoice choice = order_.interface.empty() ? InterfaceChoice() : parse_interface_choice("--interface", order_.interface);
+  const InterfaceChoice choice =
+      order_.interface.empty() ? InterfaceChoice() : parse_interface_choice("--interface", order_.interface);
   for (std::size_t i = 0; i < order_.launcher.size(); ++i) {
     std::vector<std::string> sources = choice ? std::vector<std::string>() : std::vector<std::string>{""};
     for (const base::InterfaceAddress& own : own_)
-      if (choice && same_family(own.address, order_.launcher[i].host) && allows(choice, own.interface, own.address)) sources.push_back(own.address);
+      if (choice && same_family(own.address, order_.launcher[i].host) && allows(choice, own.interface, own.address))
+        sources.push_back(own.address);
     for (const std::string& source : sources) {
       ways_.push_back({static_cast<int>(i), crossing_->dialled().size()});
       crossing_->dial(order_.launcher[i], -1, source);
@@ -99,23 +105,29 @@ void Guest::answer_meet() {
       tried += (tried.empty() ? "" : "; ") + target + ": " + dialled.error;
       continue;
     }
-    const auto own = std::find_if(own_.begin(), own_.end(), [&](const base::InterfaceAddress& one) { return one.address == dialled.from; });
-    reply.doors.push_back({way.launcher, static_cast<std::uint32_t>(way.dialled), crossing_->listen(dialled.from), own == own_.end() ? "" : own->interface});
+    const auto own = std::find_if(own_.begin(), own_.end(),
+                                  [&](const base::InterfaceAddress& one) { return one.address == dialled.from; });
+    reply.doors.push_back({way.launcher, static_cast<std::uint32_t>(way.dialled), crossing_->listen(dialled.from),
+                           own == own_.end() ? "" : own->interface});
   }
   std::string has;
   for (const base::InterfaceAddress& one : own_) has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
   if (reply.doors.empty())
-    reply.error = ways_.empty() ? "no address of its own fits --interface " + base::quoted(order_.interface, 80) + "; it has " + has : tried + "; its own addresses are " + has;
+    reply.error = ways_.empty() ? "no address of its own fits --interface " + base::quoted(order_.interface, 80) +
+                                      "; it has " + has
+                                : tried + "; its own addresses are " + has;
   say(FrameKind::kMet, encode_met(reply));
 }
 
 void Guest::probe(const ProbeOrder& order) {
   if (!crossing_) throw base::Error(base::Cause::kProtocol, "a probe before the meeting");
   for (const Way& way : ways_)
-    if (way.launcher == order.launcher && !tether_ && crossing_->dialled()[way.dialled].fd) tether_ = std::move(crossing_->dialled()[way.dialled].fd);
+    if (way.launcher == order.launcher && !tether_ && crossing_->dialled()[way.dialled].fd)
+      tether_ = std::move(crossing_->dialled()[way.dialled].fd);
   first_probe_ = crossing_->dialled().size();
   base::allow_files(2 * order.peers.size() + 64);
-  for (std::size_t node = 0; node < order.peers.size(); ++node) crossing_->dial(order.peers[node], static_cast<int>(node));
+  for (std::size_t node = 0; node < order.peers.size(); ++node)
+    crossing_->dial(order.peers[node], static_cast<int>(node));
   doing_ = Doing::kProbing;
   deadline_ = Deadline::in(kConnects);
 }
@@ -133,12 +145,16 @@ void Guest::answer_probe() {
 void Guest::look() {
   if (doing_ == Doing::kNothing) return;
   const auto& dialled = crossing_->dialled();
-  if (doing_ == Doing::kMeeting && std::any_of(dialled.begin(), dialled.end(), [](const Crossing::Dialled& one) { return static_cast<bool>(one.fd) && one.decided; }))
+  if (doing_ == Doing::kMeeting && std::any_of(dialled.begin(), dialled.end(), [](const Crossing::Dialled& one) {
+        return static_cast<bool>(one.fd) && one.decided;
+      }))
     deadline_ = earlier(deadline_, Deadline::in(kOtherWays));
   if (!crossing_->all_decided() && !deadline_.expired()) return;
   crossing_->give_up();
-  if (doing_ == Doing::kMeeting) answer_meet();
-  else answer_probe();
+  if (doing_ == Doing::kMeeting)
+    answer_meet();
+  else
+    answer_probe();
   doing_ = Doing::kNothing;
   deadline_ = Deadline::never();  // bounded: nothing is waited for
 }
@@ -170,10 +186,14 @@ std::optional<AgentStart> start_of_agent(FrameReader& input) try {
     if (size == 0) throw LauncherIsGone();
     if (size > 0) input.feed({bytes, static_cast<std::size_t>(size)});
     while (const auto frame = input.next()) {
-      if (frame->kind == FrameKind::kMeet) guest.meet(decode_meet(frame->payload));
-      else if (frame->kind == FrameKind::kProbe) guest.probe(decode_probe(frame->payload));
-      else if (patient.take(*frame)) continue;
-      else if (frame->kind != FrameKind::kJob) throw base::Error(base::Cause::kProtocol, "a frame that is no job");
+      if (frame->kind == FrameKind::kMeet)
+        guest.meet(decode_meet(frame->payload));
+      else if (frame->kind == FrameKind::kProbe)
+        guest.probe(decode_probe(frame->payload));
+      else if (patient.take(*frame))
+        continue;
+      else if (frame->kind != FrameKind::kJob)
+        throw base::Error(base::Cause::kProtocol, "a frame that is no job");
       else {
         start.job = decode_job(frame->payload);
         start.tether = guest.take_tether();

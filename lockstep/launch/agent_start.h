@@ -15,8 +15,8 @@ struct AgentStart {
   base::Fd master_port;  ///< kept for the job
 };
 
-/// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in `input`. Nothing when the launcher is gone
-/// before: it has said why. Throws Error kProtocol.
+/// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in
+/// `input`. Nothing when the launcher is gone before: it has said why. Throws Error kProtocol.
 std::optional<AgentStart> start_of_agent(FrameReader& input);
 
 }  // namespace lockstep::launcher

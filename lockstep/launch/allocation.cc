@@ -19,10 +19,13 @@ bool is_in_step(const base::Env& env) {
 std::vector<Host> hosts_of(const base::Env& env) {
   const std::vector<std::string> names = job::expand_hosts("SLURM_JOB_NODELIST", *env.slurm_job_nodelist);
   const bool asked = env.slurm_ntasks || env.slurm_ntasks_per_node;
-  std::vector<int> counts = asked && env.slurm_tasks_per_node ? job::expand_counts("SLURM_TASKS_PER_NODE", *env.slurm_tasks_per_node) : std::vector<int>();
+  std::vector<int> counts = asked && env.slurm_tasks_per_node
+                                ? job::expand_counts("SLURM_TASKS_PER_NODE", *env.slurm_tasks_per_node)
+                                : std::vector<int>();
   if (is_in_step(env)) counts.clear();  // there it says what the step has
   if (!counts.empty() && counts.size() != names.size())
-    throw base::UsageError("SLURM_TASKS_PER_NODE is " + base::quoted(*env.slurm_tasks_per_node, 80) + ", counts for " + std::to_string(counts.size()) + " hosts, but SLURM_JOB_NODELIST names " +
+    throw base::UsageError("SLURM_TASKS_PER_NODE is " + base::quoted(*env.slurm_tasks_per_node, 80) + ", counts for " +
+                           std::to_string(counts.size()) + " hosts, but SLURM_JOB_NODELIST names " +
                            std::to_string(names.size()));
   std::vector<Host> hosts;
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -40,11 +43,14 @@ std::vector<Host> hosts_of(const base::Env& env) {
 
 std::vector<Host> with_allocation(std::vector<Host> named, const std::string& env_from, const base::Env& env) {
   const bool there = env.slurm_job_id && env.slurm_job_nodelist;
-  if (env_from == "slurm" && !there) throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set", "salloc or sbatch make an allocation");
+  if (env_from == "slurm" && !there)
+    throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set",
+                           "salloc or sbatch make an allocation");
   if (env_from == "none" || !there) return named;
   if (named.empty() && is_in_step(env) && base::parse_int(env.slurm_ntasks.value_or("")).value_or(1) > 1)
-    throw base::UsageError("srun has started lockstep run " + *env.slurm_ntasks + " times; it starts the ranks of all hosts itself",
-                           "call it once, without srun; or let srun start the program: srun ./train");
+    throw base::UsageError(
+        "srun has started lockstep run " + *env.slurm_ntasks + " times; it starts the ranks of all hosts itself",
+        "call it once, without srun; or let srun start the program: srun ./train");
   const std::vector<Host> given = hosts_of(env);
   if (named.empty()) return given;
   for (Host& host : named) {

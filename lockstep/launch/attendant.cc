@@ -23,13 +23,14 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentComes = 60s;   // the launcher gives hosts 20 s by default
-constexpr auto kTaskComes = 15s;    // it may load its libraries more slowly than the agent is started
+constexpr auto kAgentComes = 60s;  // the launcher gives hosts 20 s by default
+constexpr auto kTaskComes = 15s;   // it may load its libraries more slowly than the agent is started
 constexpr int kNobodyCame = 69;
 
 /// A name in no file system, of this host as SLURM calls it: several of them may be on one machine.
 socklen_t address_of(const std::string& step, sockaddr_un& address) {
-  const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." + base::Env::process().slurmd_nodename.value_or(base::host_name());
+  const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." +
+                           base::Env::process().slurmd_nodename.value_or(base::host_name());
   address.sun_family = AF_UNIX;
   const std::size_t size = std::min(name.size(), sizeof address.sun_path - 1);
   std::memcpy(address.sun_path + 1, name.data(), size);
@@ -53,7 +54,9 @@ std::int64_t number(const base::Env::Value& value) { return base::parse_int(valu
 }  // namespace
 
 std::optional<std::vector<std::string>> words_for_task(int ranks, const base::Env& env) {
-  if (ranks == 1 || !env.slurm_step_nodelist || !env.slurm_step_tasks_per_node || !env.slurm_job_id || !env.slurm_step_id || number(env.slurm_procid) < 0) return std::nullopt;
+  if (ranks == 1 || !env.slurm_step_nodelist || !env.slurm_step_tasks_per_node || !env.slurm_job_id ||
+      !env.slurm_step_id || number(env.slurm_procid) < 0)
+    return std::nullopt;
   const std::vector<int> tasks = job::expand_counts("SLURM_STEP_TASKS_PER_NODE", *env.slurm_step_tasks_per_node);
   if (std::any_of(tasks.begin(), tasks.end(), [](int count) { return count != 1; })) return std::nullopt;
   const std::string step = *env.slurm_job_id + "." + *env.slurm_step_id;
@@ -65,11 +68,13 @@ std::optional<std::vector<std::string>> words_for_task(int ranks, const base::En
 }
 
 int attend(const std::string& step) {
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) ::signal(signal, SIG_IGN);  // the launcher's to heed
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
+    ::signal(signal, SIG_IGN);  // the launcher's to heed
   sockaddr_un address{};
   const socklen_t size = address_of(step, address);
   const base::Fd listener = new_socket();
-  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 || ::listen(listener.get(), 8) != 0)
+  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::listen(listener.get(), 8) != 0)
     throw base::SystemError("cannot wait for the agent of step " + base::quoted(step, 80), errno);
   const Deadline deadline = Deadline::in(kAgentComes);
   while (base::wait_readable(listener.get(), deadline)) {
@@ -86,7 +91,8 @@ base::Fd meet_attendant(const std::string& step) {
   const socklen_t size = address_of(step, address);
   for (const Deadline deadline = Deadline::in(kTaskComes); !deadline.expired(); ::poll(nullptr, 0, 20)) {
     base::Fd fd = new_socket();
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0) return is_ours(fd.get()) ? std::move(fd) : base::Fd();
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0)
+      return is_ours(fd.get()) ? std::move(fd) : base::Fd();
   }
   return {};
 }

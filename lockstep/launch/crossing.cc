@@ -24,7 +24,8 @@ std::string bytes_of(std::size_t number) {
 
 int number_in(const std::string& bytes) {
   std::uint32_t number = 0;
-  for (std::size_t i = 0; i < kNumberBytes; ++i) number |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
+  for (std::size_t i = 0; i < kNumberBytes; ++i)
+    number |= static_cast<std::uint32_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
   return static_cast<int>(number);
 }
 
@@ -54,7 +55,8 @@ Crossing::Crossing(int self, std::string token) : self_(self), token_(std::move(
 
 std::string Crossing::new_token() {
   std::string token(kTokenBytes, '\0');
-  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) throw base::SystemError("getrandom", errno);
+  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
+    throw base::SystemError("getrandom", errno);
   return token;
 }
 
@@ -81,10 +83,12 @@ void Crossing::dial(const base::Address& address, int node, const std::string& s
 
 std::vector<pollfd> Crossing::entries() const {
   std::vector<pollfd> entries;
-  for (const base::Fd& listener : listeners_) entries.push_back({strangers_.size() < kMaxStrangers ? listener.get() : -1, POLLIN, 0});
+  for (const base::Fd& listener : listeners_)
+    entries.push_back({strangers_.size() < kMaxStrangers ? listener.get() : -1, POLLIN, 0});
   for (const Stranger& stranger : strangers_) entries.push_back({stranger.fd.get(), POLLIN, 0});
   for (std::size_t i = 0; i < dialled_.size(); ++i)
-    entries.push_back({dialled_[i].decided ? -1 : dialled_[i].fd.get(), static_cast<short>(attempts_[i].connected ? POLLIN : POLLOUT), 0});
+    entries.push_back({dialled_[i].decided ? -1 : dialled_[i].fd.get(),
+                       static_cast<short>(attempts_[i].connected ? POLLIN : POLLOUT), 0});
   return entries;
 }
 
@@ -94,14 +98,18 @@ void Crossing::go_on(std::size_t index) {
   if (!attempt.connected) {
     if (const int error = base::dial_error(dialled.fd.get())) return fail(index, std::strerror(error));
     const std::string greeting = token_ + bytes_of(static_cast<std::uint32_t>(self_)) + bytes_of(index);
-    if (::send(dialled.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(greeting.size())) return fail(index, std::strerror(errno));
+    if (::send(dialled.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
+        static_cast<ssize_t>(greeting.size()))
+      return fail(index, std::strerror(errno));
     attempt.connected = true;
     return;
   }
   int error = 0;
-  if (!fill(dialled.fd.get(), attempt.answer, kNumberBytes, error)) return fail(index, error == ECONNRESET ? "a stranger listens there" : std::strerror(error));
+  if (!fill(dialled.fd.get(), attempt.answer, kNumberBytes, error))
+    return fail(index, error == ECONNRESET ? "a stranger listens there" : std::strerror(error));
   if (attempt.answer.size() < kNumberBytes) return;
-  if (number_in(attempt.answer) != attempt.node) return fail(index, number_in(attempt.answer) == self_ ? "that is this host itself" : "another host answers there");
+  if (number_in(attempt.answer) != attempt.node)
+    return fail(index, number_in(attempt.answer) == self_ ? "that is this host itself" : "another host answers there");
   dialled.from = base::local_address(dialled.fd.get()).host;
   dialled.decided = true;
 }
@@ -113,7 +121,8 @@ bool Crossing::listen_to(Stranger& stranger) {
   if (stranger.greeting.size() < kTokenBytes + 2 * kNumberBytes) return true;
   if (!equal(stranger.greeting.substr(0, kTokenBytes), token_)) return false;
   const std::string answer = bytes_of(static_cast<std::uint32_t>(self_));
-  if (::send(stranger.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size())) return false;
+  if (::send(stranger.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size()))
+    return false;
   const auto dial = static_cast<std::uint32_t>(number_in(stranger.greeting.substr(kTokenBytes + kNumberBytes)));
   callers_[{number_in(stranger.greeting.substr(kTokenBytes)), stranger.listener, dial}] = std::move(stranger.fd);
   return false;

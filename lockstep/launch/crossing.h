@@ -1,4 +1,5 @@
-// Connections between the hosts of a job, tried before a rank starts: whoever listens proves to be the host that is meant, and whoever connects to be of this job.
+// Connections between the hosts of a job, tried before a rank starts: whoever listens proves to be the host that is
+// meant, and whoever connects to be of this job.
 #pragma once
 
 #include <poll.h>
@@ -14,8 +15,8 @@
 
 namespace lockstep::launcher {
 
-/// One end. Nothing here waits: its owner polls entries() and passes them to handle(). The token is a secret of the job, which came with its description; a
-/// stranger without it is dropped unanswered.
+/// One end. Nothing here waits: its owner polls entries() and passes them to handle(). The token is a secret of the
+/// job, which came with its description; a stranger without it is dropped unanswered.
 class Crossing {
  public:
   static constexpr std::size_t kTokenBytes = 32;
@@ -38,9 +39,9 @@ class Crossing {
   /// What came of one dial().
   struct Dialled {
     bool decided = false;
-    std::string error;       ///< why it did not succeed
-    std::string from;        ///< this end's address
-    base::Fd fd;             ///< the connection
+    std::string error;  ///< why it did not succeed
+    std::string from;   ///< this end's address
+    base::Fd fd;        ///< the connection
   };
   /// In the order of dial().
   std::vector<Dialled>& dialled() { return dialled_; }

@@ -70,7 +70,8 @@ std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Dead
     const std::vector<pid_t> left = descendants_without(spared);
     if (left.empty() || deadline.expired()) return left;
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
-    // SIGCHLD is blocked and waited for here; a process that is not our child yet has no such sign, hence the short limit.
+    // SIGCHLD is blocked and waited for here; a process that is not our child yet has no such sign, hence the short
+    // limit.
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

@@ -27,10 +27,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;               // its number in a Crossing
-constexpr auto kAnswers = 10s;              // what takes no time there; they give a connection 5 s
-constexpr auto kExamines = 90s;             // tools have 60 s, and a slow file system 10 s
-constexpr auto kMeasures = 15s;             // 5 s to connect and 5 to measure
+constexpr int kLauncher = -1;                  // its number in a Crossing
+constexpr auto kAnswers = 10s;                 // what takes no time there; they give a connection 5 s
+constexpr auto kExamines = 90s;                // tools have 60 s, and a slow file system 10 s
+constexpr auto kMeasures = 15s;                // 5 s to connect and 5 to measure
 constexpr std::size_t kMostHostsInPairs = 16;  // 120 pairs; beyond, neighbours
 
 using Numbers = std::vector<std::size_t>;
@@ -38,8 +38,11 @@ using Numbers = std::vector<std::size_t>;
 class Visit {
  public:
   Visit(const DoctorOptions& options, Gathered gathered, int signals)
-      : options_(options), gathered_(std::move(gathered)), crossing_(kLauncher, Crossing::new_token()),
-        inquiry_(gathered_.agents, crossing_, signals, [this](std::size_t i, const std::string& why) { lose(i, why); }) {}
+      : options_(options),
+        gathered_(std::move(gathered)),
+        crossing_(kLauncher, Crossing::new_token()),
+        inquiry_(gathered_.agents, crossing_, signals,
+                 [this](std::size_t i, const std::string& why) { lose(i, why); }) {}
 
   Ward run(const Surroundings& surroundings);
   /// Ends the agents.
@@ -100,10 +103,18 @@ void Visit::lose(std::size_t i, const std::string& why) {
 void Visit::read_clocks() {
   using Clock = std::chrono::system_clock;
   std::vector<Clock::time_point> asked(ward_.hosts.size());
-  inquiry_.ask(present(), FrameKind::kTime, [&](std::size_t i) { asked[i] = Clock::now(); return std::string(); }, FrameKind::kClock, kAnswers, [&](std::size_t i, const std::string& payload) {
-    const Clock::time_point there{std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(decode_numbers(payload, 1)[0]))};
-    ward_.hosts[i].ahead = there - (asked[i] + (Clock::now() - asked[i]) / 2);
-  });
+  inquiry_.ask(
+      present(), FrameKind::kTime,
+      [&](std::size_t i) {
+        asked[i] = Clock::now();
+        return std::string();
+      },
+      FrameKind::kClock, kAnswers,
+      [&](std::size_t i, const std::string& payload) {
+        const Clock::time_point there{
+            std::chrono::duration_cast<Clock::duration>(std::chrono::nanoseconds(decode_numbers(payload, 1)[0]))};
+        ward_.hosts[i].ahead = there - (asked[i] + (Clock::now() - asked[i]) / 2);
+      });
 }
 
 void Visit::examine_all(const Surroundings& surroundings) {
@@ -111,13 +122,15 @@ void Visit::examine_all(const Surroundings& surroundings) {
     const Node node{.site = ward_.hosts[i].site, .here = is_here(gathered_.hosts[i])};
     std::vector<std::string> command = options_.command;
     if (!command.empty()) command.front() = surroundings.program;
-    return encode_examine({.command = std::move(command),
-                           .directory = surroundings.directory.empty() && !node.here ? surroundings.here : surroundings.directory,
-                           .add_to_own = !node.here,
-                           .environment = merged(inherited_by(node, surroundings), {}),
-                           .mpi = options_.mpi});
+    return encode_examine(
+        {.command = std::move(command),
+         .directory = surroundings.directory.empty() && !node.here ? surroundings.here : surroundings.directory,
+         .add_to_own = !node.here,
+         .environment = merged(inherited_by(node, surroundings), {}),
+         .mpi = options_.mpi});
   };
-  inquiry_.ask(present(), FrameKind::kExamine, order, FrameKind::kExamined, kExamines, [&](std::size_t i, const std::string& payload) { ward_.hosts[i].found = decode_examined(payload); });
+  inquiry_.ask(present(), FrameKind::kExamine, order, FrameKind::kExamined, kExamines,
+               [&](std::size_t i, const std::string& payload) { ward_.hosts[i].found = decode_examined(payload); });
 }
 
 /// As launcher::meet(), but whoever does not come is a finding.
@@ -131,7 +144,8 @@ void Visit::meet() {
     order.interface = gathered_.hosts[i].interface.empty() ? options_.interface : gathered_.hosts[i].interface;
     return encode_meet(order);
   };
-  inquiry_.ask(present(), FrameKind::kMeet, ordered, FrameKind::kMet, kAnswers, [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
+  inquiry_.ask(present(), FrameKind::kMeet, ordered, FrameKind::kMet, kAnswers,
+               [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
   choose_doors(replies, own.size());
 }
 
@@ -140,12 +154,16 @@ void Visit::choose_doors(const std::vector<MeetReply>& replies, std::size_t num_
   std::vector<int> counts(num_ways);
   for (const MeetReply& reply : replies)
     for (const Door& door : reply.doors)
-      if (door.launcher >= 0 && static_cast<std::size_t>(door.launcher) < num_ways) ++counts[static_cast<std::size_t>(door.launcher)];
+      if (door.launcher >= 0 && static_cast<std::size_t>(door.launcher) < num_ways)
+        ++counts[static_cast<std::size_t>(door.launcher)];
   const auto way = static_cast<int>(std::max_element(counts.begin(), counts.end()) - counts.begin());
   for (std::size_t i = 0; i < replies.size(); ++i) {
-    const auto door = std::find_if(replies[i].doors.begin(), replies[i].doors.end(), [&](const Door& one) { return one.launcher == way; });
-    if (door != replies[i].doors.end()) ward_.hosts[i].door = *door;
-    else if (!replies[i].error.empty()) ward_.hosts[i].no_door = "it does not reach this host: " + replies[i].error;
+    const auto door = std::find_if(replies[i].doors.begin(), replies[i].doors.end(),
+                                   [&](const Door& one) { return one.launcher == way; });
+    if (door != replies[i].doors.end())
+      ward_.hosts[i].door = *door;
+    else if (!replies[i].error.empty())
+      ward_.hosts[i].no_door = "it does not reach this host: " + replies[i].error;
   }
   try_pairs(way);
 }
@@ -158,10 +176,13 @@ void Visit::try_pairs(int way) {
     if (ward_.hosts[i].door) with_door.push_back(i);
   for (const PatientFile& host : ward_.hosts) order.peers.push_back(host.door ? host.door->address : base::Address());
   std::vector<std::vector<ProbeFailure>> failures(ward_.hosts.size());
-  inquiry_.ask(with_door, FrameKind::kProbe, [&](std::size_t) { return encode_probe(order); }, FrameKind::kProbed, kAnswers, [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
+  inquiry_.ask(
+      with_door, FrameKind::kProbe, [&](std::size_t) { return encode_probe(order); }, FrameKind::kProbed, kAnswers,
+      [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
   const auto why = [&](std::size_t from, std::size_t to) {
     for (const ProbeFailure& failure : failures[from])
-      if (failure.node == static_cast<int>(to)) return ward_.hosts[from].name + " does not reach " + order.peers[to].host + ": " + failure.why;
+      if (failure.node == static_cast<int>(to))
+        return ward_.hosts[from].name + " does not reach " + order.peers[to].host + ": " + failure.why;
     return std::string();
   };
   for (std::size_t a = 0; a < with_door.size(); ++a)
@@ -170,7 +191,11 @@ void Visit::try_pairs(int way) {
       const std::string there = why(from, to), back = why(to, from);
       const bool reaches = there.empty() && back.empty();
       const bool measured = with_door.size() <= kMostHostsInPairs || b == a + 1;
-      if (!reaches || measured) ward_.pairs.push_back({.from = from, .to = to, .reaches = reaches, .speed = {.error = there.empty() || back.empty() ? there + back : there + "; " + back}});
+      if (!reaches || measured)
+        ward_.pairs.push_back({.from = from,
+                               .to = to,
+                               .reaches = reaches,
+                               .speed = {.error = there.empty() || back.empty() ? there + back : there + "; " + back}});
     }
 }
 
@@ -190,23 +215,34 @@ void Visit::measure(PairFile& pair) {
   const std::string token = Crossing::new_token();
   ListenReply reply{.address = {}, .error = "no answer"};
   const auto listen = [&](std::size_t) {
-    return encode_listen({.self = static_cast<int>(pair.to), .caller = static_cast<int>(pair.from), .token = token, .host = ward_.hosts[pair.to].door->address.host});
+    return encode_listen({.self = static_cast<int>(pair.to),
+                          .caller = static_cast<int>(pair.from),
+                          .token = token,
+                          .host = ward_.hosts[pair.to].door->address.host});
   };
-  inquiry_.ask({pair.to}, FrameKind::kListen, listen, FrameKind::kListening, kMeasures, [&](std::size_t, const std::string& payload) { reply = decode_listening(payload); });
+  inquiry_.ask({pair.to}, FrameKind::kListen, listen, FrameKind::kListening, kMeasures,
+               [&](std::size_t, const std::string& payload) { reply = decode_listening(payload); });
   if (!reply.error.empty()) {
     pair.speed.error = reply.error;
     return;
   }
   pair.speed.error = "no answer";
-  const auto order = [&](std::size_t) { return encode_measure({.self = static_cast<int>(pair.from), .peer = static_cast<int>(pair.to), .token = token, .address = reply.address}); };
-  inquiry_.ask({pair.from}, FrameKind::kMeasure, order, FrameKind::kMeasured, kMeasures, [&](std::size_t, const std::string& payload) { pair.speed = decode_measured(payload); });
+  const auto order = [&](std::size_t) {
+    return encode_measure({.self = static_cast<int>(pair.from),
+                           .peer = static_cast<int>(pair.to),
+                           .token = token,
+                           .address = reply.address});
+  };
+  inquiry_.ask({pair.from}, FrameKind::kMeasure, order, FrameKind::kMeasured, kMeasures,
+               [&](std::size_t, const std::string& payload) { pair.speed = decode_measured(payload); });
 }
 
 Ward Visit::run(const Surroundings& surroundings) {
   begin();
   read_clocks();
   examine_all(surroundings);
-  const bool elsewhere = std::any_of(gathered_.hosts.begin(), gathered_.hosts.end(), [](const Host& host) { return !is_here(host); });
+  const bool elsewhere =
+      std::any_of(gathered_.hosts.begin(), gathered_.hosts.end(), [](const Host& host) { return !is_here(host); });
   if (elsewhere && !present().empty()) {
     meet();
     measure_pairs();
@@ -247,7 +283,9 @@ int doctor(DoctorOptions options) {
   Visit visit(options, std::move(gathered), signals.get());
   Ward ward = visit.run(surroundings);
   visit.leave();
-  if (options.mpi) ward.own_mpirun = run_tool({tool_path("mpirun", surroundings.environment), {"mpirun", "--version"}, surroundings.environment, "", 10s});
+  if (options.mpi)
+    ward.own_mpirun = run_tool(
+        {tool_path("mpirun", surroundings.environment), {"mpirun", "--version"}, surroundings.environment, "", 10s});
   const std::vector<Finding> findings = diagnose(ward);
   std::fputs((options.json ? json_of(findings) : table_of(findings)).c_str(), stdout);
   return any_bad(findings) ? 1 : 0;

@@ -27,7 +27,8 @@ std::uint64_t bytes_of(const char* what, const std::string& text) {
   if (unit > 1) digits.pop_back();
   const auto number = base::parse_int(digits);
   if (!number || *number < 1 || *number > kMost / unit)
-    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) + "; allowed are bytes, 1 or more, or with K, M or G behind: 250M is 250,000,000");
+    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
+                           "; allowed are bytes, 1 or more, or with K, M or G behind: 250M is 250,000,000");
   return static_cast<std::uint64_t>(*number * unit);
 }
 
@@ -37,12 +38,16 @@ DoctorOptions parse_doctor(std::vector<std::string> words, std::string& help) {
   DoctorOptions options;
   RawHosts raw;
   std::string model_bytes;
-  CLI::App app("Looks at each host for what would keep a program from running there, and says what to do. Nothing is started or changed.");
+  CLI::App app(
+      "Looks at each host for what would keep a program from running there, and says what to do. Nothing is started or "
+      "changed.");
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<DoctorFormatter>());
   declare_hosts(app, raw);
   app.add_flag("--mpi", options.mpi, "look for what mpirun needs on each host, as well");
-  declare_option(app, "--model-bytes", model_bytes, "N", "bytes of gradients that a step sends, for what the network costs; K, M and G are decimal (default 250M)");
+  declare_option(
+      app, "--model-bytes", model_bytes, "N",
+      "bytes of gradients that a step sends, for what the network costs; K, M and G are decimal (default 250M)");
   app.add_flag("--json", options.json, "one object with all findings");
   app.footer("The exit code is 0 when nothing is bad, 1 when something is; 64 means that nobody was asked.");
   auto command = parse_words(app, "doctor", std::move(words));
@@ -54,7 +59,8 @@ DoctorOptions parse_doctor(std::vector<std::string> words, std::string& help) {
   if (is_given(app, "--model-bytes")) options.model_bytes = bytes_of("--model-bytes", model_bytes);
   options.command = std::move(*command);
   if (!options.command.empty() && options.command.front().empty())
-    throw base::UsageError("lockstep doctor: the program is \"\"; allowed is: lockstep doctor [options] [--] [program [arguments...]]");
+    throw base::UsageError(
+        "lockstep doctor: the program is \"\"; allowed is: lockstep doctor [options] [--] [program [arguments...]]");
   return options;
 }
 

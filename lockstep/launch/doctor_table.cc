@@ -10,7 +10,8 @@ namespace {
 constexpr std::size_t kWidth = 80;
 
 std::size_t count(const std::vector<Finding>& findings, State state) {
-  return static_cast<std::size_t>(std::count_if(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.state == state; }));
+  return static_cast<std::size_t>(
+      std::count_if(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.state == state; }));
 }
 
 std::string padded(std::string text, std::size_t width) {
@@ -51,18 +52,31 @@ std::string table_of(const std::vector<Finding>& findings) {
   std::string text;
   for (const Finding& finding : findings) {
     const std::string head = padded(finding.host, host) + "  " + padded(finding.check, check) + "  " +
-                             padded(finding.state == State::kBad ? "BAD" : finding.state == State::kUnknown ? "?" : name_of(finding.state), 4) + "  ";
+                             padded(finding.state == State::kBad       ? "BAD"
+                                    : finding.state == State::kUnknown ? "?"
+                                                                       : name_of(finding.state),
+                                    4) +
+                             "  ";
     text += wrapped(head, finding.value);
-    if (!finding.remedy.empty()) text += wrapped(std::string(std::min<std::size_t>(head.size(), 24), ' ') + "-> ", finding.remedy);
+    if (!finding.remedy.empty())
+      text += wrapped(std::string(std::min<std::size_t>(head.size(), 24), ' ') + "-> ", finding.remedy);
   }
-  return text + std::to_string(count(findings, State::kBad)) + " bad, " + std::to_string(count(findings, State::kWarn)) + " to look at, " + std::to_string(count(findings, State::kUnknown)) +
-         " unknown, " + std::to_string(count(findings, State::kOk)) + " good\n";
+  return text + std::to_string(count(findings, State::kBad)) + " bad, " +
+         std::to_string(count(findings, State::kWarn)) + " to look at, " +
+         std::to_string(count(findings, State::kUnknown)) + " unknown, " + std::to_string(count(findings, State::kOk)) +
+         " good\n";
 }
 
 std::string json_of(const std::vector<Finding>& findings) {
-  nlohmann::ordered_json all = {{"bad", count(findings, State::kBad)}, {"warn", count(findings, State::kWarn)}, {"findings", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json all = {{"bad", count(findings, State::kBad)},
+                                {"warn", count(findings, State::kWarn)},
+                                {"findings", nlohmann::ordered_json::array()}};
   for (const Finding& finding : findings)
-    all["findings"].push_back({{"host", finding.host}, {"check", finding.check}, {"state", name_of(finding.state)}, {"value", finding.value}, {"remedy", finding.remedy}});
+    all["findings"].push_back({{"host", finding.host},
+                               {"check", finding.check},
+                               {"state", name_of(finding.state)},
+                               {"value", finding.value},
+                               {"remedy", finding.remedy}});
   return all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -22,20 +22,22 @@ std::string printable_lines(const std::string& text) {
 /// The fields in their order, for both directions: `each` gets every one of them.
 template <typename Found, typename Each>
 void each_text(Found& found, const Each& each) {
-  for (auto* text : {&found.program.path, &found.program.error, &found.program.hash, &found.program.loader, &found.program.python, &found.limited_by, &found.orted,
-                     &found.transparent_huge_pages})
+  for (auto* text : {&found.program.path, &found.program.error, &found.program.hash, &found.program.loader,
+                     &found.program.python, &found.limited_by, &found.orted, &found.transparent_huge_pages})
     each(*text);
 }
 
 template <typename Found, typename Each>
 void each_tool(Found& found, const Each& each) {
-  for (auto* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun}) each(*tool);
+  for (auto* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun})
+    each(*tool);
 }
 
 template <typename Found, typename Each>
 void each_size(Found& found, const Each& each) {
-  for (auto* number : {&found.memory_bytes, &found.available_bytes, &found.shm_bytes, &found.shm_free_bytes, &found.files_soft, &found.files_hard, &found.huge_pages,
-                       &found.huge_pages_free, &found.huge_page_bytes})
+  for (auto* number :
+       {&found.memory_bytes, &found.available_bytes, &found.shm_bytes, &found.shm_free_bytes, &found.files_soft,
+        &found.files_hard, &found.huge_pages, &found.huge_pages_free, &found.huge_page_bytes})
     each(*number);
 }
 

@@ -1,4 +1,5 @@
-// The values inside the frames of `lockstep doctor`; as in wire.h, decoding throws Error kProtocol for what encoding does not write, and texts of hosts are made printable.
+// The values inside the frames of `lockstep doctor`; as in wire.h, decoding throws Error kProtocol for what encoding
+// does not write, and texts of hosts are made printable.
 #pragma once
 
 #include <string>

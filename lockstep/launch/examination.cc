@@ -59,7 +59,7 @@ void look_at_memory(Examination& found) {
   found.huge_pages_free = meminfo("HugePages_Free");
   found.huge_page_bytes = meminfo("Hugepagesize") * 1024;
   found.transparent_huge_pages = transparent_huge_pages();
-  struct statvfs shm {};
+  struct statvfs shm{};
   if (::statvfs("/dev/shm", &shm) != 0) return;
   found.shm_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
   found.shm_free_bytes = static_cast<std::uint64_t>(shm.f_bavail) * shm.f_frsize;
@@ -67,7 +67,8 @@ void look_at_memory(Examination& found) {
 
 void look_at_limits(Examination& found) {
   rlimit limit{};
-  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0) found.memlock_bytes = limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<std::int64_t>(limit.rlim_cur);
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
+    found.memlock_bytes = limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<std::int64_t>(limit.rlim_cur);
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     found.files_soft = limit.rlim_cur;
     found.files_hard = limit.rlim_max;
@@ -108,10 +109,16 @@ void ask_tools(Examination& found, const ExamineOrder& order, const Environment&
   const Environment own = own_environment();
   const bool loads = program.error.empty() && !program.loader.empty();
   const std::vector<std::pair<ToolSaid*, ToolCall>> asked = {
-      {&found.libraries, {loads ? program.loader : "", {program.loader, program.path}, traced(environment), order.directory, 20s}},
+      {&found.libraries,
+       {loads ? program.loader : "", {program.loader, program.path}, traced(environment), order.directory, 20s}},
       {&found.python, {program.python, {program.python, "-c", kAskPython}, environment, order.directory, 60s}},
       {&found.probe, {neighbour(own_path(), "lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
-      {&found.smi, {host_tool("nvidia-smi"), {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"}, own, "", 30s}},
+      {&found.smi,
+       {host_tool("nvidia-smi"),
+        {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"},
+        own,
+        "",
+        30s}},
       {&found.resolved, {host_tool("getent"), {"getent", "ahosts", base::host_name()}, own, "", 10s}},
       {&found.mpirun, {neighbour(found.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
   };

@@ -13,9 +13,10 @@ namespace lockstep::launcher {
 
 /// What to look at.
 struct ExamineOrder {
-  std::vector<std::string> command;  ///< the program that is meant to run, found as on the launcher's host, and its arguments; empty: none
-  std::string directory;             ///< that it starts in; empty: the agent's own
-  bool add_to_own = false;           ///< as JobPlan has it
+  std::vector<std::string>
+      command;  ///< the program that is meant to run, found as on the launcher's host, and its arguments; empty: none
+  std::string directory;    ///< that it starts in; empty: the agent's own
+  bool add_to_own = false;  ///< as JobPlan has it
   Environment environment;
   bool mpi = false;
 };
@@ -31,31 +32,33 @@ struct ProgramFile {
 
 struct Examination {
   ProgramFile program;
-  ToolSaid libraries;    ///< what the loader says of the program, as ldd shows it
-  ToolSaid python;       ///< a line of JSON: python, torch, cuda, nccl, or error
-  ToolSaid probe;        ///< of lockstep-probe: a line of JSON
-  ToolSaid smi;          ///< nvidia-smi: name, memory in MiB and driver of each GPU, with commas between
-  ToolSaid resolved;     ///< getent ahosts of the host's own name
-  std::string orted;     ///< in the agent's own PATH; empty: not there, or not asked for
-  ToolSaid mpirun;       ///< its version: of the one beside orted, which cannot be asked itself
+  ToolSaid libraries;  ///< what the loader says of the program, as ldd shows it
+  ToolSaid python;     ///< a line of JSON: python, torch, cuda, nccl, or error
+  ToolSaid probe;      ///< of lockstep-probe: a line of JSON
+  ToolSaid smi;        ///< nvidia-smi: name, memory in MiB and driver of each GPU, with commas between
+  ToolSaid resolved;   ///< getent ahosts of the host's own name
+  std::string orted;   ///< in the agent's own PATH; empty: not there, or not asked for
+  ToolSaid mpirun;     ///< its version: of the one beside orted, which cannot be asked itself
 
   std::vector<base::InterfaceAddress> addresses;
   int cpus_online = 0;
   std::uint64_t memory_bytes = 0, available_bytes = 0;
-  std::string limited_by;                      ///< what leaves no more memory
+  std::string limited_by;                           ///< what leaves no more memory
   std::uint64_t shm_bytes = 0, shm_free_bytes = 0;  ///< of /dev/shm; 0: there is none
-  std::int64_t memlock_bytes = 0;              ///< -1: no limit
+  std::int64_t memlock_bytes = 0;                   ///< -1: no limit
   std::uint64_t files_soft = 0, files_hard = 0;
-  bool infiniband = false;                     ///< it has such a device, RoCE as well
+  bool infiniband = false;                                                 ///< it has such a device, RoCE as well
   std::uint64_t huge_pages = 0, huge_pages_free = 0, huge_page_bytes = 0;  ///< reserved ones
-  std::string transparent_huge_pages;          ///< always, madvise or never; empty: not known
-  double copy_bytes_per_s = 0;                 ///< one core copying 64 MiB, the best of three
+  std::string transparent_huge_pages;  ///< always, madvise or never; empty: not known
+  double copy_bytes_per_s = 0;         ///< one core copying 64 MiB, the best of three
 };
 
-/// Looks at this host. Programs that it runs get 60 s at most, all at once, and are ended when the other end of `quit` is closed. Call it from the main thread.
+/// Looks at this host. Programs that it runs get 60 s at most, all at once, and are ended when the other end of `quit`
+/// is closed. Call it from the main thread.
 Examination examine(const ExamineOrder& order, int quit);
 
 /// Of a file on this host. `environment` is what the program would get. Never throws for what is wrong with the file.
-ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory, const Environment& environment);
+ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory,
+                            const Environment& environment);
 
 }  // namespace lockstep::launcher

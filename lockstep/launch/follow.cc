@@ -23,13 +23,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kReads = 500ms;        // the log
-constexpr auto kFirstAsks = 1000ms;   // SLURM; every client's question costs its controller work
+constexpr auto kReads = 500ms;       // the log
+constexpr auto kFirstAsks = 1000ms;  // SLURM; every client's question costs its controller work
 constexpr auto kLastAsks = 15000ms;
 constexpr auto kAnswers = 30s;
 constexpr auto kGivesUp = 5min;
 // States that a job does not leave by itself.
-constexpr std::array<std::string_view, 10> kEnds = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED"};
+constexpr std::array<std::string_view, 10> kEnds = {"COMPLETED", "FAILED",        "CANCELLED", "TIMEOUT",  "NODE_FAIL",
+                                                    "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED"};
 
 /// Of "... NAME=VALUE ..." the value.
 std::string value_of(std::string_view line, std::string_view name) {
@@ -52,13 +53,18 @@ int code_in(const std::string& text) {
 std::optional<JobState> ask(const SlurmJob& job) {
   const auto call = [&](std::vector<std::string> words) {
     if (!job.cluster.empty()) words.insert(words.begin() + 1, "--clusters=" + job.cluster);
-    return run_tool({.path = tool_path(words[0], own_environment()), .words = words, .environment = own_environment(), .directory = {}, .limit = kAnswers});
+    return run_tool({.path = tool_path(words[0], own_environment()),
+                     .words = words,
+                     .environment = own_environment(),
+                     .directory = {},
+                     .limit = kAnswers});
   };
   const ToolSaid shown = call({"scontrol", "--oneliner", "show", "job", job.id});
   if (shown.good()) return state_in_scontrol(shown.out);
   if (shown.err.find("Invalid job id") == std::string::npos) return std::nullopt;
   // It has ended some minutes ago.
-  const ToolSaid counted = call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
+  const ToolSaid counted =
+      call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
   if (counted.code == ToolSaid::kNoEnd) return std::nullopt;
   return counted.good() ? state_in_sacct(counted.out) : JobState{};
 }
@@ -92,10 +98,14 @@ class Watch {
     const auto now = ask(job_);
     next_ = base::Deadline::in(pause_);
     pause_ = std::min<std::chrono::milliseconds>(pause_ * 3 / 2, kLastAsks);
-    if (!now && give_up_.expired()) throw base::Error(base::Cause::kCoordinatorLost, "job " + job_.id + ": SLURM has not answered for 5 minutes; the job may go on");
+    if (!now && give_up_.expired())
+      throw base::Error(base::Cause::kCoordinatorLost,
+                        "job " + job_.id + ": SLURM has not answered for 5 minutes; the job may go on");
     if (!now) return {};
     give_up_ = base::Deadline::in(kGivesUp);
-    if (now->state.empty()) throw base::Error(base::Cause::kCoordinatorLost, "job " + job_.id + " has ended, and SLURM does not know any more how");
+    if (now->state.empty())
+      throw base::Error(base::Cause::kCoordinatorLost,
+                        "job " + job_.id + " has ended, and SLURM does not know any more how");
     tell(*now);
     return *now;
   }
@@ -142,7 +152,8 @@ int follow(const SlurmJob& job, const std::string& log) {
     pollfd wait{signals.get(), POLLIN, 0};
     ::poll(&wait, 1, base::Deadline::in(kReads).poll_ms());
     if (const auto signal = next_signal(signals.get())) {
-      std::fprintf(stderr, "lockstep: job %s goes on; squeue -j %s shows it, scancel %s ends it\n", job.id.c_str(), job.id.c_str(), job.id.c_str());
+      std::fprintf(stderr, "lockstep: job %s goes on; squeue -j %s shows it, scancel %s ends it\n", job.id.c_str(),
+                   job.id.c_str(), job.id.c_str());
       return 128 + *signal;
     }
   }

@@ -29,9 +29,10 @@ bool has_ended(const JobState& state);
 /// What to exit with for a job that has ended: its code, and 1 where that is 0 but the job was not completed.
 int exit_code_of(const JobState& state);
 
-/// Copies what is added to `log`, which need not exist yet, to stdout, and tells on stderr how the job is doing, until it has ended; returns its exit code. Ctrl-C or
-/// SIGTERM ends this, not the job; then it returns 128 + the signal. SLURM is asked every second at first, later every 15 s. Blocks all signals of the calling thread,
-/// which must be the only one. Throws Error when SLURM has not answered for five minutes, or does not know how the job ended.
+/// Copies what is added to `log`, which need not exist yet, to stdout, and tells on stderr how the job is doing, until
+/// it has ended; returns its exit code. Ctrl-C or SIGTERM ends this, not the job; then it returns 128 + the signal.
+/// SLURM is asked every second at first, later every 15 s. Blocks all signals of the calling thread, which must be the
+/// only one. Throws Error when SLURM has not answered for five minutes, or does not know how the job ended.
 int follow(const SlurmJob& job, const std::string& log);
 
 }  // namespace lockstep::launcher

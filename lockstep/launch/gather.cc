@@ -27,16 +27,22 @@ constexpr auto kAgentStarts = 10s;  // after its host was reached
 constexpr auto kEachHost = 100ms;   // of this host's own work, which all share: 64 ssh clients took 6 s of two cores
 
 AgentLink start_here(const Host& host, std::chrono::milliseconds silence, std::uint64_t max_files) {
-  return {host.name.empty() ? base::host_name() : host.name, "", spawn_agent("/proc/self/exe", {"lockstep", "agent"}, own_environment(), false, max_files), silence};
+  return {host.name.empty() ? base::host_name() : host.name, "",
+          spawn_agent("/proc/self/exe", {"lockstep", "agent"}, own_environment(), false, max_files), silence};
 }
 
-AgentLink start_agent(const Host& host, const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence, std::uint64_t max_files) {
+AgentLink start_agent(const Host& host, const HostOptions& options, const Cargoes& cargo,
+                      std::chrono::milliseconds silence, std::uint64_t max_files) {
   const std::string way = host.step ? "srun" : "ssh";
   const std::vector<std::string> agent = agent_words(host, options.attended);
   const std::string script = cargo ? shipping_script(*cargo, agent) : "";
-  const std::vector<std::string> words = host.step ? srun_words(host, agent, script) : ssh_words(host, options.connect_timeout, script);
+  const std::vector<std::string> words =
+      host.step ? srun_words(host, agent, script) : ssh_words(host, options.connect_timeout, script);
   const std::string path = find_program(way, base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
-  AgentLink link(host.name, way, spawn_agent(path, words, host.step ? environment_for_srun(own_environment()) : own_environment(), true, max_files), silence);
+  AgentLink link(host.name, way,
+                 spawn_agent(path, words, host.step ? environment_for_srun(own_environment()) : own_environment(), true,
+                             max_files),
+                 silence);
   if (cargo) link.ship(cargo);
   return link;
 }
@@ -51,7 +57,11 @@ std::chrono::seconds time_to_ship(const std::vector<Cargo>& cargo) {
 class Gathering {
  public:
   Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents)
-      : hosts_(std::move(hosts)), agents_(std::move(agents)), sites_(agents_.size()), failed_(agents_.size()), took_(agents_.size()) {}
+      : hosts_(std::move(hosts)),
+        agents_(std::move(agents)),
+        sites_(agents_.size()),
+        failed_(agents_.size()),
+        took_(agents_.size()) {}
 
   bool complete() const {
     for (std::size_t i = 0; i < agents_.size(); ++i)
@@ -78,13 +88,17 @@ class Gathering {
 /// The agent's first frame, which must be its Site.
 void Gathering::take_site(std::size_t i, const Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
-  if (sites_[i] || frame.kind != FrameKind::kSite) throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
+  if (sites_[i] || frame.kind != FrameKind::kSite)
+    throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
   sites_[i] = decode_site(frame.payload);
   took_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
   if (sites_[i]->version != LOCKSTEP_VERSION)
-    fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) + ", this one " + LOCKSTEP_VERSION, "install the same version there"));
+    fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) +
+                                 ", this one " + LOCKSTEP_VERSION,
+                             "install the same version there"));
   else if (sites_[i]->build != job::build_id(""))
-    fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) + ") than this one (" + job::build_id("") + ")",
+    fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) +
+                                 ") than this one (" + job::build_id("") + ")",
                              "install the same one there, name it with --remote-path, or let --ship copy this one"));
 }
 
@@ -93,8 +107,11 @@ void Gathering::listen(std::size_t i) {
   try {
     for (const Frame& frame : agent.read()) take_site(i, frame);
   } catch (const base::Error& error) {
-    return fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": what came was not from lockstep (" + error.what() + ")",
-                                    "does a start file of the shell there, such as ~/.bashrc, print something? It must not when nobody looks"));
+    return fail(
+        i,
+        base::UsageError(
+            "host " + base::quoted(hosts_[i].name, 253) + ": what came was not from lockstep (" + error.what() + ")",
+            "does a start file of the shell there, such as ~/.bashrc, print something? It must not when nobody looks"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
   const RankEnd end = agent.reap();
@@ -104,7 +121,8 @@ void Gathering::listen(std::size_t i) {
 
 void Gathering::turn(Deadline deadline, int signals) {
   std::vector<pollfd> entries = {{signals, POLLIN, 0}};
-  for (std::size_t i = 0; i < agents_.size(); ++i) entries.push_back({sites_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
+  for (std::size_t i = 0; i < agents_.size(); ++i)
+    entries.push_back({sites_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
   for (const AgentLink& agent : agents_) entries.push_back({agent.ships_to(), POLLOUT, 0});
   ::poll(entries.data(), entries.size(), deadline.poll_ms());
   if (entries[0].revents) heed_a_person(signals);
@@ -118,13 +136,19 @@ void Gathering::give_up_waiting() {
   for (std::size_t i = 0; i < agents_.size(); ++i) {
     if (sites_[i] || failed_[i]) continue;
     const std::string words = agents_[i].words();
-    fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" + (words.empty() ? "" : ": " + base::quoted(words, 512)),
-                             "does " + std::string(hosts_[i].step ? "srun --overlap --nodelist=" : "ssh ") + hosts_[i].name + " true work at once, without a question?"));
+    fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" +
+                                 (words.empty() ? "" : ": " + base::quoted(words, 512)),
+                             "does " + std::string(hosts_[i].step ? "srun --overlap --nodelist=" : "ssh ") +
+                                 hosts_[i].name + " true work at once, without a question?"));
   }
 }
 
 Gathered Gathering::take() {
-  Gathered all{.hosts = std::move(hosts_), .agents = std::move(agents_), .sites = {}, .failed = std::move(failed_), .took = std::move(took_)};
+  Gathered all{.hosts = std::move(hosts_),
+               .agents = std::move(agents_),
+               .sites = {},
+               .failed = std::move(failed_),
+               .took = std::move(took_)};
   for (auto& site : sites_) all.sites.push_back(site ? std::move(*site) : Site());
   return all;
 }
@@ -133,15 +157,19 @@ Gathered Gathering::take() {
 
 bool is_here(const Host& host) {
   if (host.step) return host.here;
-  return host.user.empty() && host.port == 0 && (host.name.empty() || host.name == "localhost" || host.name == base::host_name());
+  return host.user.empty() && host.port == 0 &&
+         (host.name.empty() || host.name == "localhost" || host.name == base::host_name());
 }
 
 void heed_a_person(int signals) {
   while (const auto signal = next_signal(signals))
     if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
-      throw base::Error(base::Cause::kInterrupted, "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) + " before any rank was started");
+      throw base::Error(base::Cause::kInterrupted,
+                        "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) +
+                            " before any rank was started");
     else if (*signal == SIGUSR1)
-      throw base::Error(base::Cause::kPreempted, "asked to leave by SIGUSR1 before any rank was started", "start the same command again");
+      throw base::Error(base::Cause::kPreempted, "asked to leave by SIGUSR1 before any rank was started",
+                        "start the same command again");
 }
 
 void end_all(std::vector<AgentLink>& agents) {
@@ -152,9 +180,12 @@ void end_all(std::vector<AgentLink>& agents) {
 void find_twins(Gathered& gathered) {
   for (std::size_t i = 0; i < gathered.sites.size(); ++i)
     for (std::size_t j = i + 1; j < gathered.sites.size(); ++j)
-      if (!gathered.failed[i] && !gathered.failed[j] && !gathered.hosts[i].step && !gathered.hosts[j].step && gathered.sites[i].machine == gathered.sites[j].machine)
-        gathered.failed[j] = base::UsageError("host " + base::quoted(gathered.hosts[j].name, 253) + ": it is the same machine as " + base::quoted(gathered.hosts[i].name, 253),
-                                              "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
+      if (!gathered.failed[i] && !gathered.failed[j] && !gathered.hosts[i].step && !gathered.hosts[j].step &&
+          gathered.sites[i].machine == gathered.sites[j].machine)
+        gathered.failed[j] = base::UsageError(
+            "host " + base::quoted(gathered.hosts[j].name, 253) + ": it is the same machine as " +
+                base::quoted(gathered.hosts[i].name, 253),
+            "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
 }
 
 namespace {
@@ -181,29 +212,38 @@ void take_out_failed(Gathered& gathered) {
 
 /// A line each, so that one among many is seen; the first is what ends us.
 void need(Gathered& gathered, std::size_t least) {
-  const auto count = static_cast<std::size_t>(std::count_if(gathered.failed.begin(), gathered.failed.end(), [](const auto& error) { return error.has_value(); }));
+  const auto count = static_cast<std::size_t>(std::count_if(gathered.failed.begin(), gathered.failed.end(),
+                                                            [](const auto& error) { return error.has_value(); }));
   if (count == 0) return;
   const bool enough = gathered.agents.size() - count >= least;
   std::optional<base::UsageError> first;
   for (const auto& failed : gathered.failed) {
     if (!failed) continue;
-    if (enough || count > 1) std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ", failed->hint().c_str());
+    if (enough || count > 1)
+      std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ",
+                   failed->hint().c_str());
     if (!first) first = failed;
   }
   if (enough) return take_out_failed(gathered);
   end_all(gathered.agents);
   if (count == 1) throw *first;
-  throw base::UsageError(std::to_string(count) + " of " + std::to_string(gathered.agents.size()) + " hosts cannot be used; the first: " + first->what(), first->hint());
+  throw base::UsageError(std::to_string(count) + " of " + std::to_string(gathered.agents.size()) +
+                             " hosts cannot be used; the first: " + first->what(),
+                         first->hint());
 }
 
-Gathered gather(const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence, std::uint64_t max_files, int signals) {
+Gathered gather(const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence,
+                std::uint64_t max_files, int signals) {
   const std::string own = own_path();
   std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
   for (Host& host : hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
   std::vector<AgentLink> agents;
-  for (const Host& host : hosts) agents.push_back(is_here(host) ? start_here(host, silence, max_files) : start_agent(host, options, cargo, silence, max_files));
-  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts + agents.size() * kEachHost + (cargo ? time_to_ship(*cargo) : 0s));
+  for (const Host& host : hosts)
+    agents.push_back(is_here(host) ? start_here(host, silence, max_files)
+                                   : start_agent(host, options, cargo, silence, max_files));
+  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts + agents.size() * kEachHost +
+                                         (cargo ? time_to_ship(*cargo) : 0s));
   Gathering gathering(std::move(hosts), std::move(agents));
   while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
   gathering.give_up_waiting();

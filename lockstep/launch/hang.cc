@@ -9,14 +9,20 @@ namespace {
 
 constexpr std::size_t kMostStacks = 8;
 
-std::string seconds(std::chrono::milliseconds time) { return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s"; }
+std::string seconds(std::chrono::milliseconds time) {
+  return std::to_string(std::chrono::round<std::chrono::seconds>(time).count()) + " s";
+}
 
 std::string why_silent(char state) {
   switch (state) {
-    case 'T': return "; it is stopped by a signal (state T)";
-    case 'D': return "; it hangs in the kernel (state D)";
-    case '?': return "";
-    default: return std::string("; its process is in state ") + state;
+    case 'T':
+      return "; it is stopped by a signal (state T)";
+    case 'D':
+      return "; it hangs in the kernel (state D)";
+    case '?':
+      return "";
+    default:
+      return std::string("; its process is in state ") + state;
   }
 }
 
@@ -35,14 +41,17 @@ std::string who_waits(const std::vector<base::RankSeen>& ranks) {
   std::map<std::string, std::vector<int>> groups;
   for (const base::RankSeen& rank : ranks)
     if (const auto* now = job::under_way(rank); now && rank.waiting) groups[job::describe(*now)].push_back(rank.rank);
-  const auto most = std::max_element(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  const auto most = std::max_element(groups.begin(), groups.end(),
+                                     [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
   if (most == groups.end()) return "";
-  return "; " + job::list_of_ranks(most->second) + (most->second.size() == 1 ? " waits in " : " wait in ") + most->first;
+  return "; " + job::list_of_ranks(most->second) + (most->second.size() == 1 ? " waits in " : " wait in ") +
+         most->first;
 }
 
 std::string where_is(const base::RankSeen& rank) {
   const auto* now = job::under_way(rank);
-  std::string text = "; rank " + std::to_string(rank.rank) + " finished " + std::to_string(rank.steps) + (rank.steps == 1 ? " step" : " steps") + " and ";
+  std::string text = "; rank " + std::to_string(rank.rank) + " finished " + std::to_string(rank.steps) +
+                     (rank.steps == 1 ? " step" : " steps") + " and ";
   if (rank.waiting && now) return text + "waits in " + job::describe(*now);
   return text + "is in user code" + (rank.busy_with.empty() ? "" : ", busy with " + rank.busy_with);
 }
@@ -56,8 +65,8 @@ job::Fatal silence_of(const job::Pulse& pulse, const std::vector<RankPlace>& pla
   return fatal;
 }
 
-Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>& pulses, const std::vector<base::RankSeen>& ranks,
-                   const HangEvidence& evidence) {
+Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>& pulses,
+                   const std::vector<base::RankSeen>& ranks, const HangEvidence& evidence) {
   const bool stalled = finding.cause == base::Cause::kRankStalled;
   Verdict verdict;
   verdict.exit_code = base::exit_code(finding.cause);
@@ -68,13 +77,15 @@ Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>&
   verdict.fatal = of_rank(finding.cause, rank, evidence.places);
   const auto pulse = pulses.find(rank);
   if (stalled) {
-    verdict.fatal.detail = "no sign of life for " + seconds(evidence.limits.stall) + (pulse == pulses.end() ? "" : why_silent(pulse->second.state));
+    verdict.fatal.detail = "no sign of life for " + seconds(evidence.limits.stall) +
+                           (pulse == pulses.end() ? "" : why_silent(pulse->second.state));
   } else {
     verdict.fatal.detail = "no progress for " + seconds(evidence.limits.hang);
     if (pulse != pulses.end() && pulse->second.state == 'T') verdict.fatal.detail += why_silent('T');
   }
   verdict.fatal.detail += who_waits(ranks);
-  const auto seen = std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == rank; });
+  const auto seen =
+      std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == rank; });
   if (seen != ranks.end() && !stalled) verdict.fatal.detail += where_is(*seen);
   verdict.fatal.hint = "its stack is in " + place_of_stack(evidence.run_dir, rank, evidence.places) +
                        (stalled ? "" : "; long work goes under world.busy(), --hang-timeout sets the limit");

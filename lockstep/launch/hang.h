@@ -21,8 +21,8 @@ struct HangEvidence {
 };
 
 /// The verdict on ranks that are silent or stuck, by what all had done. Pure.
-Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>& pulses, const std::vector<base::RankSeen>& ranks,
-                   const HangEvidence& evidence);
+Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>& pulses,
+                   const std::vector<base::RankSeen>& ranks, const HangEvidence& evidence);
 
 /// kRankStalled of a rank that may yet go on, for a warning. Pure.
 job::Fatal silence_of(const job::Pulse& pulse, const std::vector<RankPlace>& places, const job::PulseLimits& limits);

@@ -19,20 +19,25 @@ constexpr int kMaxSlots = 4096;
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.'; }
 
-bool is_plain(std::string_view text) { return !text.empty() && text.size() <= kMaxName && text[0] != '-' && std::all_of(text.begin(), text.end(), is_word); }
+bool is_plain(std::string_view text) {
+  return !text.empty() && text.size() <= kMaxName && text[0] != '-' && std::all_of(text.begin(), text.end(), is_word);
+}
 
 /// Hexadecimal groups and colons, then perhaps %interface; the system reads it in the end.
 bool is_ipv6(std::string_view text) {
   const std::string_view groups = text.substr(0, text.find('%'));
   const bool scoped = groups.size() < text.size();
-  return text.size() <= kMaxName && std::count(groups.begin(), groups.end(), ':') >= 2 && (!scoped || is_plain(text.substr(groups.size() + 1))) &&
-         std::all_of(groups.begin(), groups.end(), [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0 || c == ':' || c == '.'; });
+  return text.size() <= kMaxName && std::count(groups.begin(), groups.end(), ':') >= 2 &&
+         (!scoped || is_plain(text.substr(groups.size() + 1))) && std::all_of(groups.begin(), groups.end(), [](char c) {
+           return std::isxdigit(static_cast<unsigned char>(c)) != 0 || c == ':' || c == '.';
+         });
 }
 
 /// A path that a shell on the other host takes as one word, whichever shell it is.
 bool is_path(std::string_view text) {
   return !text.empty() && text.size() <= kMaxPath && text[0] != '-' &&
-         std::all_of(text.begin(), text.end(), [](char c) { return is_word(c) || c == '/' || c == '+' || c == '@' || c == ','; });
+         std::all_of(text.begin(), text.end(),
+                     [](char c) { return is_word(c) || c == '/' || c == '+' || c == '@' || c == ','; });
 }
 
 bool is_interface(std::string_view text) {
@@ -45,7 +50,9 @@ struct Word {
   std::string_view text;
   std::size_t column = 1;  // of its first byte
 
-  Word part(std::size_t begin, std::size_t size = std::string_view::npos) const { return {text.substr(begin, size), column + begin}; }
+  Word part(std::size_t begin, std::size_t size = std::string_view::npos) const {
+    return {text.substr(begin, size), column + begin};
+  }
 };
 
 /// What is wrong, thrown to whoever knows the name of the text and the line.
@@ -59,11 +66,13 @@ struct Complaint {
 int number_of(const Word& word, const char* what, int most) {
   const auto number = base::parse_int(word.text);
   if (!number || *number < 1 || *number > most)
-    complain(word, std::string(what) + " is " + base::quoted(word.text, 80) + "; allowed is an integer from 1 to " + std::to_string(most));
+    complain(word, std::string(what) + " is " + base::quoted(word.text, 80) + "; allowed is an integer from 1 to " +
+                       std::to_string(most));
   return static_cast<int>(*number);
 }
 
-const char* const kNames = "; allowed are letters, digits, '.', '_' and '-', the first one no '-', or an IPv6 address in brackets";
+const char* const kNames =
+    "; allowed are letters, digits, '.', '_' and '-', the first one no '-', or an IPv6 address in brackets";
 
 /// name, name:slots, [v6], [v6]:slots or v6; what comes after the name in `rest`, from its colon.
 std::string name_of(const Word& word, Word& rest) {
@@ -73,7 +82,8 @@ std::string name_of(const Word& word, Word& rest) {
     const Word address = word.part(1, end - 1);
     if (!is_ipv6(address.text)) complain(address, "no IPv6 address: " + base::quoted(address.text, 80));
     rest = word.part(end + 1);
-    if (!rest.text.empty() && rest.text[0] != ':') complain(rest, base::quoted(rest.text, 80) + " after ']'; allowed is :SLOTS");
+    if (!rest.text.empty() && rest.text[0] != ':')
+      complain(rest, base::quoted(rest.text, 80) + " after ']'; allowed is :SLOTS");
     return std::string(address.text);
   }
   if (is_ipv6(word.text)) {
@@ -92,7 +102,9 @@ Host host_of(Word word) {
   Host host;
   if (const std::size_t at = word.text.find('@'); at != std::string_view::npos) {
     const Word user = word.part(0, at);
-    if (!is_plain(user.text)) complain(user, "the user is " + base::quoted(user.text, 80) + "; allowed are letters, digits, '.', '_' and '-', the first one no '-'");
+    if (!is_plain(user.text))
+      complain(user, "the user is " + base::quoted(user.text, 80) +
+                         "; allowed are letters, digits, '.', '_' and '-', the first one no '-'");
     host.user = user.text;
     word = word.part(at + 1);
   }
@@ -108,7 +120,9 @@ void set_option(Host& host, const Word& word) {
   const Word value = equals == std::string_view::npos ? word.part(word.text.size()) : word.part(equals + 1);
   const auto text = [&](const char* what, bool allowed, const char* which, std::string& kept) {
     if (!allowed) complain(value, std::string(what) + " is " + base::quoted(value.text, 80) + "; allowed " + which);
-    if (!kept.empty() && kept != value.text) complain(value, std::string(what) + " is " + base::quoted(value.text, 80) + " here and " + base::quoted(kept, 80) + " before");
+    if (!kept.empty() && kept != value.text)
+      complain(value, std::string(what) + " is " + base::quoted(value.text, 80) + " here and " +
+                          base::quoted(kept, 80) + " before");
     kept = value.text;
   };
   if (name == "slots") {
@@ -119,11 +133,14 @@ void set_option(Host& host, const Word& word) {
   } else if (name == "user") {
     text("the user", is_plain(value.text), "are letters, digits, '.', '_' and '-', the first one no '-'", host.user);
   } else if (name == "path") {
-    text("the path", is_path(value.text), "are letters, digits and any of / . _ - + @ , (the first one no '-')", host.remote_path);
+    text("the path", is_path(value.text), "are letters, digits and any of / . _ - + @ , (the first one no '-')",
+         host.remote_path);
   } else if (name == "interface") {
-    text("the interface", is_interface(value.text), "is a name, or an address with the length of its prefix such as 10.0.0.0/8", host.interface);
+    text("the interface", is_interface(value.text),
+         "is a name, or an address with the length of its prefix such as 10.0.0.0/8", host.interface);
   } else {
-    complain(word, base::quoted(word.text, 80) + " is not known; allowed are slots=, port=, user=, path= and interface=");
+    complain(word,
+             base::quoted(word.text, 80) + " is not known; allowed are slots=, port=, user=, path= and interface=");
   }
 }
 
@@ -140,10 +157,15 @@ class Hosts {
     Host& known = hosts_[place->second];
     Host same = host;
     same.slots = known.slots;
-    if (!(same == known)) complain(word, "the host " + base::quoted(host.name, 80) + " was named before with another user, port, path or interface");
-    if ((host.slots == 0) != (known.slots == 0)) complain(word, "the host " + base::quoted(host.name, 80) + " is named with slots and without");
+    if (!(same == known))
+      complain(word, "the host " + base::quoted(host.name, 80) +
+                         " was named before with another user, port, path or interface");
+    if ((host.slots == 0) != (known.slots == 0))
+      complain(word, "the host " + base::quoted(host.name, 80) + " is named with slots and without");
     known.slots += host.slots;
-    if (known.slots > kMaxSlots) complain(word, "the host " + base::quoted(host.name, 80) + " has " + std::to_string(known.slots) + " slots; allowed are " + std::to_string(kMaxSlots));
+    if (known.slots > kMaxSlots)
+      complain(word, "the host " + base::quoted(host.name, 80) + " has " + std::to_string(known.slots) +
+                         " slots; allowed are " + std::to_string(kMaxSlots));
   }
   std::vector<Host> take() { return std::move(hosts_); }
   bool empty() const { return hosts_.empty(); }
@@ -205,7 +227,8 @@ std::vector<Host> parse_host_file(const std::string& name, std::string_view text
     if (hosts.empty()) complain({text}, "no host; allowed is a host a line: alpha:4, or alpha slots=4");
     return hosts.take();
   } catch (const Complaint& complaint) {
-    throw base::FormatError(name + ":" + std::to_string(line_number) + ":" + std::to_string(complaint.column) + ": " + complaint.message);
+    throw base::FormatError(name + ":" + std::to_string(line_number) + ":" + std::to_string(complaint.column) + ": " +
+                            complaint.message);
   }
 }
 

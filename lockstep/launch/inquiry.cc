@@ -25,12 +25,14 @@ bool Inquiry::hear(std::size_t i, FrameKind answer, const Take& take) {
     why = std::string("what came was not from an agent: ") + error.what();
   }
   if (why.empty() && agent.descriptor() >= 0) return false;
-  if (why.empty()) why = "its agent ended before it answered" + (agent.words().empty() ? "" : ": " + base::quoted(agent.words(), 512));
+  if (why.empty())
+    why = "its agent ended before it answered" + (agent.words().empty() ? "" : ": " + base::quoted(agent.words(), 512));
   lose_(i, why);
   return true;
 }
 
-void Inquiry::ask(const std::vector<std::size_t>& whom, FrameKind question, const Payload& payload, FrameKind answer, std::chrono::seconds limit, const Take& take) {
+void Inquiry::ask(const std::vector<std::size_t>& whom, FrameKind question, const Payload& payload, FrameKind answer,
+                  std::chrono::seconds limit, const Take& take) {
   for (const std::size_t i : whom) agents_[i].send({question, -1, payload(i)});
   std::vector<std::size_t> missing = whom;
   for (const base::Deadline deadline = base::Deadline::in(limit); !missing.empty() && !deadline.expired();) {
@@ -46,7 +48,8 @@ void Inquiry::ask(const std::vector<std::size_t>& whom, FrameKind question, cons
       if (!entries[k + 1].revents || !hear(missing[k], answer, take)) left.push_back(missing[k]);
     missing = std::move(left);
   }
-  for (const std::size_t i : missing) lose_(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
+  for (const std::size_t i : missing)
+    lose_(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
 }
 
 }  // namespace lockstep::launcher

@@ -33,14 +33,18 @@ std::optional<Network> parse_network(std::string_view text) {
   if (slash == std::string_view::npos) return std::nullopt;
   Network network{bytes_of(text.substr(0, slash))};
   const auto bits = base::parse_int(text.substr(slash + 1));
-  if (network.bytes.empty() || !bits || *bits < 0 || *bits > static_cast<std::int64_t>(8 * network.bytes.size())) return std::nullopt;
+  if (network.bytes.empty() || !bits || *bits < 0 || *bits > static_cast<std::int64_t>(8 * network.bytes.size()))
+    return std::nullopt;
   network.bits = static_cast<std::size_t>(*bits);
   return network;
 }
 
 bool is_name(std::string_view text) {
-  const auto allowed = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.' || c == ':' || c == '@'; };
-  return !text.empty() && text.size() <= 15 && text[0] != '-' && std::all_of(text.begin(), text.end(), allowed);  // IFNAMSIZ
+  const auto allowed = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.' || c == ':' || c == '@';
+  };
+  return !text.empty() && text.size() <= 15 && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(), allowed);  // IFNAMSIZ
 }
 
 }  // namespace
@@ -50,10 +54,12 @@ InterfaceChoice parse_interface_choice(std::string_view what, std::string_view t
   choice.excluded = !text.empty() && text[0] == '^';
   choice.parts = base::split(text.substr(choice.excluded ? 1 : 0), ',');
   const bool good = text.size() <= 4096 && choice.parts.size() <= kMaxParts &&
-                    std::all_of(choice.parts.begin(), choice.parts.end(), [](const std::string& part) { return is_name(part) || parse_network(part); });
+                    std::all_of(choice.parts.begin(), choice.parts.end(),
+                                [](const std::string& part) { return is_name(part) || parse_network(part); });
   if (!good)
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
-                           "; allowed are names of interfaces and networks such as 10.0.0.0/8, with commas between, and ^ in front of all to exclude them");
+                           "; allowed are names of interfaces and networks such as 10.0.0.0/8, with commas between, "
+                           "and ^ in front of all to exclude them");
   return choice;
 }
 
@@ -67,19 +73,27 @@ bool is_in_network(std::string_view network_text, std::string_view address_text)
 }
 
 bool allows(const InterfaceChoice& choice, std::string_view name, std::string_view address) {
-  const bool named = std::any_of(choice.parts.begin(), choice.parts.end(), [&](const std::string& part) { return part == name || is_in_network(part, address); });
+  const bool named = std::any_of(choice.parts.begin(), choice.parts.end(),
+                                 [&](const std::string& part) { return part == name || is_in_network(part, address); });
   return !choice || named != choice.excluded;
 }
 
-std::string complaint_about(std::string_view variable, std::string_view value, const std::vector<std::string>& interfaces) {
+std::string complaint_about(std::string_view variable, std::string_view value,
+                            const std::vector<std::string>& interfaces) {
   const bool nccl = variable == "NCCL_SOCKET_IFNAME";
   const bool whole = !nccl || value.substr(0, 1) == "=" || value.substr(0, 2) == "^=";
   const bool excluded = nccl && value.substr(0, 1) == "^";
   const std::string_view list = nccl ? value.substr(std::min(value.find_first_not_of("^="), value.size())) : value;
   const std::vector<std::string> parts = base::split(list, ',');
-  const auto fits = [&](const std::string& name, const std::string& part) { return whole ? name == part : name.rfind(part, 0) == 0; };
-  const auto there = [&](const std::string& part) { return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); }); };
-  const auto left = [&](const std::string& name) { return std::none_of(parts.begin(), parts.end(), [&](const std::string& part) { return fits(name, part); }); };
+  const auto fits = [&](const std::string& name, const std::string& part) {
+    return whole ? name == part : name.rfind(part, 0) == 0;
+  };
+  const auto there = [&](const std::string& part) {
+    return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); });
+  };
+  const auto left = [&](const std::string& name) {
+    return std::none_of(parts.begin(), parts.end(), [&](const std::string& part) { return fits(name, part); });
+  };
   const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), left)
                     : nccl   ? std::any_of(parts.begin(), parts.end(), there)
                              : std::all_of(parts.begin(), parts.end(), there);

@@ -40,7 +40,8 @@ std::vector<std::string> words_for_here(int ranks) {
 void launch(const LaunchOptions& options, int argc, char** argv) {
   const base::Env& env = base::Env::process();
   if (options.ranks < 0 || options.ranks > 4096)
-    throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) + "; allowed is an integer from 0 to 4096");
+    throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) +
+                           "; allowed is an integer from 0 to 4096");
   const std::string_view contract = job::contract_of(env);
   const auto task = contract == "slurm" ? words_for_task(options.ranks, env) : std::nullopt;
   if (!contract.empty() && !task) return;

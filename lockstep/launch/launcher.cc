@@ -32,8 +32,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kOutOfSight = 10s;      // in which ranks end whose agent has lost us
-constexpr std::size_t kFewHosts = 8;   // that a line names one by one
+constexpr auto kOutOfSight = 10s;     // in which ranks end whose agent has lost us
+constexpr std::size_t kFewHosts = 8;  // that a line names one by one
 
 /// "train-20261122-091503-4711": of no other run.
 std::string default_name(const std::string& program) {
@@ -50,14 +50,17 @@ Cargoes cargo_for(const RunOptions& options) {
   if (!options.ship || std::all_of(options.hosts.begin(), options.hosts.end(), is_here)) return nullptr;
   std::vector<Cargo> cargo = {cargo_of(own_path())};
   const std::string& program = options.command.front();
-  if (program.find('/') != std::string::npos) cargo.push_back(cargo_of(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
+  if (program.find('/') != std::string::npos)
+    cargo.push_back(
+        cargo_of(program[0] == '/' || options.directory.empty() ? program : options.directory + "/" + program));
   return std::make_shared<const std::vector<Cargo>>(std::move(cargo));
 }
 
 /// The same for all starts of a job: their generations keep them apart.
 std::string random_job_id() {
   unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) throw base::SystemError("getrandom", errno);
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes))
+    throw base::SystemError("getrandom", errno);
   std::string hex;
   for (const unsigned char byte : bytes) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
   return hex;
@@ -67,7 +70,8 @@ std::size_t count_hosts(const RunOptions& options) { return std::max<std::size_t
 
 void check_min_hosts(const RunOptions& options) {
   if (options.min_hosts > static_cast<int>(count_hosts(options)))
-    throw base::UsageError("--min-hosts is " + std::to_string(options.min_hosts) + ", but the job has " + std::to_string(count_hosts(options)) + (count_hosts(options) == 1 ? " host" : " hosts"));
+    throw base::UsageError("--min-hosts is " + std::to_string(options.min_hosts) + ", but the job has " +
+                           std::to_string(count_hosts(options)) + (count_hosts(options) == 1 ? " host" : " hosts"));
 }
 
 std::string seconds_text(Clock::duration time) {
@@ -80,8 +84,11 @@ std::string seconds_text(Clock::duration time) {
 class Life {
  public:
   explicit Life(const Undertaking& job)
-      : job_(job), num_hosts_(count_hosts(job.options)), least_(job.options.min_hosts > 0 ? static_cast<std::size_t>(job.options.min_hosts) : num_hosts_),
-        restarts_(job.options.max_restarts, job.options.restart_pause), rest_(num_hosts_) {}
+      : job_(job),
+        num_hosts_(count_hosts(job.options)),
+        least_(job.options.min_hosts > 0 ? static_cast<std::size_t>(job.options.min_hosts) : num_hosts_),
+        restarts_(job.options.max_restarts, job.options.restart_pause),
+        rest_(num_hosts_) {}
   int run();
 
  private:
@@ -103,8 +110,10 @@ class Life {
 /// The last line; the exit code.
 int Life::finish(Ended& ended) {
   const std::string last = ended.verdict ? ended.last_words + job::to_line(ended.verdict->fatal) + "\n" : "";
-  if (ended.output) ended.output->finish(last);
-  else std::fputs(last.c_str(), stderr);
+  if (ended.output)
+    ended.output->finish(last);
+  else
+    std::fputs(last.c_str(), stderr);
   return ended.verdict ? ended.verdict->exit_code : 0;
 }
 
@@ -121,8 +130,10 @@ std::optional<std::chrono::milliseconds> Life::judge(Ended& ended) {
 Clock::time_point Life::rest_hosts(const Ended& ended, Clock::time_point next) {
   const auto now = Clock::now();
   for (const std::size_t host : hosts_)
-    if (ended.lost.contains(host)) rest_.failed(host, now);
-    else if (restarts_.progressed()) rest_.served(host);
+    if (ended.lost.contains(host))
+      rest_.failed(host, now);
+    else if (restarts_.progressed())
+      rest_.served(host);
   if (ended.out_of_sight) next = std::max(next, now + kOutOfSight);
   return std::max(next, rest_.enough_at(least_));
 }
@@ -137,16 +148,25 @@ std::string Life::names_of(const std::vector<std::size_t>& hosts) const {
 /// Why, which restart of how many, after which pause, and where it goes on.
 std::string Life::announcement(const Verdict& verdict, Clock::time_point now, Clock::time_point next) const {
   const job::Fatal& fatal = verdict.fatal;
-  std::string text = "lockstep: " + std::string(base::name(fatal.cause)) + (fatal.rank >= 0 ? " of rank " + std::to_string(fatal.rank) : "") + (fatal.host.empty() ? "" : " on " + fatal.host) + ": " +
-                     base::printable(fatal.detail) + "; restart " + std::to_string(restarts_.made()) + " of " + std::to_string(job_.options.max_restarts) + " in " + seconds_text(next - now);
+  std::string text = "lockstep: " + std::string(base::name(fatal.cause)) +
+                     (fatal.rank >= 0 ? " of rank " + std::to_string(fatal.rank) : "") +
+                     (fatal.host.empty() ? "" : " on " + fatal.host) + ": " + base::printable(fatal.detail) +
+                     "; restart " + std::to_string(restarts_.made()) + " of " +
+                     std::to_string(job_.options.max_restarts) + " in " + seconds_text(next - now);
   if (num_hosts_ > 1) {
     const std::vector<std::size_t> used = rest_.rested(next);
     std::vector<std::size_t> resting(num_hosts_);
     for (std::size_t host = 0; host < num_hosts_; ++host) resting[host] = host;
     std::erase_if(resting, [&](std::size_t host) { return std::find(used.begin(), used.end(), host) != used.end(); });
-    text += " on " + names_of(used) + (resting.empty() ? "" : ", without " + names_of(resting) + (resting.size() == 1 ? ", which rests" : ", which rest"));
+    text +=
+        " on " + names_of(used) +
+        (resting.empty() ? ""
+                         : ", without " + names_of(resting) + (resting.size() == 1 ? ", which rests" : ", which rest"));
   }
-  return text + (restarts_.newest() > 0 ? "; the newest checkpoint is number " + std::to_string(restarts_.newest()) : "; no checkpoint is known of") + "\n";
+  return text +
+         (restarts_.newest() > 0 ? "; the newest checkpoint is number " + std::to_string(restarts_.newest())
+                                 : "; no checkpoint is known of") +
+         "\n";
 }
 
 /// Of a wish that the job end while none of its ranks runs; nothing for other signals.
@@ -155,7 +175,8 @@ std::optional<Verdict> Life::verdict_on(int signal) const {
   fatal.host = base::host_name();
   fatal.pid = ::getpid();
   fatal.gen = std::max(0, restarts_.made() - 1);
-  const std::string where = " before restart " + std::to_string(restarts_.made()) + " of " + std::to_string(job_.options.max_restarts);
+  const std::string where =
+      " before restart " + std::to_string(restarts_.made()) + " of " + std::to_string(job_.options.max_restarts);
   if (signal == SIGUSR1) {
     fatal.cause = base::Cause::kPreempted;
     fatal.detail = "asked to leave (SIGUSR1)" + where;
@@ -191,8 +212,10 @@ int Life::run() {
     if (!pause) return finish(ended);
     const auto next = rest_hosts(ended, now + *pause);
     const std::string said = ended.last_words + announcement(*ended.verdict, now, next);
-    if (ended.output) ended.output->finish(said);
-    else std::fputs(said.c_str(), stderr);
+    if (ended.output)
+      ended.output->finish(said);
+    else
+      std::fputs(said.c_str(), stderr);
     ended.last_words.clear();
     if ((ended.verdict = wait_until(next))) return finish(ended);
     hosts_ = rest_.rested(Clock::now());
@@ -204,7 +227,7 @@ int Life::run() {
 std::vector<int> handled_signals() {
   std::vector<int> handled = {SIGCHLD, SIGUSR1, SIGUSR2};
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction action {};
+    struct sigaction action{};
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) handled.push_back(signal);
   }
   return handled;
@@ -236,12 +259,14 @@ int run(RunOptions options) {
   surroundings.here = std::filesystem::current_path();
   surroundings.program = program_of(options, options.command.front());
   surroundings.environment = with_exports(own_environment(), options.exports);
-  for (const std::string& variable : options.exports) surroundings.exported.push_back(variable.substr(0, variable.find('=')));
+  for (const std::string& variable : options.exports)
+    surroundings.exported.push_back(variable.substr(0, variable.find('=')));
   surroundings.columns = terminal_columns();
   surroundings.job = random_job_id();
   surroundings.run_dir = "runs/" + (options.name.empty() ? default_name(surroundings.program) : options.name);
   job.not_ours = has_children() ? descendants() : std::vector<pid_t>();  // left us by a shell's exec
-  const base::Fd signals(signal_descriptor(handled_signals()));  // before any thread exists, so that none takes a signal
+  const base::Fd signals(
+      signal_descriptor(handled_signals()));  // before any thread exists, so that none takes a signal
   job.signals = signals.get();
   become_subreaper();
   job.max_files = base::allow_files(8 * options.hosts.size() + 64);

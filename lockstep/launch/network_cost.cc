@@ -13,8 +13,14 @@ struct Class {
   double most;
   const char* name;
 };
-constexpr Class kClasses[] = {{0.2, "a network slower than a gigabit"}, {1.5, "a gigabit network"}, {3.5, "a 2.5 Gb/s network"}, {6.5, "a 5 Gb/s network"}, {14, "a 10 Gb/s network"},
-                              {32, "a 25 Gb/s network"}, {70, "a 50 Gb/s network"}, {150, "a 100 Gb/s network"}};
+constexpr Class kClasses[] = {{0.2, "a network slower than a gigabit"},
+                              {1.5, "a gigabit network"},
+                              {3.5, "a 2.5 Gb/s network"},
+                              {6.5, "a 5 Gb/s network"},
+                              {14, "a 10 Gb/s network"},
+                              {32, "a 25 Gb/s network"},
+                              {70, "a 50 Gb/s network"},
+                              {150, "a 100 Gb/s network"}};
 
 std::string with_unit(const char* form, double value, const char* unit) {
   char text[64];
@@ -47,9 +53,12 @@ std::string time_text(double seconds) {
 
 std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s) {
   const double here = step_seconds(num_hosts, model_bytes, bytes_per_s);
-  const std::string on_one = copy_bytes_per_s > 0 ? ", on one host " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) : "";
-  return "this is " + class_of(bytes_per_s) + ": " + time_text(here) + " a step for " + with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; at 10 Gb/s " +
-         time_text(step_seconds(num_hosts, model_bytes, 10 * kGigabit)) + on_one + ", exchanging every 8 steps " + time_text(here / 8);
+  const std::string on_one =
+      copy_bytes_per_s > 0 ? ", on one host " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) : "";
+  return "this is " + class_of(bytes_per_s) + ": " + time_text(here) + " a step for " +
+         with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; at 10 Gb/s " +
+         time_text(step_seconds(num_hosts, model_bytes, 10 * kGigabit)) + on_one + ", exchanging every 8 steps " +
+         time_text(here / 8);
 }
 
 }  // namespace lockstep::launcher

@@ -22,7 +22,8 @@ class Observed {
   /// The process of `rank` has.
   void ended(int rank);
 
-  /// As the last pulses say. That a rank leaves is progress: those who stay have just been released by it, and their pulses may be older.
+  /// As the last pulses say. That a rank leaves is progress: those who stay have just been released by it, and their
+  /// pulses may be older.
   std::optional<job::Finding> find_stuck() const;
 
   const std::map<int, job::Pulse>& pulses() const { return pulses_; }
@@ -34,9 +35,9 @@ class Observed {
   using Clock = job::StandingStill::Clock;
   const int world_size_;
   const job::PulseLimits limits_;
-  std::map<int, job::Pulse> pulses_;      // of ranks that run; the last ones
+  std::map<int, job::Pulse> pulses_;       // of ranks that run; the last ones
   std::optional<Clock::time_point> left_;  // when the last one did that has left its world
-  std::set<int> warned_;                  // of the silence of these
+  std::set<int> warned_;                   // of the silence of these
   std::map<int, base::RankSeen> flights_;
 };
 

@@ -32,8 +32,10 @@ std::int64_t oom_kills() {
     if (path == std::string::npos) continue;
     const std::string folder = line.substr(path + 1);
     std::string text;
-    if (line.find(":memory:") != std::string::npos) text = content("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
-    else if (line.rfind("0::", 0) == 0) text = content("/sys/fs/cgroup" + folder + "/memory.events");
+    if (line.find(":memory:") != std::string::npos)
+      text = content("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
+    else if (line.rfind("0::", 0) == 0)
+      text = content("/sys/fs/cgroup" + folder + "/memory.events");
     if (text.find("oom_kill ") != std::string::npos) return oom_kills_in(text);
   }
   return oom_kills_in(content("/proc/vmstat"));

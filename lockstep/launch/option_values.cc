@@ -32,7 +32,8 @@ void declare_option(CLI::App& app, const char* name, std::string& value, const c
 
 bool is_given(const CLI::App& app, const char* name) { return app.get_option(name)->count() > 0; }
 
-std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::string& verb, std::vector<std::string> words) {
+std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::string& verb,
+                                                    std::vector<std::string> words) {
   const std::size_t end = end_of_options(app, words);
   // CLI11 takes the words in reverse order.
   std::vector<std::string> options(words.rend() - static_cast<std::ptrdiff_t>(end), words.rend());
@@ -41,9 +42,11 @@ std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::st
   } catch (const CLI::CallForHelp&) {
     return std::nullopt;
   } catch (const CLI::ExtrasError&) {
-    throw base::UsageError("lockstep " + verb + ": " + base::quoted(app.remaining().front(), 80) + " is no option; lockstep " + verb + " --help shows those that are allowed");
+    throw base::UsageError("lockstep " + verb + ": " + base::quoted(app.remaining().front(), 80) +
+                           " is no option; lockstep " + verb + " --help shows those that are allowed");
   } catch (const CLI::ParseError& error) {
-    throw base::UsageError("lockstep " + verb + ": " + first_line(error.what()) + "; lockstep " + verb + " --help shows what is allowed");
+    throw base::UsageError("lockstep " + verb + ": " + first_line(error.what()) + "; lockstep " + verb +
+                           " --help shows what is allowed");
   }
   const std::size_t begin = end < words.size() && words[end] == "--" ? end + 1 : end;
   return std::vector<std::string>(words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());

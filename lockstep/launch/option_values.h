@@ -19,9 +19,11 @@ void declare_option(CLI::App& app, const char* name, std::string& value, const c
 /// Whether the option was given.
 bool is_given(const CLI::App& app, const char* name);
 
-/// Reads the options at the front of `words` into what `app` declares; -np is -n. The rest is returned, without a `--` before it: a program and its words. Nothing when the
-/// help was asked for. Throws UsageError that begins with "lockstep VERB: ".
-std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::string& verb, std::vector<std::string> words);
+/// Reads the options at the front of `words` into what `app` declares; -np is -n. The rest is returned, without a `--`
+/// before it: a program and its words. Nothing when the help was asked for. Throws UsageError that begins with
+/// "lockstep VERB: ".
+std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::string& verb,
+                                                    std::vector<std::string> words);
 
 /// `got`, which must be one of those that are allowed. Throws UsageError.
 std::string one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed);

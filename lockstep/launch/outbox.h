@@ -10,8 +10,9 @@
 
 namespace lockstep::launcher {
 
-/// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: when the launcher does not read (a
-/// person has stopped it), the oldest is dropped and counted, so that no rank ever waits. Of a rank's pulses the newest is kept. All other frames are kept.
+/// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: when the launcher does not read
+/// (a person has stopped it), the oldest is dropped and counted, so that no rank ever waits. Of a rank's pulses the
+/// newest is kept. All other frames are kept.
 class Outbox {
  public:
   explicit Outbox(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
@@ -33,7 +34,7 @@ class Outbox {
   int fd_;
   std::size_t limit_;
   std::deque<Entry> queue_;
-  std::size_t written_ = 0;        // of the first entry
+  std::size_t written_ = 0;  // of the first entry
   std::size_t droppable_bytes_ = 0;
   std::int64_t dropped_bytes_ = 0;  // not yet told
 };

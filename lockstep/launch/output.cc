@@ -30,8 +30,9 @@ bool can_redraw(int fd) {
 }
 
 bool same_file(int a, int b) {
-  struct stat first {}, second {};
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  struct stat first{}, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 base::Fd create(const std::string& path) {
@@ -59,7 +60,9 @@ Output::Output(const RunOptions& options, std::vector<std::string> prefixes)
   if (!folder_.empty()) {
     std::error_code error;
     std::filesystem::create_directories(folder_, error);
-    if (error) throw base::SystemError("--output: cannot create " + base::quoted(folder_, 256), error.value(), base::Cause::kBadArg);
+    if (error)
+      throw base::SystemError("--output: cannot create " + base::quoted(folder_, 256), error.value(),
+                              base::Cause::kBadArg);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::string base = folder_ + "/rank." + std::to_string(rank);
       ranks_[rank].files[0] = create(base + ".out");
@@ -84,7 +87,8 @@ void Output::show(int rank, Stream stream, const std::vector<Piece>& pieces) {
   to.screen.resize(columns_of(to.fd));
   for (const Piece& piece : pieces) {
     if (stream == Stream::kErr) remember(output, piece);
-    if (rank == 0 || !only_rank_zero_) bytes += to.screen.show(output.prefix, 2 * rank + static_cast<int>(stream), piece);
+    if (rank == 0 || !only_rank_zero_)
+      bytes += to.screen.show(output.prefix, 2 * rank + static_cast<int>(stream), piece);
   }
   to.writer.write(to.fd, std::move(bytes), static_cast<int>(pieces.size()));
 }
@@ -93,7 +97,9 @@ void Output::add(int rank, Stream stream, std::string_view bytes) {
   if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return;
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   const auto index = static_cast<std::size_t>(stream);
-  if (disk_) disk_->write(output.files[index].get(), std::string(bytes), static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')));
+  if (disk_)
+    disk_->write(output.files[index].get(), std::string(bytes),
+                 static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')));
   show(rank, stream, output.lines[index].feed(bytes));
 }
 
@@ -123,7 +129,8 @@ void Output::finish(const std::string& last) {
     if (disk_->error() != 0)
       note("warning: --output: cannot write to " + base::quoted(folder_, 256) + ": " + std::strerror(disk_->error()));
     else if (!all || disk_->dropped() > 0)
-      note("warning: --output: the files in " + base::quoted(folder_, 256) + " are not complete: the disk was too slow");
+      note("warning: --output: the files in " + base::quoted(folder_, 256) +
+           " are not complete: the disk was too slow");
   }
   for (Destination* to : {out_.get(), err_.get()})
     if (to) to->writer.write(to->fd, to->screen.leave(), 0, true);

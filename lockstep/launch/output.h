@@ -23,7 +23,8 @@ int terminal_columns();
 /// Never waits for the terminal or the disk, but in finish().
 class Output {
  public:
-  /// `prefixes`: in front of each rank's lines. Makes options.output_dir and its files. Throws SystemError or UsageError naming --output and the file.
+  /// `prefixes`: in front of each rank's lines. Makes options.output_dir and its files. Throws SystemError or
+  /// UsageError naming --output and the file.
   Output(const RunOptions& options, std::vector<std::string> prefixes);
 
   /// Bytes that `rank` wrote to a stream.
@@ -35,7 +36,8 @@ class Output {
   /// The last lines that `rank` wrote to stderr, at most 20, each with its prefix and newline.
   std::string tail(int rank) const;
   const std::string& prefix(int rank) const { return ranks_.at(static_cast<std::size_t>(rank)).prefix; }
-  /// Shows `last` on stderr, after everything else. Waits for the terminal 1 s after its last sign of life, 10 s at most.
+  /// Shows `last` on stderr, after everything else. Waits for the terminal 1 s after its last sign of life, 10 s at
+  /// most.
   void finish(const std::string& last);
 
  private:

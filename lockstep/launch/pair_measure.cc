@@ -25,7 +25,9 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
 constexpr auto kMostTime = 1s;
 constexpr char kAgain = 1, kBulk = 2;  // a ping's first byte: an answer is wanted, or bytes follow
 
-std::int64_t ns_since(Clock::time_point begun) { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count(); }
+std::int64_t ns_since(Clock::time_point begun) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count();
+}
 
 std::int64_t round_trip(int fd, Deadline deadline) {
   std::vector<std::int64_t> times;
@@ -35,7 +37,8 @@ std::int64_t round_trip(int fd, Deadline deadline) {
   while (times.empty() || (times.size() < kRoundTrips && !enough.expired())) {
     const auto begun = Clock::now();
     base::send_all(fd, {ping.data(), ping.size()}, deadline);
-    if (!base::recv_all(fd, ping.data(), ping.size(), deadline)) throw base::SystemError("the other host ended the measurement", ECONNRESET);
+    if (!base::recv_all(fd, ping.data(), ping.size(), deadline))
+      throw base::SystemError("the other host ended the measurement", ECONNRESET);
     times.push_back(ns_since(begun));
   }
   std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
@@ -50,8 +53,10 @@ void send_until_answered(int fd, Deadline deadline) {
     ::poll(&entry, 1, deadline.poll_ms());
     if (entry.revents & ~POLLOUT) return;
     if (!(entry.revents & POLLOUT)) continue;
-    const ssize_t size = ::send(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), kMostBytes - sent), MSG_NOSIGNAL);
-    if (size < 0 && errno != EAGAIN && errno != EINTR) throw base::SystemError("send", errno, base::Cause::kPeerUnreachable);
+    const ssize_t size =
+        ::send(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), kMostBytes - sent), MSG_NOSIGNAL);
+    if (size < 0 && errno != EAGAIN && errno != EINTR)
+      throw base::SystemError("send", errno, base::Cause::kPeerUnreachable);
     sent += static_cast<std::uint64_t>(std::max<ssize_t>(size, 0));
   }
 }
@@ -65,7 +70,8 @@ std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
   while (got < kMostBytes && base::wait_readable(fd, enough)) {
     const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
     if (size == 0) break;
-    if (size < 0 && errno != EAGAIN && errno != EINTR) throw base::SystemError("receive", errno, base::Cause::kPeerUnreachable);
+    if (size < 0 && errno != EAGAIN && errno != EINTR)
+      throw base::SystemError("receive", errno, base::Cause::kPeerUnreachable);
     got += static_cast<std::uint64_t>(std::max<ssize_t>(size, 0));
     if (enough.expired()) break;
   }
@@ -91,7 +97,8 @@ PairSpeed measure_pair(int fd, Deadline deadline) {
   base::send_all(fd, {ping.data(), ping.size()}, deadline);
   send_until_answered(fd, deadline);
   std::array<std::int64_t, 2> answer{};
-  if (!base::recv_all(fd, answer.data(), sizeof answer, deadline)) throw base::SystemError("the other host ended the measurement", ECONNRESET);
+  if (!base::recv_all(fd, answer.data(), sizeof answer, deadline))
+    throw base::SystemError("the other host ended the measurement", ECONNRESET);
   if (answer[0] < 1 || answer[1] < 1) throw base::SystemError("nothing arrived within a second", ETIMEDOUT);
   speed.bytes = static_cast<std::uint64_t>(answer[0]);
   speed.ns = answer[1];

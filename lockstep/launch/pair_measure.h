@@ -35,10 +35,11 @@ struct PairSpeed {
   std::int64_t round_trip_ns = 0;  ///< of 64 bytes: the median of 100, or of those in the first second
   std::uint64_t bytes = 0;         ///< that came in `ns`: 64 MiB, or what came in a second
   std::int64_t ns = 0;
-  std::string error;               ///< why there is no measurement
+  std::string error;  ///< why there is no measurement
 };
 
-/// The caller's part and the other's, over a connection that is non-blocking. Both end at `deadline`. Throws SystemError.
+/// The caller's part and the other's, over a connection that is non-blocking. Both end at `deadline`. Throws
+/// SystemError.
 PairSpeed measure_pair(int fd, base::Deadline deadline);
 void serve_pair(int fd, base::Deadline deadline);
 

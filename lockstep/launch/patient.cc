@@ -69,8 +69,10 @@ void Patient::measure(const std::string& payload) const {
     }
     crossing.give_up();
     Crossing::Dialled& way = crossing.dialled().front();
-    if (way.fd) speed = measure_pair(way.fd.get(), Deadline::in(kMeasures));
-    else speed.error = way.error;
+    if (way.fd)
+      speed = measure_pair(way.fd.get(), Deadline::in(kMeasures));
+    else
+      speed.error = way.error;
   } catch (const base::Error& error) {
     speed.error = error.what();
   }
@@ -79,11 +81,20 @@ void Patient::measure(const std::string& payload) const {
 
 bool Patient::take(const Frame& frame) {
   switch (frame.kind) {
-    case FrameKind::kTime: tell_time(); return true;
-    case FrameKind::kExamine: say_(FrameKind::kExamined, encode_examined(examine(decode_examine(frame.payload), input_))); return true;
-    case FrameKind::kListen: listen(frame.payload); return true;
-    case FrameKind::kMeasure: measure(frame.payload); return true;
-    default: return false;
+    case FrameKind::kTime:
+      tell_time();
+      return true;
+    case FrameKind::kExamine:
+      say_(FrameKind::kExamined, encode_examined(examine(decode_examine(frame.payload), input_)));
+      return true;
+    case FrameKind::kListen:
+      listen(frame.payload);
+      return true;
+    case FrameKind::kMeasure:
+      measure(frame.payload);
+      return true;
+    default:
+      return false;
   }
 }
 

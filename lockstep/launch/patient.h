@@ -8,8 +8,9 @@
 
 namespace lockstep::launcher {
 
-/// Every answer is said before the call returns. An examination takes 70 s at most, a measurement 10 s; one that serves another host ends early when `input`, the launcher's end, has something to read.
-/// Single-threaded. Throws what `say` throws, and Error kProtocol for a broken frame.
+/// Every answer is said before the call returns. An examination takes 70 s at most, a measurement 10 s; one that serves
+/// another host ends early when `input`, the launcher's end, has something to read. Single-threaded. Throws what `say`
+/// throws, and Error kProtocol for a broken frame.
 class Patient {
  public:
   Patient(std::function<void(FrameKind, const std::string&)> say, int input) : say_(std::move(say)), input_(input) {}

@@ -82,9 +82,8 @@ int num_cores(const std::vector<Cpu>& cpus) {
 }
 
 std::vector<std::vector<int>> split_cpus(std::vector<Cpu> cpus, int ranks) {
-  std::sort(cpus.begin(), cpus.end(), [](const Cpu& a, const Cpu& b) {
-    return std::tie(a.node, a.core, a.id) < std::tie(b.node, b.core, b.id);
-  });
+  std::sort(cpus.begin(), cpus.end(),
+            [](const Cpu& a, const Cpu& b) { return std::tie(a.node, a.core, a.id) < std::tie(b.node, b.core, b.id); });
   const std::int64_t cores = num_cores(cpus);
   std::vector<std::vector<int>> parts(static_cast<std::size_t>(ranks));
   std::int64_t core = -1;

@@ -42,7 +42,7 @@ void close_on_exec_from(unsigned first) {
 }
 
 void reset_signals() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = SIG_DFL;
   for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
   sigset_t none;
@@ -75,13 +75,15 @@ bool bind_to(const std::vector<int>& cpus) {
 
 }  // namespace
 
-AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment, bool between, std::uint64_t max_files) {
+AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment,
+                         bool between, std::uint64_t max_files) {
   const std::vector<char*> words = pointers({&argv}), variables = pointers({&environment});
   const pid_t launcher = ::getpid();
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
   base::Fd err;
-  if (between && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC)))) throw base::SystemError("cannot make a file in memory", errno);
+  if (between && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC))))
+    throw base::SystemError("cannot make a file in memory", errno);
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start the agent", errno);
   if (pid == 0) {
@@ -124,7 +126,8 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   give_up(streams.failure, rank.rank, StartStep::kExec);
 }
 
-pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, const ToolStreams& streams) {
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment,
+                 const std::string& directory, const ToolStreams& streams) {
   std::vector<char*> words = pointers({&arguments});
   std::vector<char*> variables = pointers({&environment});
   const pid_t parent = ::getpid();
@@ -161,7 +164,8 @@ void become_subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 base::Fd signal_descriptor(const std::vector<int>& signals) {
   sigset_t all;
   sigfillset(&all);
-  for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGTSTP, SIGCONT}) sigdelset(&all, fault);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGTSTP, SIGCONT})
+    sigdelset(&all, fault);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
   sigset_t read;
   sigemptyset(&read);

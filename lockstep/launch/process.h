@@ -14,8 +14,8 @@
 
 namespace lockstep::launcher {
 
-/// The agent, or the ssh that has started it: a process in a session of its own, so that the terminal's Ctrl-C does not reach it. It sees the end of its
-/// input when this process dies.
+/// The agent, or the ssh that has started it: a process in a session of its own, so that the terminal's Ctrl-C does not
+/// reach it. It sees the end of its input when this process dies.
 struct AgentProcess {
   pid_t pid = -1;
   base::Fd to;    ///< its stdin
@@ -23,9 +23,11 @@ struct AgentProcess {
   base::Fd err;   ///< of ssh: a file without a name that has what it wrote to stderr
 };
 
-/// Starts `path` with the words of `argv` and this environment, with this soft limit of descriptors. `between`: it is ssh or srun, so what it writes to stderr is kept for us, and not shown,
-/// and it ends with the calling thread, which must be the main one. Throws SystemError.
-AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment, bool between, std::uint64_t max_files);
+/// Starts `path` with the words of `argv` and this environment, with this soft limit of descriptors. `between`: it is
+/// ssh or srun, so what it writes to stderr is kept for us, and not shown, and it ends with the calling thread, which
+/// must be the main one. Throws SystemError.
+AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment,
+                         bool between, std::uint64_t max_files);
 
 /// What the child of spawn_rank() was doing when it could not go on.
 enum class StartStep : std::int32_t { kFork, kBind, kExec };
@@ -47,9 +49,9 @@ struct RankStreams {
   std::uint64_t max_files = 0;  ///< soft limit of descriptors that the rank gets
 };
 
-/// Starts one rank: leader of a new session and process group, killed by the kernel when the calling thread (which must be
-/// the main one) ends, bound to its CPUs, with default signal handling and no descriptor but 0, 1, 2 and its page. Throws SystemError
-/// when it cannot fork; what fails later is written to streams.failure.
+/// Starts one rank: leader of a new session and process group, killed by the kernel when the calling thread (which must
+/// be the main one) ends, bound to its CPUs, with default signal handling and no descriptor but 0, 1, 2 and its page.
+/// Throws SystemError when it cannot fork; what fails later is written to streams.failure.
 pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& streams);
 
 /// Descriptors of a tool's stdin, stdout and stderr.
@@ -57,9 +59,11 @@ struct ToolStreams {
   int in, out, err;
 };
 
-/// Starts `path` with these arguments and this environment, in this directory (empty: this process's), as leader of a session, killed by the kernel when the calling thread ends.
-/// Throws SystemError when it cannot fork; what fails later is exit code 127.
-pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment, const std::string& directory, const ToolStreams& streams);
+/// Starts `path` with these arguments and this environment, in this directory (empty: this process's), as leader of a
+/// session, killed by the kernel when the calling thread ends. Throws SystemError when it cannot fork; what fails later
+/// is exit code 127.
+pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment,
+                 const std::string& directory, const ToolStreams& streams);
 
 /// The environment of this process.
 Environment own_environment();
@@ -67,7 +71,8 @@ Environment own_environment();
 /// From here on, orphans among our descendants become our children.
 void become_subreaper();
 
-/// Blocks all signals but those of faults; to be called before threads exist. Returns a descriptor that reads `signals`.
+/// Blocks all signals but those of faults; to be called before threads exist. Returns a descriptor that reads
+/// `signals`.
 base::Fd signal_descriptor(const std::vector<int>& signals);
 /// The next signal waiting at it.
 std::optional<int> next_signal(int fd);
@@ -89,8 +94,8 @@ bool has_children();
 /// Processes below this one, zombies too, as /proc shows them now.
 std::vector<pid_t> descendants();
 
-/// SIGKILL to all descendants but those in `spared` and below them, again until none is left, reaping them. What is left
-/// at the deadline is returned.
+/// SIGKILL to all descendants but those in `spared` and below them, again until none is left, reaping them. What is
+/// left at the deadline is returned.
 std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline);
 
 }  // namespace lockstep::launcher

@@ -16,21 +16,22 @@ namespace lockstep::launcher {
 namespace {
 
 void check_file(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   if (::stat(path.c_str(), &info) != 0)
     throw base::UsageError("program " + base::quoted(path, 256) + ": " + std::strerror(errno) +
                            "; allowed is an executable file");
   if (!S_ISREG(info.st_mode))
     throw base::UsageError("program " + base::quoted(path, 256) + ": not a file; allowed is an executable file");
   if (::access(path.c_str(), X_OK) != 0)
-    throw base::UsageError("program " + base::quoted(path, 256) + ": not executable; allowed is an executable file",
-                           path.size() > 3 && path.substr(path.size() - 3) == ".py" ? "python3 " + path : "chmod +x " + path);
+    throw base::UsageError(
+        "program " + base::quoted(path, 256) + ": not executable; allowed is an executable file",
+        path.size() > 3 && path.substr(path.size() - 3) == ".py" ? "python3 " + path : "chmod +x " + path);
 }
 
 }  // namespace
 
 bool is_executable(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
 }
 
@@ -49,9 +50,12 @@ std::string find_program(const std::string& name, std::string_view search_path) 
 
 std::string content_of(const char* what, const std::string& file) {
   constexpr std::size_t kMost = std::size_t{1} << 20;
-  const auto refuse = [&](const std::string& why) { throw base::UsageError(std::string(what) + " is " + base::quoted(file, 256) + ": " + why + "; allowed is a text file"); };
+  const auto refuse = [&](const std::string& why) {
+    throw base::UsageError(std::string(what) + " is " + base::quoted(file, 256) + ": " + why +
+                           "; allowed is a text file");
+  };
   const base::Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info {};
+  struct stat info{};
   if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
   if (S_ISDIR(info.st_mode)) refuse("a directory");
   std::string text;
@@ -75,7 +79,8 @@ void become_companion(const std::string& name, const std::vector<std::string>& w
   const std::string own = own_path();
   const std::string path = own.substr(0, own.rfind('/') + 1) + name;
   if (!is_executable(path))
-    throw base::UsageError("the program " + base::quoted(path, 256) + " was not found; it is built and installed with lockstep");
+    throw base::UsageError("the program " + base::quoted(path, 256) +
+                           " was not found; it is built and installed with lockstep");
   std::vector<char*> pointers = {const_cast<char*>(name.c_str())};
   for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
   pointers.push_back(nullptr);

@@ -50,13 +50,17 @@ std::string loader_in(const std::string& head) {
   Elf64_Ehdr header;
   if (head.size() < sizeof header) return "";
   std::memcpy(&header, head.data(), sizeof header);
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr)) return "";
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
+      header.e_phentsize != sizeof(Elf64_Phdr))
+    return "";
   for (std::size_t i = 0; i < header.e_phnum; ++i) {
     Elf64_Phdr segment;
     if (header.e_phoff > head.size() || header.e_phoff + (i + 1) * sizeof segment > head.size()) return "";
     std::memcpy(&segment, head.data() + header.e_phoff + i * sizeof segment, sizeof segment);
     if (segment.p_type != PT_INTERP) continue;
-    if (segment.p_filesz > PATH_MAX || segment.p_offset > head.size() || segment.p_offset + segment.p_filesz > head.size()) return "";
+    if (segment.p_filesz > PATH_MAX || segment.p_offset > head.size() ||
+        segment.p_offset + segment.p_filesz > head.size())
+      return "";
     return std::string(head.data() + segment.p_offset, ::strnlen(head.data() + segment.p_offset, segment.p_filesz));
   }
   return "";
@@ -71,10 +75,12 @@ std::vector<std::string> interpreter_in(const std::string& head) {
   return words;
 }
 
-bool is_python(const std::string& path) { return std::filesystem::path(path).filename().string().rfind("python", 0) == 0; }
+bool is_python(const std::string& path) {
+  return std::filesystem::path(path).filename().string().rfind("python", 0) == 0;
+}
 
 std::string why_not(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return std::strerror(errno);
   if (!S_ISREG(info.st_mode)) return "not a file";
   return "";
@@ -87,23 +93,30 @@ std::string below(const std::string& directory, const std::string& path) {
 /// Python is asked for; what counts is the script that it runs.
 void look_at_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
   file.python = file.path;
-  if (command.size() < 2 || command[1].empty() || command[1][0] == '-') return;  // options, a module or a text: not followed
+  if (command.size() < 2 || command[1].empty() || command[1][0] == '-')
+    return;  // options, a module or a text: not followed
   file.path = below(directory, command[1]);
   file.error = why_not(file.path);
   if (file.error.empty() && ::access(file.path.c_str(), R_OK) != 0) file.error = std::strerror(errno);
 }
 
 /// "#!PATH", or "#!/usr/bin/env NAME".
-void look_at_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter, const Environment& environment) {
+void look_at_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
+                         const Environment& environment) {
   const bool by_env = std::filesystem::path(interpreter[0]).filename() == "env" && interpreter.size() > 1;
-  const std::string path = by_env ? tool_path(interpreter[1], environment) : is_executable(interpreter[0]) ? interpreter[0] : "";
-  if (path.empty()) file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " is not there";
-  else if (is_python(by_env ? interpreter[1] : path)) file.python = path;
+  const std::string path = by_env                          ? tool_path(interpreter[1], environment)
+                           : is_executable(interpreter[0]) ? interpreter[0]
+                                                           : "";
+  if (path.empty())
+    file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " is not there";
+  else if (is_python(by_env ? interpreter[1] : path))
+    file.python = path;
 }
 
 }  // namespace
 
-ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory, const Environment& environment) {
+ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory,
+                            const Environment& environment) {
   ProgramFile file;
   if (command.empty()) return file;
   const std::string& name = command.front();
@@ -118,9 +131,12 @@ ProgramFile look_at_program(const std::vector<std::string>& command, const std::
   if (file.error.empty() && ::access(file.path.c_str(), X_OK) != 0) file.error = "not executable";
   if (!file.error.empty()) return file;
   const std::string head = head_of(file.path, 1 << 16);
-  if (is_python(file.path)) look_at_script(file, command, directory);
-  else if (const auto interpreter = interpreter_in(head); !interpreter.empty()) look_at_interpreter(file, interpreter, environment);
-  else file.loader = loader_in(head);
+  if (is_python(file.path))
+    look_at_script(file, command, directory);
+  else if (const auto interpreter = interpreter_in(head); !interpreter.empty())
+    look_at_interpreter(file, interpreter, environment);
+  else
+    file.loader = loader_in(head);
   if (!file.loader.empty() && !is_executable(file.loader)) file.error = "its loader " + file.loader + " is not there";
   if (file.error.empty()) file.hash = hash_of(file.path);
   return file;

@@ -15,10 +15,11 @@ struct RankPlace {
 struct RankEnd {
   int rank = -1;
   std::int64_t pid = -1;
-  int code = 0;    ///< exit code, when signal is 0
-  int signal = 0;  ///< the signal that ended it; 0: it exited
-  std::int64_t oom_kills = 0;  ///< that the kernel has counted on its host, in the agent's cgroup, since the start; of a rank that SIGKILL has ended
-  bool preempted = false;  ///< it has left its world in good order, to be started again
+  int code = 0;                ///< exit code, when signal is 0
+  int signal = 0;              ///< the signal that ended it; 0: it exited
+  std::int64_t oom_kills = 0;  ///< that the kernel has counted on its host, in the agent's cgroup, since the start; of
+                               ///< a rank that SIGKILL has ended
+  bool preempted = false;      ///< it has left its world in good order, to be started again
 
   bool failed() const { return !preempted && (code != 0 || signal != 0); }
   /// As a shell says it: the code, or 128 + signal.

@@ -17,7 +17,9 @@ RankWatch::RankWatch(int rank, const job::JobKey& key) : rank_(rank), memory_(ba
 namespace {
 
 /// The program that writes it has the same idea of a page.
-bool is_shown(const base::RankPage& page) { return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0; }
+bool is_shown(const base::RankPage& page) {
+  return std::memcmp(page.magic, base::RankPage::kMagic, sizeof page.magic) == 0;
+}
 
 }  // namespace
 

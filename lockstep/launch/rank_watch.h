@@ -21,8 +21,9 @@ class RankWatch {
   /// For the rank.
   int descriptor() const { return memory_.fd().get(); }
 
-  /// To be called about once a second. `pid` is the process that was started. Of a rank that has not shown itself, or has left its world, it is
-  /// only known whether it was stopped (T). One that a debugger holds (t) counts as one that gets on.
+  /// To be called about once a second. `pid` is the process that was started. Of a rank that has not shown itself, or
+  /// has left its world, it is only known whether it was stopped (T). One that a debugger holds (t) counts as one that
+  /// gets on.
   job::Pulse pulse(pid_t pid, job::StandingStill::Clock::time_point now);
 
   /// The newest checkpoint that it knows to be durable, also after its end; 0: none.

@@ -12,13 +12,14 @@ namespace {
 using base::Cause;
 using namespace std::chrono_literals;
 
-constexpr int kMostIdle = 3;                                      // restarts
+constexpr int kMostIdle = 3;  // restarts
 constexpr std::chrono::milliseconds kLongestPause = 60s;
-constexpr std::chrono::milliseconds kCountsAsProgress = 10min;    // of a program that tells of no checkpoint
+constexpr std::chrono::milliseconds kCountsAsProgress = 10min;  // of a program that tells of no checkpoint
 
 bool contains(const auto& list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 
-/// What a rank returns, or a shell in its place, that a person must look at: 2 as argparse and shells say it, a command that is not there, and of the codes of causes those that are not worth it.
+/// What a rank returns, or a shell in its place, that a person must look at: 2 as argparse and shells say it, a command
+/// that is not there, and of the codes of causes those that are not worth it.
 bool is_a_mistake(int code) {
   constexpr std::array kCodes = {2, 64, 65, 70, 75, 76, 126, 127};
   return contains(kCodes, code);
@@ -33,7 +34,9 @@ bool asks_to_end(int signal) {
 Verdict no_progress(const Verdict& last) {
   Verdict verdict{last.fatal, base::exit_code(Cause::kNoProgress), {}};
   verdict.fatal.cause = Cause::kNoProgress;
-  verdict.fatal.detail = std::to_string(kMostIdle) + " restarts in a row have brought no newer checkpoint; the last ended by " + std::string(base::name(last.fatal.cause)) + ": " + last.fatal.detail;
+  verdict.fatal.detail = std::to_string(kMostIdle) +
+                         " restarts in a row have brought no newer checkpoint; the last ended by " +
+                         std::string(base::name(last.fatal.cause)) + ": " + last.fatal.detail;
   return verdict;
 }
 
@@ -42,7 +45,8 @@ Verdict no_progress(const Verdict& last) {
 bool is_worth_a_restart(const Verdict& verdict) {
   switch (verdict.fatal.cause) {
     case Cause::kRankExited:
-    case Cause::kRankDied: return !is_a_mistake(verdict.exit_code) && !asks_to_end(verdict.exit_code - 128);
+    case Cause::kRankDied:
+      return !is_a_mistake(verdict.exit_code) && !asks_to_end(verdict.exit_code - 128);
     // The machine, the network, or nobody knows what.
     case Cause::kPeerUnreachable:
     case Cause::kCoordinatorLost:
@@ -51,7 +55,8 @@ bool is_worth_a_restart(const Verdict& verdict) {
     case Cause::kResource:
     case Cause::kJoinTimeout:
     case Cause::kRankStuck:
-    case Cause::kRankStalled: return true;
+    case Cause::kRankStalled:
+      return true;
     // Somebody wanted it.
     case Cause::kInterrupted:
     case Cause::kPreempted:
@@ -65,13 +70,15 @@ bool is_worth_a_restart(const Verdict& verdict) {
     case Cause::kWrongJob:
     case Cause::kAuthFailed:
     case Cause::kStaleGen:
-    // The same steps from the same state would come to the same; of replicas that differ nobody knows which one was saved.
+    // The same steps from the same state would come to the same; of replicas that differ nobody knows which one was
+    // saved.
     case Cause::kDesync:
     case Cause::kUnevenInput:
     case Cause::kNonFinite:
     case Cause::kReplicaDiverged:
     case Cause::kNoProgress:
-    case Cause::kStraggler: return false;
+    case Cause::kStraggler:
+      return false;
   }
   return false;
 }
@@ -95,7 +102,8 @@ std::optional<std::chrono::milliseconds> Restarts::next(const Attempt& attempt, 
     return std::nullopt;
   }
   if (made_ == most_) {
-    verdict.fatal.detail += most_ == 1 ? "; the one restart is used up" : "; all " + std::to_string(most_) + " restarts are used up";
+    verdict.fatal.detail +=
+        most_ == 1 ? "; the one restart is used up" : "; all " + std::to_string(most_) + " restarts are used up";
     return std::nullopt;
   }
   ++made_;

@@ -62,7 +62,8 @@ std::vector<Directive> directives(const SubmitOptions& submit, const BatchPlace&
   all.push_back({{submit.requeue ? "--requeue" : "--no-requeue"}, submit.requeue ? "when it ends with code 75" : ""});
   if (submit.requeue) add("--open-mode=", "append", "it then goes on in the same file");
   if (submit.signal_before > 0)
-    add("--signal=", "B:USR1@" + std::to_string(submit.signal_before), "to this shell, " + in_words(submit.signal_before) + " before the limit");
+    add("--signal=", "B:USR1@" + std::to_string(submit.signal_before),
+        "to this shell, " + in_words(submit.signal_before) + " before the limit");
   for (const auto& words : submit.passed_on) all.push_back({words, ""});
   return all;
 }
@@ -94,7 +95,8 @@ std::string run_command(const SubmitOptions& submit, const BatchPlace& around) {
 
 std::string names(const SubmitOptions& submit) {
   const std::string job = submit.array.empty() ? "$SLURM_JOB_ID" : "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID";
-  return "job=" + job + "\nlogs=" + quoted_for_shell(submit.output + "/") + "$job" + (submit.requeue ? "${SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}" : "") + "\n";
+  return "job=" + job + "\nlogs=" + quoted_for_shell(submit.output + "/") + "$job" +
+         (submit.requeue ? "${SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}" : "") + "\n";
 }
 
 const char* const kForwarding =
@@ -124,8 +126,10 @@ const char* const kRequeueing =
 
 std::string batch_script(const SubmitOptions& submit, const BatchPlace& around) {
   if (around.folder.find_first_of("\r\n") != std::string::npos)
-    throw base::UsageError("lockstep submit: the folder is " + base::quoted(around.folder, 256) + "; allowed is one without line breaks, which #SBATCH lines cannot have");
-  std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, around)) + "\nset -u\n" + names(submit) + "\n";
+    throw base::UsageError("lockstep submit: the folder is " + base::quoted(around.folder, 256) +
+                           "; allowed is one without line breaks, which #SBATCH lines cannot have");
+  std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, around)) +
+                     "\nset -u\n" + names(submit) + "\n";
   if (!submit.requeue && submit.signal_before == 0) return text + "exec " + run_command(submit, around) + "\n";
   text += (submit.requeue ? "ended=no\n" : "") + run_command(submit, around) + " &\nranks=$!\n\n";
   if (submit.signal_before > 0) text += kForwarding;
@@ -137,12 +141,15 @@ std::string batch_script(const SubmitOptions& submit, const BatchPlace& around) 
 
 std::vector<std::string> batch_words(const SubmitOptions& submit, const BatchPlace& around) {
   std::vector<std::string> all;
-  for (const Directive& directive : directives(submit, around)) all.insert(all.end(), directive.words.begin(), directive.words.end());
+  for (const Directive& directive : directives(submit, around))
+    all.insert(all.end(), directive.words.begin(), directive.words.end());
   return all;
 }
 
 std::string quoted_for_shell(std::string_view word) {
-  const auto is_plain = [](unsigned char c) { return std::isalnum(c) || std::string_view("_@%+=:,./-").find(static_cast<char>(c)) != std::string_view::npos; };
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("_@%+=:,./-").find(static_cast<char>(c)) != std::string_view::npos;
+  };
   if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   // sbatch refuses scripts with carriage returns, and a person may take a second line for a command.
@@ -150,12 +157,18 @@ std::string quoted_for_shell(std::string_view word) {
   std::string text = escapes ? "$'" : "'";
   for (const char c : word) {
     char code[8] = {c, '\0'};
-    if (escapes && c == '\n') std::snprintf(code, sizeof code, "\\n");
-    else if (escapes && c == '\r') std::snprintf(code, sizeof code, "\\r");
-    else if (escapes && c == '\t') std::snprintf(code, sizeof code, "\\t");
-    else if (escapes && is_control(static_cast<unsigned char>(c))) std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned>(c));
-    else if (escapes && (c == '\'' || c == '\\')) std::snprintf(code, sizeof code, "\\%c", c);
-    else if (c == '\'') std::snprintf(code, sizeof code, "'\\''");
+    if (escapes && c == '\n')
+      std::snprintf(code, sizeof code, "\\n");
+    else if (escapes && c == '\r')
+      std::snprintf(code, sizeof code, "\\r");
+    else if (escapes && c == '\t')
+      std::snprintf(code, sizeof code, "\\t");
+    else if (escapes && is_control(static_cast<unsigned char>(c)))
+      std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned>(c));
+    else if (escapes && (c == '\'' || c == '\\'))
+      std::snprintf(code, sizeof code, "\\%c", c);
+    else if (c == '\'')
+      std::snprintf(code, sizeof code, "'\\''");
     text += code;
   }
   return text + "'";

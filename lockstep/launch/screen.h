@@ -14,10 +14,12 @@ class Screen {
  public:
   explicit Screen(bool terminal) : terminal_(terminal) {}
 
-  /// The terminal has so many columns now; 0: nobody knows. A bar that is wider is cut: one of two rows could not be erased.
+  /// The terminal has so many columns now; 0: nobody knows. A bar that is wider is cut: one of two rows could not be
+  /// erased.
   void resize(int columns) { columns_ = columns; }
 
-  /// The bytes that show `piece` of stream `owner`, with `prefix`, "[rank] ", in front; "[rank]+" marks the rest of a line that was cut.
+  /// The bytes that show `piece` of stream `owner`, with `prefix`, "[rank] ", in front; "[rank]+" marks the rest of a
+  /// line that was cut.
   std::string show(const std::string& prefix, int owner, const Piece& piece);
   /// The bytes that show a whole text of our own, which ends with \n.
   std::string show(std::string_view text) const { return above_bar(std::string(text)); }

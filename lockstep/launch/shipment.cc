@@ -21,15 +21,18 @@ constexpr std::size_t kMost = std::size_t{1} << 30;
 
 bool is_plain(const std::string& name) {
   return !name.empty() && name.size() <= 100 && name[0] != '.' && name[0] != '-' &&
-         std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; });
+         std::all_of(name.begin(), name.end(),
+                     [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; });
 }
 
 }  // namespace
 
 Cargo cargo_of(const std::string& path) {
-  const auto refuse = [&](const std::string& why) { throw base::UsageError("--ship: " + base::quoted(path, 256) + ": " + why); };
+  const auto refuse = [&](const std::string& why) {
+    throw base::UsageError("--ship: " + base::quoted(path, 256) + ": " + why);
+  };
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat info {};
+  struct stat info{};
   if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) refuse("not a file");
   const auto size = static_cast<std::size_t>(info.st_size);
@@ -55,8 +58,10 @@ std::string shipping_script(const std::vector<Cargo>& cargo, const std::vector<s
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "put() { f=$c/$1/$2; if [ -x \"$f\" ]; then echo y; return; fi; "
-      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq $3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
-  for (const Cargo& one : cargo) script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + "; ";
+      "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq "
+      "$3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
+  for (const Cargo& one : cargo)
+    script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + "; ";
   script += "umask $m; exec \"$c/" + cargo.front().hash + "/" + cargo.front().name + "\"";
   for (const std::string& word : agent_words) script += " " + word;
   if (cargo.size() > 1) script += " --shipped \"$c/" + cargo[1].hash + "/" + cargo[1].name + "\"";

@@ -10,12 +10,12 @@
 namespace lockstep::launcher {
 
 struct Site {
-  std::string host;         ///< its own name for itself
-  std::string version;      ///< of its program lockstep
-  std::string build;        ///< the GNU build id of that
-  std::string machine;      ///< what no other has, as job::host_id() says it
-  std::vector<Cpu> cpus;    ///< that ranks may use
-  int gpus = 0;             ///< device files of NVIDIA's driver
+  std::string host;               ///< its own name for itself
+  std::string version;            ///< of its program lockstep
+  std::string build;              ///< the GNU build id of that
+  std::string machine;            ///< what no other has, as job::host_id() says it
+  std::vector<Cpu> cpus;          ///< that ranks may use
+  int gpus = 0;                   ///< device files of NVIDIA's driver
   std::uint16_t master_port = 0;  ///< that the agent keeps for rank 0 of torch.distributed's programs
   std::string visible_gpus;       ///< its own CUDA_VISIBLE_DEVICES, as SLURM sets it; empty: not set
 };

@@ -36,14 +36,16 @@ char state_in(const std::string& stat) {
 
 std::string what_the_kernel_says(int rank, pid_t pid) {
   const std::filesystem::path process = "/proc/" + std::to_string(pid);
-  std::string text = "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " + state_of_process(pid) + "\n";
+  std::string text =
+      "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " + state_of_process(pid) + "\n";
   std::error_code error;
   int count = 0;
   for (const auto& thread : std::filesystem::directory_iterator(process / "task", error)) {
     if (++count > kMostThreads) break;
     const std::string where = content(thread.path() / "wchan");
     text += "thread " + thread.path().filename().string() + " (" + content(thread.path() / "comm") + "): state " +
-            state_in(content(thread.path() / "stat")) + (where.empty() || where == "0" ? "" : ", in the kernel's " + where) + "\n";
+            state_in(content(thread.path() / "stat")) +
+            (where.empty() || where == "0" ? "" : ", in the kernel's " + where) + "\n";
   }
   return text + "\n";
 }
@@ -60,7 +62,9 @@ void write_all(int fd, std::string_view text) {
 
 char state_of_process(pid_t pid) { return state_in(content("/proc/" + std::to_string(pid) + "/stat")); }
 
-bool dumps_core(pid_t pid) { return content("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos; }
+bool dumps_core(pid_t pid) {
+  return content("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos;
+}
 
 std::string stack_file(int rank) { return "stack." + std::to_string(rank) + ".txt"; }
 
@@ -94,7 +98,8 @@ StackDump::StackDump(int rank, pid_t pid, const std::string& folder) {
     return;
   }
   const base::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  tool_ = spawn_tool(command[0], command, {std::string("PATH=") + kSearchPath, "LC_ALL=C"}, "", {nothing.get(), file_.get(), file_.get()});
+  tool_ = spawn_tool(command[0], command, {std::string("PATH=") + kSearchPath, "LC_ALL=C"}, "",
+                     {nothing.get(), file_.get(), file_.get()});
 }
 
 void StackDump::give_up() {

@@ -17,13 +17,14 @@ char state_of_process(pid_t pid);
 /// True while the kernel writes its memory to a file, because it has died.
 bool dumps_core(pid_t pid);
 
-/// Writes runs/NAME/stack.RANK.txt: what the kernel says of each thread, which always works, and the threads' stacks as eu-stack (elfutils) prints
-/// them. Why that: it is kept by those who keep the ELF and DWARF libraries, small (gdb takes 20 times its memory and some seconds for libtorch),
-/// needs nothing inside the process, and so works for one whose every thread is stuck. gdb is asked where there is no eu-stack.
+/// Writes runs/NAME/stack.RANK.txt: what the kernel says of each thread, which always works, and the threads' stacks as
+/// eu-stack (elfutils) prints them. Why that: it is kept by those who keep the ELF and DWARF libraries, small (gdb
+/// takes 20 times its memory and some seconds for libtorch), needs nothing inside the process, and so works for one
+/// whose every thread is stuck. gdb is asked where there is no eu-stack.
 class StackDump {
  public:
-  /// Starts; the tool is a child of this process. `path` and its folder are made. Where something cannot be done the file says so, if it can be
-  /// made at all. Throws SystemError or UsageError when it cannot.
+  /// Starts; the tool is a child of this process. `path` and its folder are made. Where something cannot be done the
+  /// file says so, if it can be made at all. Throws SystemError or UsageError when it cannot.
   StackDump(int rank, pid_t pid, const std::string& folder);
   StackDump(StackDump&&) = default;
   StackDump& operator=(StackDump&&) = default;

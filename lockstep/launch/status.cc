@@ -33,26 +33,28 @@ std::string json_line(const base::RankSeen& rank) {
                                        {"waiting", rank.waiting},
                                        {"busy_with", rank.busy_with},
                                        {"operation", operation_of(rank)},
-                                       {"arena", {{"live_bytes", rank.live_bytes},
-                                                  {"peak_live_bytes", rank.peak_live_bytes},
-                                                  {"high_water_bytes", rank.high_water_bytes},
-                                                  {"resident_bytes", rank.resident_bytes}}}};
+                                       {"arena",
+                                        {{"live_bytes", rank.live_bytes},
+                                         {"peak_live_bytes", rank.peak_live_bytes},
+                                         {"high_water_bytes", rank.high_water_bytes},
+                                         {"resident_bytes", rank.resident_bytes}}}};
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string table_line(const base::RankSeen& rank) {
   char line[200];
-  std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %9llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid), rank.transport.c_str(),
-                static_cast<unsigned long long>(rank.exchanges), mib(rank.live_bytes).c_str(), mib(rank.peak_live_bytes).c_str(),
-                mib(rank.resident_bytes).c_str());
+  std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %9llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid),
+                rank.transport.c_str(), static_cast<unsigned long long>(rank.exchanges), mib(rank.live_bytes).c_str(),
+                mib(rank.peak_live_bytes).c_str(), mib(rank.resident_bytes).c_str());
   return line;
 }
 
 /// A table, and where the ranks are.
 std::string job_text(const std::vector<base::RankSeen>& ranks) {
   const base::RankSeen& first = ranks.front();
-  std::string text = "job " + first.job + ", " + std::to_string(ranks.size()) + " of its " + std::to_string(first.world_size) +
-                     (first.world_size == 1 ? " rank" : " ranks") + " here\n rank      pid  transport  exchanges       arena     at most        held\n";
+  std::string text = "job " + first.job + ", " + std::to_string(ranks.size()) + " of its " +
+                     std::to_string(first.world_size) + (first.world_size == 1 ? " rank" : " ranks") +
+                     " here\n rank      pid  transport  exchanges       arena     at most        held\n";
   for (const base::RankSeen& rank : ranks) text += table_line(rank);
   return text + job::wavefront(ranks);
 }
@@ -67,7 +69,9 @@ std::vector<base::RankSeen> find_ranks() {
     if (!pid) continue;
     if (auto seen = base::look_at_rank(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*seen));
   }
-  std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid); });
+  std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
+  });
   return ranks;
 }
 

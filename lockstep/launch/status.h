@@ -8,7 +8,8 @@
 
 namespace lockstep::launcher {
 
-/// The ranks of this user on this host, whoever started them, by job and rank. Asks nobody: it reads the pages that they show.
+/// The ranks of this user on this host, whoever started them, by job and rank. Asks nobody: it reads the pages that
+/// they show.
 std::vector<base::RankSeen> find_ranks();
 
 /// A table for people; `json`: one object a line, with bytes.

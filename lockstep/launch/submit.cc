@@ -32,7 +32,9 @@ std::string find_sbatch() {
   try {
     return find_program("sbatch", base::Env::process().path.value_or(""));
   } catch (const base::UsageError&) {
-    throw base::UsageError("lockstep submit: sbatch was not found in PATH, so SLURM is not installed here; allowed is --dry-run, which only shows the script");
+    throw base::UsageError(
+        "lockstep submit: sbatch was not found in PATH, so SLURM is not installed here; allowed is --dry-run, which "
+        "only shows the script");
   }
 }
 
@@ -63,21 +65,31 @@ std::string joined(std::string text) {
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
   std::vector<std::string> words = {"sbatch", "--parsable"};
   words.insert(words.end(), options.begin(), options.end());
-  const ToolSaid answer = run_tool({.path = sbatch, .words = words, .environment = own_environment(), .directory = {}, .limit = kSbatchAnswers, .input = script});
+  const ToolSaid answer = run_tool({.path = sbatch,
+                                    .words = words,
+                                    .environment = own_environment(),
+                                    .directory = {},
+                                    .limit = kSbatchAnswers,
+                                    .input = script});
   if (answer.code == ToolSaid::kNoEnd)
-    throw base::Error(base::Cause::kCoordinatorLost, "lockstep submit: sbatch has not ended within 60 s; the job may be in the queue nevertheless", "squeue --me");
+    throw base::Error(base::Cause::kCoordinatorLost,
+                      "lockstep submit: sbatch has not ended within 60 s; the job may be in the queue nevertheless",
+                      "squeue --me");
   if (answer.code != 0)
-    throw base::UsageError("lockstep submit: sbatch ended with code " + std::to_string(answer.code) + ": " + (answer.err.empty() ? "it gave no reason" : joined(answer.err)));
+    throw base::UsageError("lockstep submit: sbatch ended with code " + std::to_string(answer.code) + ": " +
+                           (answer.err.empty() ? "it gave no reason" : joined(answer.err)));
   std::fputs(answer.err.c_str(), stderr);
   const auto parts = base::split(joined(answer.out), ';');
   if (!base::parse_int(parts[0]))
-    throw base::UsageError("lockstep submit: sbatch printed " + base::quoted(answer.out, 160) + "; allowed is the number of a job");
+    throw base::UsageError("lockstep submit: sbatch printed " + base::quoted(answer.out, 160) +
+                           "; allowed is the number of a job");
   return {parts[0], parts.size() > 1 ? parts[1] : ""};
 }
 
 void keep(const std::string& path, const std::string& script) {
   std::ofstream file(path, std::ios::binary);
-  if (!file.write(script.data(), static_cast<std::streamsize>(script.size())).flush()) std::fprintf(stderr, "lockstep: cannot write %s\n", path.c_str());
+  if (!file.write(script.data(), static_cast<std::streamsize>(script.size())).flush())
+    std::fprintf(stderr, "lockstep: cannot write %s\n", path.c_str());
 }
 
 }  // namespace
@@ -89,7 +101,8 @@ int submit(std::vector<std::string> words) {
     show(submission.help);
     return 0;
   }
-  const BatchPlace around{std::filesystem::current_path().string(), options.remote_path.empty() ? own_path() : options.remote_path};
+  const BatchPlace around{std::filesystem::current_path().string(),
+                          options.remote_path.empty() ? own_path() : options.remote_path};
   const std::string script = batch_script(options, around);
   if (options.dry_run) {
     show(script);

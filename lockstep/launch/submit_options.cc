@@ -13,16 +13,36 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kMaxRanks = 4096;        // as lockstep run
+constexpr int kMaxRanks = 4096;  // as lockstep run
 constexpr int kMaxNodes = 4096;
 constexpr int kMaxOnANode = 1024;
 constexpr int kMaxSignalBefore = 65535;  // SLURM's
 constexpr std::string_view kUsage = "lockstep submit [options] [--] program [arguments...]";
 
 // Options of sbatch 22.05 that never take the next word as a value.
-constexpr std::array<std::string_view, 23> kStandAlone = {
-    "--contiguous", "--exclusive", "--get-user-env", "--hold", "--ignore-pbs", "--nice", "--no-kill", "--overcommit", "--oversubscribe", "--propagate", "--quiet", "--reboot",
-    "--spread-job", "--use-min-nodes", "--verbose", "--no-bell", "--share", "-H", "-k", "-O", "-Q", "-s", "-v"};
+constexpr std::array<std::string_view, 23> kStandAlone = {"--contiguous",
+                                                          "--exclusive",
+                                                          "--get-user-env",
+                                                          "--hold",
+                                                          "--ignore-pbs",
+                                                          "--nice",
+                                                          "--no-kill",
+                                                          "--overcommit",
+                                                          "--oversubscribe",
+                                                          "--propagate",
+                                                          "--quiet",
+                                                          "--reboot",
+                                                          "--spread-job",
+                                                          "--use-min-nodes",
+                                                          "--verbose",
+                                                          "--no-bell",
+                                                          "--share",
+                                                          "-H",
+                                                          "-k",
+                                                          "-O",
+                                                          "-Q",
+                                                          "-s",
+                                                          "-v"};
 
 struct Refused {
   std::string_view option;
@@ -57,7 +77,8 @@ void declare(CLI::App& app, RawSubmit& raw, SubmitOptions& submit) {
     app.add_option(name, value, text)->type_name(type);
   };
   option("-N,--nodes", submit.nodes, "N", "number of nodes, or MIN-MAX");
-  option("--ranks-per-node,--ntasks-per-node", raw.ranks_per_node, "N", "ranks on each node; default: one for each GPU asked for, else as lockstep run chooses");
+  option("--ranks-per-node,--ntasks-per-node", raw.ranks_per_node, "N",
+         "ranks on each node; default: one for each GPU asked for, else as lockstep run chooses");
   option("-n,--ranks,--ntasks", raw.ranks, "N", "ranks in all, instead");
   option("--gpus-per-node", submit.gpus_per_node, "[TYPE:]N", "GPUs on each node");
   option("-c,--cpus-per-rank,--cpus-per-task", raw.cpus_per_rank, "N", "cores for each rank");
@@ -65,19 +86,28 @@ void declare(CLI::App& app, RawSubmit& raw, SubmitOptions& submit) {
   option("-t,--time", submit.time, "LIMIT", "minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s; then SLURM ends the job");
   option("-p,--partition", submit.partition, "NAME", "where it is queued");
   option("-A,--account", submit.account, "NAME", "who pays");
-  option("-a,--array", submit.array, "INDICES", "a job for each of 0-15, 1,3,7 or 0-15:4; with %4 at most four at once");
+  option("-a,--array", submit.array, "INDICES",
+         "a job for each of 0-15, 1,3,7 or 0-15:4; with %4 at most four at once");
   option("-J,--name,--job-name", submit.name, "NAME", "of the job (default: the program's)");
-  option("--output", submit.output, "DIR", "folder of logs (default: logs): DIR/JOB.out, DIR/JOB.sh, the script, and DIR/JOB/rank.N.out and .err");
+  option("--output", submit.output, "DIR",
+         "folder of logs (default: logs): DIR/JOB.out, DIR/JOB.sh, the script, and DIR/JOB/rank.N.out and .err");
   app.add_flag("--requeue", raw.requeue, "put the job in the queue again when it ends with code 75 (default)");
   app.add_flag("--no-requeue", raw.no_requeue, "never do");
-  option("--signal-before", raw.signal_before, "SECONDS", "before the time limit the ranks get SIGUSR1, to save and leave (default 120, at most a quarter of --time; 0: they do not)");
+  option("--signal-before", raw.signal_before, "SECONDS",
+         "before the time limit the ranks get SIGUSR1, to save and leave (default 120, at most a quarter of --time; 0: "
+         "they do not)");
   option("--remote-path", submit.remote_path, "PATH", "of lockstep on the nodes; default: as here");
-  option("--run", submit.run_words, "WORD", "an option for lockstep run, as --run=--hang-timeout=600; as often as needed");
+  option("--run", submit.run_words, "WORD",
+         "an option for lockstep run, as --run=--hang-timeout=600; as often as needed");
   app.get_option("--run")->allow_extra_args(false);
   app.add_flag("--dry-run", submit.dry_run, "show the script, and do nothing");
-  app.add_flag("--follow", submit.follow, "show the job's output until it has ended, and end with its exit code; Ctrl-C leaves the job alone");
-  app.footer("Other options are passed on to sbatch, in the script. Write their values as --qos=high; when they stand apart, as in\n"
-             "--constraint gpu, the program must follow `--`. What the script says counts, whatever SBATCH_* variables are set.");
+  app.add_flag("--follow", submit.follow,
+               "show the job's output until it has ended, and end with its exit code; Ctrl-C leaves the job alone");
+  app.footer(
+      "Other options are passed on to sbatch, in the script. Write their values as --qos=high; when they stand apart, "
+      "as in\n"
+      "--constraint gpu, the program must follow `--`. What the script says counts, whatever SBATCH_* variables are "
+      "set.");
 }
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-' && word != "--"; }
@@ -99,13 +129,18 @@ std::vector<std::string> of_sbatch(const std::vector<std::string>& words, std::s
   const std::string name = name_in(word);
   for (const Refused& refused : kRefused)
     if (name == refused.option)
-      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; allowed is " + std::string(refused.instead));
+      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; allowed is " +
+                             std::string(refused.instead));
   const bool alone = name != word || std::find(kStandAlone.begin(), kStandAlone.end(), name) != kStandAlone.end();
   if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
   const std::string& next = words[at + 1];
-  if (next.empty()) throw base::UsageError("lockstep submit: " + base::quoted(word, 80) + " is \"\"; allowed is a value that is not empty");
-  if (std::find(words.begin() + static_cast<std::ptrdiff_t>(at) + 2, words.end(), "--") != words.end()) return {word, next};
-  throw base::UsageError("lockstep submit: " + base::quoted(next, 80) + " may be the value of " + base::quoted(word, 80) + ", an option of sbatch, or the program; allowed are " +
+  if (next.empty())
+    throw base::UsageError("lockstep submit: " + base::quoted(word, 80) +
+                           " is \"\"; allowed is a value that is not empty");
+  if (std::find(words.begin() + static_cast<std::ptrdiff_t>(at) + 2, words.end(), "--") != words.end())
+    return {word, next};
+  throw base::UsageError("lockstep submit: " + base::quoted(next, 80) + " may be the value of " +
+                         base::quoted(word, 80) + ", an option of sbatch, or the program; allowed are " +
                          base::quoted(word + (word[1] == '-' ? "=" : "") + next, 160) + ", or -- before the program");
 }
 
@@ -117,7 +152,8 @@ std::string of_ours(const CLI::Option& option, const std::vector<std::string>& w
   if (word[1] == '-' && !value.empty()) value.erase(0, 1);
   if (option.get_items_expected_max() == 0) return name_in(word) == word ? name : word;
   if (word == name_in(word)) {
-    if (++at == words.size()) throw base::UsageError("lockstep submit: " + word + " is the last word; it takes a value");
+    if (++at == words.size())
+      throw base::UsageError("lockstep submit: " + word + " is the last word; it takes a value");
     value = words[at];
   }
   if (value.empty()) throw base::UsageError(name + " is \"\"; allowed is a value that is not empty");
@@ -141,7 +177,8 @@ Parts take_apart(const CLI::App& app, const std::vector<std::string>& words) {
 }
 
 bool is_number(std::string_view text, std::size_t max_digits = 9) {
-  return !text.empty() && text.size() <= max_digits && std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+  return !text.empty() && text.size() <= max_digits &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
 }
 
 bool is_array(std::string_view text) {
@@ -150,7 +187,9 @@ bool is_array(std::string_view text) {
   for (const std::string& piece : base::split(pieces[0], ',')) {
     const auto ends_and_step = base::split(piece, ':');
     const auto ends = base::split(ends_and_step[0], '-');
-    if (ends_and_step.size() > 2 || ends.size() > 2 || (ends_and_step.size() == 2 && (ends.size() == 1 || !is_number(ends_and_step[1])))) return false;
+    if (ends_and_step.size() > 2 || ends.size() > 2 ||
+        (ends_and_step.size() == 2 && (ends.size() == 1 || !is_number(ends_and_step[1]))))
+      return false;
     if (!std::all_of(ends.begin(), ends.end(), [](const std::string& end) { return is_number(end); })) return false;
   }
   return true;
@@ -168,7 +207,8 @@ bool is_word(std::string_view text) {
 
 bool is_plain(std::string_view text) {
   const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
-  return !text.empty() && text.size() <= 128 && text[0] != '.' && text[0] != '-' && std::all_of(text.begin(), text.end(), allowed);
+  return !text.empty() && text.size() <= 128 && text[0] != '.' && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(), allowed);
 }
 
 void check(bool good, const char* what, const std::string& got, const std::string& allowed) {
@@ -177,16 +217,20 @@ void check(bool good, const char* what, const std::string& got, const std::strin
 
 void check_nodes(const std::string& nodes) {
   const auto ends = base::split(nodes, '-');
-  const auto good = [](const std::string& end) { return is_number(end) && std::stoi(end) >= 1 && std::stoi(end) <= kMaxNodes; };
-  check(ends.size() <= 2 && std::all_of(ends.begin(), ends.end(), good) && std::stoi(ends.front()) <= std::stoi(ends.back()), "--nodes", nodes,
-        "is an integer from 1 to " + std::to_string(kMaxNodes) + ", or MIN-MAX");
+  const auto good = [](const std::string& end) {
+    return is_number(end) && std::stoi(end) >= 1 && std::stoi(end) <= kMaxNodes;
+  };
+  check(ends.size() <= 2 && std::all_of(ends.begin(), ends.end(), good) &&
+            std::stoi(ends.front()) <= std::stoi(ends.back()),
+        "--nodes", nodes, "is an integer from 1 to " + std::to_string(kMaxNodes) + ", or MIN-MAX");
 }
 
 /// How many of them: of "a100:8" eight.
 int num_gpus(const std::string& text) {
   const std::size_t colon = text.find(':');
   const std::string number = colon == std::string::npos ? text : text.substr(colon + 1);
-  check(is_number(number) && std::stoi(number) >= 1 && std::stoi(number) <= kMaxOnANode && (colon == std::string::npos || is_plain(text.substr(0, colon))),
+  check(is_number(number) && std::stoi(number) >= 1 && std::stoi(number) <= kMaxOnANode &&
+            (colon == std::string::npos || is_plain(text.substr(0, colon))),
         "--gpus-per-node", text, "is an integer from 1 to " + std::to_string(kMaxOnANode) + ", or TYPE:N");
   return std::stoi(number);
 }
@@ -195,18 +239,25 @@ void check_texts(const SubmitOptions& submit, const std::function<bool(const cha
   if (given("--nodes")) check_nodes(submit.nodes);
   if (given("--mem")) check(is_memory(submit.mem), "--mem", submit.mem, "is a number, with K, M, G or T behind it");
   if (given("--time"))
-    check(seconds_of_limit(submit.time).has_value(), "--time", submit.time, "are minutes, m:s, h:m:s, d-h, d-h:m and d-h:m:s, as in 90, 4:00:00 or 1-12");
-  if (given("--partition")) check(is_word(submit.partition), "--partition", submit.partition, "is a name without spaces");
+    check(seconds_of_limit(submit.time).has_value(), "--time", submit.time,
+          "are minutes, m:s, h:m:s, d-h, d-h:m and d-h:m:s, as in 90, 4:00:00 or 1-12");
+  if (given("--partition"))
+    check(is_word(submit.partition), "--partition", submit.partition, "is a name without spaces");
   if (given("--account")) check(is_word(submit.account), "--account", submit.account, "is a name without spaces");
-  if (given("--array")) check(is_array(submit.array), "--array", submit.array, "are indices, as in 0-15, 1,3,7, 0-15:4 or 0-15%4");
-  if (given("--name")) check(is_plain(submit.name), "--name", submit.name, "are 1 to 128 letters, digits, '_', '-' and '.', the first a letter, a digit or '_'");
+  if (given("--array"))
+    check(is_array(submit.array), "--array", submit.array, "are indices, as in 0-15, 1,3,7, 0-15:4 or 0-15%4");
+  if (given("--name"))
+    check(is_plain(submit.name), "--name", submit.name,
+          "are 1 to 128 letters, digits, '_', '-' and '.', the first a letter, a digit or '_'");
   const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
   // A backslash switches SLURM's patterns off.
-  check(std::none_of(submit.output.begin(), submit.output.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }), "--output", submit.output,
-        "is a folder's name without line breaks and backslashes");
+  check(std::none_of(submit.output.begin(), submit.output.end(),
+                     [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
+        "--output", submit.output, "is a folder's name without line breaks and backslashes");
   for (const auto& words : submit.passed_on)
     for (const std::string& word : words)
-      check(std::none_of(word.begin(), word.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }), "an option of sbatch", word, "is one line");
+      check(std::none_of(word.begin(), word.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
+            "an option of sbatch", word, "is one line");
 }
 
 void check_numbers(const RawSubmit& raw, SubmitOptions& submit, const std::function<bool(const char*)>& given) {
@@ -225,7 +276,8 @@ void check_numbers(const RawSubmit& raw, SubmitOptions& submit, const std::funct
   if (limit > 0) submit.signal_before = static_cast<int>(std::min<std::int64_t>(submit.signal_before, limit / 4));
   number("--signal-before", raw.signal_before, submit.signal_before, 0, kMaxSignalBefore);
   if (limit > 0 && submit.signal_before >= limit)
-    throw base::UsageError("--signal-before is " + std::to_string(submit.signal_before) + ", and --time " + base::quoted(submit.time, 80) + " is " + std::to_string(limit) +
+    throw base::UsageError("--signal-before is " + std::to_string(submit.signal_before) + ", and --time " +
+                           base::quoted(submit.time, 80) + " is " + std::to_string(limit) +
                            " s; allowed are fewer seconds than that");
 }
 
@@ -236,8 +288,10 @@ void check_run_words(const SubmitOptions& submit) {
   words.insert(words.end(), {"--", "program"});
   const Command command = parse_command_line(words);
   if (command.verb != Verb::kRun || command.run.command != std::vector<std::string>{"program"})
-    throw base::UsageError("--run is " + base::quoted(submit.run_words.back(), 80) + "; allowed are options of lockstep run and their values");
-  if (!command.run.output_dir.empty()) throw base::UsageError("--run is \"--output\"; allowed is --output of lockstep submit, which it is given");
+    throw base::UsageError("--run is " + base::quoted(submit.run_words.back(), 80) +
+                           "; allowed are options of lockstep run and their values");
+  if (!command.run.output_dir.empty())
+    throw base::UsageError("--run is \"--output\"; allowed is --output of lockstep submit, which it is given");
 }
 
 /// "bin/my train.py" -> "my_train.py".
@@ -251,11 +305,14 @@ std::string name_of(const std::string& program) {
 void check_all(const CLI::App& app, const RawSubmit& raw, SubmitOptions& submit) {
   const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
   check_texts(submit, given);
-  if (given("--ranks") && given("--ranks-per-node")) throw base::UsageError("lockstep submit: both --ranks and --ranks-per-node are given; allowed is one of them");
+  if (given("--ranks") && given("--ranks-per-node"))
+    throw base::UsageError("lockstep submit: both --ranks and --ranks-per-node are given; allowed is one of them");
   check_numbers(raw, submit, given);
-  if (raw.requeue && raw.no_requeue) throw base::UsageError("lockstep submit: both --requeue and --no-requeue are given; allowed is one of them");
+  if (raw.requeue && raw.no_requeue)
+    throw base::UsageError("lockstep submit: both --requeue and --no-requeue are given; allowed is one of them");
   submit.requeue = !raw.no_requeue;
-  if (submit.follow && !submit.array.empty()) throw base::UsageError("--follow is given with --array, which makes several jobs; allowed is one of them");
+  if (submit.follow && !submit.array.empty())
+    throw base::UsageError("--follow is given with --array, which makes several jobs; allowed is one of them");
   if (!submit.run_words.empty()) check_run_words(submit);
   if (submit.command.empty() || submit.command.front().empty())
     throw base::UsageError("lockstep submit: no program is named; allowed is: " + std::string(kUsage));
@@ -268,7 +325,9 @@ std::optional<std::int64_t> seconds_of_limit(std::string_view text) {
   const std::size_t dash = text.find('-');
   const bool has_days = dash != std::string_view::npos;
   const auto fields = base::split(has_days ? text.substr(dash + 1) : text, ':');
-  if (fields.size() > 3 || !std::all_of(fields.begin(), fields.end(), [](const std::string& field) { return is_number(field); })) return std::nullopt;
+  if (fields.size() > 3 ||
+      !std::all_of(fields.begin(), fields.end(), [](const std::string& field) { return is_number(field); }))
+    return std::nullopt;
   if (has_days && !is_number(text.substr(0, dash))) return std::nullopt;
   // Of what the first field is a number: with days always hours.
   std::int64_t unit = has_days || fields.size() == 3 ? 3600 : 60;
@@ -283,7 +342,8 @@ std::optional<std::int64_t> seconds_of_limit(std::string_view text) {
 Submission parse_submit(std::vector<std::string> words) {
   Submission submission;
   RawSubmit raw;
-  CLI::App app("Writes a batch script for SLURM that starts N ranks of a program with lockstep run, shows it and submits it.");
+  CLI::App app(
+      "Writes a batch script for SLURM that starts N ranks of a program with lockstep run, shows it and submits it.");
   declare(app, raw, submission.options);
   Parts parts = take_apart(app, words);
   std::reverse(parts.ours.begin(), parts.ours.end());  // as CLI11 takes them
@@ -294,7 +354,8 @@ Submission parse_submit(std::vector<std::string> words) {
     return submission;
   } catch (const CLI::ParseError& error) {
     const std::string text = error.what();
-    throw base::UsageError("lockstep submit: " + text.substr(0, text.find('\n')) + "; lockstep submit --help shows what is allowed");
+    throw base::UsageError("lockstep submit: " + text.substr(0, text.find('\n')) +
+                           "; lockstep submit --help shows what is allowed");
   }
   submission.options.passed_on = std::move(parts.passed_on);
   submission.options.command = std::move(parts.command);

@@ -35,7 +35,7 @@ constexpr auto kStacksTake = 5s;           // the agent gives them 4
 constexpr auto kAgentIsSilent = 5s;        // at least; it tells of its ranks every second
 constexpr int kSshFailed = 255;
 constexpr auto kLeftBehindEnds = 5s;
-constexpr auto kAgentAnswers = 8s;         // after the SIGKILL that it was to send; it gives up itself after 5
+constexpr auto kAgentAnswers = 8s;  // after the SIGKILL that it was to send; it gives up itself after 5
 
 job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
   job::Fatal fatal;
@@ -86,7 +86,7 @@ class Supervisor {
   const int signals_;
   const int generation_;
   std::vector<AgentLink> agents_;
-  const std::vector<Node> nodes_;      // one for each agent
+  const std::vector<Node> nodes_;  // one for each agent
   std::vector<RankPlace> places_;
   std::unique_ptr<Output> output_;
   const std::string run_dir_;
@@ -95,14 +95,14 @@ class Supervisor {
   std::vector<RankEnd> ends_;
   std::size_t num_ended_ = 0;
   Observed observed_;
-  std::optional<job::Finding> finding_;         // what made us look, if no rank had ended
-  bool looking_ = false;                        // the first failure has been seen, and what the ranks do is being asked
+  std::optional<job::Finding> finding_;  // what made us look, if no rank had ended
+  bool looking_ = false;                 // the first failure has been seen, and what the ranks do is being asked
   Deadline looked_by_ = Deadline::never();
-  std::set<std::size_t> looking_for_;           // agents that have not answered
-  int stop_signal_ = 0;                         // a person's
-  Deadline decide_at_ = Deadline::never();      // when the first failure is looked at
-  std::optional<Verdict> verdict_;              // the first one stays
-  std::set<std::size_t> done_;                  // agents that said that no process is left
+  std::set<std::size_t> looking_for_;       // agents that have not answered
+  int stop_signal_ = 0;                     // a person's
+  Deadline decide_at_ = Deadline::never();  // when the first failure is looked at
+  std::optional<Verdict> verdict_;          // the first one stays
+  std::set<std::size_t> done_;              // agents that said that no process is left
   Ended ended_;
 };
 
@@ -115,13 +115,22 @@ std::vector<RankPlace> places_of(const std::vector<Node>& nodes) {
 /// In front of each rank's lines.
 std::vector<std::string> prefixes_of(const std::vector<RankPlace>& places, bool with_hosts) {
   std::vector<std::string> prefixes;
-  for (const RankPlace& place : places) prefixes.push_back(prefix_of(static_cast<int>(prefixes.size()), with_hosts ? place.host : ""));
+  for (const RankPlace& place : places)
+    prefixes.push_back(prefix_of(static_cast<int>(prefixes.size()), with_hosts ? place.host : ""));
   return prefixes;
 }
 
 Supervisor::Supervisor(const RunOptions& options, Start plan, int signals, const std::vector<pid_t>& not_ours)
-    : options_(options), not_ours_(not_ours), signals_(signals), generation_(plan.surroundings.generation), agents_(std::move(plan.agents)), nodes_(std::move(plan.nodes)), places_(places_of(nodes_)),
-      output_(std::make_unique<Output>(options, prefixes_of(places_, nodes_.size() > 1))), run_dir_(plan.surroundings.run_dir), limits_(pulse_limits(options, plan.surroundings.environment)),
+    : options_(options),
+      not_ours_(not_ours),
+      signals_(signals),
+      generation_(plan.surroundings.generation),
+      agents_(std::move(plan.agents)),
+      nodes_(std::move(plan.nodes)),
+      places_(places_of(nodes_)),
+      output_(std::make_unique<Output>(options, prefixes_of(places_, nodes_.size() > 1))),
+      run_dir_(plan.surroundings.run_dir),
+      limits_(pulse_limits(options, plan.surroundings.environment)),
       observed_(static_cast<int>(places_.size()), limits_) {
   if (!plan.opening.empty()) output_->note(plan.opening);
   start(std::move(plan.surroundings));
@@ -129,7 +138,8 @@ Supervisor::Supervisor(const RunOptions& options, Start plan, int signals, const
 
 void Supervisor::start(Surroundings surroundings) {
   surroundings.key = job::JobKey::random();
-  store_.emplace(base::Address{surroundings.store.host, 0}, job::Credentials{surroundings.job, generation_, surroundings.key});
+  store_.emplace(base::Address{surroundings.store.host, 0},
+                 job::Credentials{surroundings.job, generation_, surroundings.key});
   surroundings.store = store_->address();
   const std::vector<JobPlan> jobs = plan_jobs(options_, surroundings, nodes_);
   for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kJob, -1, encode_job(jobs[i])});
@@ -191,9 +201,12 @@ void Supervisor::looked() {
   if (verdict_ || stop_signal_ != 0) return;
   const RankEnd* end = first_failure(ends_);
   const std::vector<base::RankSeen> ranks = observed_.ranks();
-  if (end) verdict_ = verdict_on(*end);
-  else if (finding_) verdict_ = verdict_on_hang(ranks);
-  else return;
+  if (end)
+    verdict_ = verdict_on(*end);
+  else if (finding_)
+    verdict_ = verdict_on_hang(ranks);
+  else
+    return;
   add_place(verdict_->fatal, ranks);
   add_stack(*verdict_, ends_, run_dir_, places_);
   job::publish_cause(store_->store(), verdict_->fatal);
@@ -213,7 +226,8 @@ void Supervisor::take_pulse(const job::Pulse& pulse) {
 }
 
 void Supervisor::rank_ended(RankEnd end) {
-  end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) && store_->store().find(job::key::left(end.rank), Deadline::in(1s));
+  end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
+                  store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->end(end.rank);
   ends_.push_back(end);
   ++num_ended_;
@@ -234,7 +248,8 @@ void Supervisor::start_failed(std::size_t agent, int rank, StartStep step, int e
     fatal.detail = "program " + base::quoted(options_.command.front(), 256) + ": cannot be executed" + why;
     if (error == ENOEXEC) fatal.hint = "a script needs a first line such as #!/bin/sh";
   } else {
-    fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind to its cores rank ") + std::to_string(rank) + why;
+    fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind to its cores rank ") +
+                   std::to_string(rank) + why;
     fatal.hint = step == StartStep::kFork ? "fewer ranks, or raise ulimit -u" : "--bind none";
     lose(agent);
   }
@@ -254,7 +269,8 @@ void Supervisor::refused(const AgentLink& agent, const std::vector<std::string>&
 void Supervisor::unkillable(std::size_t agent, int rank, std::int64_t pid) {
   lose(agent);
   const std::string& host = agents_[agent].host();
-  const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") + " on host " + host + " did not end within 5 s after SIGKILL";
+  const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") +
+                           " on host " + host + " did not end within 5 s after SIGKILL";
   const std::string hint = "it hangs in the kernel: look there at /proc/" + std::to_string(pid) + "/stack";
   if (verdict_ && verdict_->fatal.cause != base::Cause::kInterrupted) {  // a failure, which came first
     verdict_->fatal.detail += "; " + what + ": " + hint;
@@ -268,32 +284,53 @@ void Supervisor::unkillable(std::size_t agent, int rank, std::int64_t pid) {
 
 void Supervisor::handle(std::size_t agent, const Frame& frame) {
   switch (frame.kind) {
-    case FrameKind::kStarted: places_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0]; break;
-    case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
-    case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
-    case FrameKind::kEnded: rank_ended(decode_end(frame.payload)); break;
+    case FrameKind::kStarted:
+      places_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0];
+      break;
+    case FrameKind::kStdout:
+      output_->add(frame.rank, Stream::kOut, frame.payload);
+      break;
+    case FrameKind::kStderr:
+      output_->add(frame.rank, Stream::kErr, frame.payload);
+      break;
+    case FrameKind::kEnded:
+      rank_ended(decode_end(frame.payload));
+      break;
     case FrameKind::kStartFailed: {
       const auto numbers = decode_numbers(frame.payload, 2);
       start_failed(agent, frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
       break;
     }
     case FrameKind::kDropped:
-      output_->note(std::to_string(decode_numbers(frame.payload, 1)[0]) + " bytes of output dropped: the launcher stood still");
+      output_->note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
+                    " bytes of output dropped: the launcher stood still");
       break;
-    case FrameKind::kPulse: take_pulse(decode_pulse(frame.payload)); break;
-    case FrameKind::kSaved: ended_.attempt.saved = std::max(ended_.attempt.saved, decode_numbers(frame.payload, 1)[0]); break;
+    case FrameKind::kPulse:
+      take_pulse(decode_pulse(frame.payload));
+      break;
+    case FrameKind::kSaved:
+      ended_.attempt.saved = std::max(ended_.attempt.saved, decode_numbers(frame.payload, 1)[0]);
+      break;
     case FrameKind::kFlight:
       if (!verdict_) observed_.add(decode_seen(frame.payload));  // what ranks do that are to end is of no interest
       break;
-    case FrameKind::kAlive: break;
+    case FrameKind::kAlive:
+      break;
     case FrameKind::kLooked:
       looking_for_.erase(agent);
       if (looking_for_.empty()) looked();
       break;
-    case FrameKind::kRefused: refused(agents_[agent], decode_texts(frame.payload, 2)); break;
-    case FrameKind::kUnkillable: unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
-    case FrameKind::kDone: done_.insert(agent); break;
-    default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
+    case FrameKind::kRefused:
+      refused(agents_[agent], decode_texts(frame.payload, 2));
+      break;
+    case FrameKind::kUnkillable:
+      unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]);
+      break;
+    case FrameKind::kDone:
+      done_.insert(agent);
+      break;
+    default:
+      throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
   }
 }
 
@@ -315,7 +352,7 @@ void Supervisor::take_signal(int signal) {
     return order_stop({.signal = SIGKILL});
   }
   output_->note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) + " s" +
-               (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
+                (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
   job::Fatal fatal = new_fatal(base::Cause::kInterrupted, -1, ::getpid());
   fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
   conclude(std::move(fatal), 128 + signal);
@@ -327,7 +364,8 @@ void Supervisor::agent_is_silent(std::size_t index) {
   const AgentLink& agent = agents_[index];
   lose(index);
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent.pid(), agent.host());
-  fatal.detail = "the agent, which watches the ranks, has told nothing for " + std::to_string(silence_of_agents(limits_) / 1s) + " s";
+  fatal.detail = "the agent, which watches the ranks, has told nothing for " +
+                 std::to_string(silence_of_agents(limits_) / 1s) + " s";
   fatal.hint = "was it stopped by a signal?";
   conclude(std::move(fatal), base::exit_code(base::Cause::kInternal));
   order_stop({.signal = SIGKILL});
@@ -339,15 +377,16 @@ std::string text_of(const std::string& words) { return words.empty() ? "" : ": "
 void Supervisor::out_of_reach(std::size_t index) {
   lose(index);
   job::Fatal fatal = new_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
-  fatal.detail = "host " + agents_[index].host() + " cannot be reached any more: nothing was heard of it for " + std::to_string(base::kHostIsSilent / 1s) + " s";
+  fatal.detail = "host " + agents_[index].host() + " cannot be reached any more: nothing was heard of it for " +
+                 std::to_string(base::kHostIsSilent / 1s) + " s";
   fatal.hint = "its ranks end by themselves within 10 s";
   conclude(std::move(fatal), base::exit_code(base::Cause::kPeerUnreachable));
   agents_[index].must_end(Deadline::in(0s));
   order_stop({.signal = SIGKILL});
 }
 
-/// Its pipe has ended. Without the last frame it was killed, or its host is out of reach; on this host the kernel has ended its ranks, and what they had started
-/// has become ours; elsewhere they end when the agent's connection does.
+/// Its pipe has ended. Without the last frame it was killed, or its host is out of reach; on this host the kernel has
+/// ended its ranks, and what they had started has become ours; elsewhere they end when the agent's connection does.
 void Supervisor::agent_is_gone(std::size_t index) {
   const RankEnd end = agents_[index].reap();
   looking_for_.erase(index);
@@ -358,17 +397,20 @@ void Supervisor::agent_is_gone(std::size_t index) {
   job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
   if (nodes_[index].here || (end.signal == 0 && end.code != kSshFailed)) {
     const RankEnd agent = end.code > 128 ? RankEnd{.signal = end.code - 128} : end;  // as its guard has told it
-    fatal.detail = "the agent, which watches the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) + text_of(agents_[index].words());
+    fatal.detail = "the agent, which watches the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) +
+                   text_of(agents_[index].words());
     fatal.hint = "all ranks of this host ended with it";
   } else {
     fatal.cause = base::Cause::kPeerUnreachable;
-    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: " + agents_[index].way() + " " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].words());
+    fatal.detail = "the connection to the agent on host " + agents_[index].host() + " ended: " + agents_[index].way() +
+                   " " + std::string(end.signal ? "was " : "") + to_text(end) + text_of(agents_[index].words());
     fatal.hint = "its ranks end with it, within 10 s";
   }
   const int code = base::exit_code(fatal.cause);
   conclude(std::move(fatal), code);
   order_stop({.signal = SIGKILL});
-  if (nodes_[index].here && std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.here; }) == 1)
+  if (nodes_[index].here &&
+      std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.here; }) == 1)
     for (const pid_t pid : kill_descendants(not_ours_, Deadline::in(kLeftBehindEnds))) unkillable(index, -1, pid);
 }
 
@@ -414,11 +456,13 @@ Ended Supervisor::run() {
   return std::move(ended_);
 }
 
-/// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is a person who waits.
+/// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is
+/// a person who waits.
 void Supervisor::note_preemption() {
   const bool all = std::all_of(ends_.begin(), ends_.end(), [](const RankEnd& end) { return end.preempted; });
   if (!all || ends_.size() < places_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
-  job::Fatal fatal = new_fatal(base::Cause::kPreempted, ends_.front().rank, ends_.front().pid, places_.at(static_cast<std::size_t>(ends_.front().rank)).host);
+  job::Fatal fatal = new_fatal(base::Cause::kPreempted, ends_.front().rank, ends_.front().pid,
+                               places_.at(static_cast<std::size_t>(ends_.front().rank)).host);
   add_place(fatal, observed_.ranks());
   fatal.op.clear();
   fatal.detail = "all ranks left together because one of them was asked to stop (SIGTERM or SIGUSR1)";
@@ -428,7 +472,9 @@ void Supervisor::note_preemption() {
 
 /// A rank that died or exited may have told why before its process had ended, and others may have ended before it.
 void Supervisor::take_own_code() {
-  if (!verdict_ || (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited)) return;
+  if (!verdict_ ||
+      (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited))
+    return;
   for (const RankEnd& end : ends_)
     if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
@@ -437,7 +483,9 @@ void Supervisor::take_own_code() {
 std::string Supervisor::last_words() {
   const std::string tail = output_->tail(verdict_->fatal.rank);
   return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : observed_.text()) +
-         (tail.empty() ? "" : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) + " wrote to stderr:\n" + tail);
+         (tail.empty() ? ""
+                       : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) +
+                             " wrote to stderr:\n" + tail);
 }
 
 }  // namespace
@@ -446,6 +494,8 @@ std::chrono::milliseconds silence_of_agents(const job::PulseLimits& limits) {
   return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, kAgentIsSilent) : 0ms;
 }
 
-Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours) { return Supervisor(options, std::move(start), signals, not_ours).run(); }
+Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours) {
+  return Supervisor(options, std::move(start), signals, not_ours).run();
+}
 
 }  // namespace lockstep::launcher

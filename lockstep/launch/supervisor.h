@@ -1,4 +1,5 @@
-// The launcher's part while ranks run: it passes on their output, finds out who failed first, and brings all down together.
+// The launcher's part while ranks run: it passes on their output, finds out who failed first, and brings all down
+// together.
 #pragma once
 
 #include <sys/types.h>
@@ -22,10 +23,10 @@ namespace lockstep::launcher {
 
 /// A job whose hosts are there, and have met.
 struct Start {
-  Surroundings surroundings;      ///< store.host is where the store is to listen; key and port are made by supervise()
+  Surroundings surroundings;  ///< store.host is where the store is to listen; key and port are made by supervise()
   std::vector<AgentLink> agents;
-  std::vector<Node> nodes;        ///< of each agent
-  std::string opening;            ///< a line about it; empty: none
+  std::vector<Node> nodes;  ///< of each agent
+  std::string opening;      ///< a line about it; empty: none
 };
 
 /// How it has ended: nothing of it is left, but on hosts out of sight.
@@ -40,8 +41,8 @@ struct Ended {
   std::unique_ptr<Output> output;  ///< to be finished; null: it never began
 };
 
-/// Gives each agent its job and stays until no process of it is left. `signals` of signal_descriptor(), those of a person, SIGCHLD, SIGUSR1 and SIGUSR2; `not_ours`: processes below this one that were there
-/// before it.
+/// Gives each agent its job and stays until no process of it is left. `signals` of signal_descriptor(), those of a
+/// person, SIGCHLD, SIGUSR1 and SIGUSR2; `not_ours`: processes below this one that were there before it.
 Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours);
 
 /// For how long an agent may tell nothing; 0: for ever.

@@ -70,7 +70,8 @@ class Ear {
 /// One that runs.
 class Tool {
  public:
-  Tool(const ToolCall& call, ToolSaid& said) : said_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
+  Tool(const ToolCall& call, ToolSaid& said)
+      : said_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
     said_.path = call.path;
     if (call.path.empty()) return;
     try {

@@ -10,12 +10,12 @@
 namespace lockstep::launcher {
 
 struct ToolCall {
-  std::string path;                 ///< of an executable file; empty: there is none, and nothing is done
-  std::vector<std::string> words;   ///< argv, from argv[0]
+  std::string path;                ///< of an executable file; empty: there is none, and nothing is done
+  std::vector<std::string> words;  ///< argv, from argv[0]
   Environment environment;
-  std::string directory;            ///< entered first; empty: this process's
+  std::string directory;  ///< entered first; empty: this process's
   std::chrono::milliseconds limit{10000};
-  std::string input = {};           ///< at its stdin
+  std::string input = {};  ///< at its stdin
 };
 
 /// What came of it.
@@ -23,8 +23,8 @@ struct ToolSaid {
   static constexpr int kNotRun = -1;
   static constexpr int kNoEnd = -2;  ///< it was killed at its limit
 
-  std::string path;  ///< as in the call
-  int code = kNotRun;  ///< its exit code, or 128 + the signal that ended it
+  std::string path;      ///< as in the call
+  int code = kNotRun;    ///< its exit code, or 128 + the signal that ended it
   std::string out, err;  ///< at most kMostText bytes of each; when it was not started, `err` says why
 
   bool good() const { return code == 0; }
@@ -33,8 +33,9 @@ struct ToolSaid {
 };
 inline constexpr std::size_t kMostText = std::size_t{32} << 10;
 
-/// Runs all of them at once, each in a session of its own, and returns when the last has ended; at its limit, or when the other end of `quit` (-1: none) is closed, a tool gets SIGKILL with all
-/// that it has started in its session. Call it from the main thread.
+/// Runs all of them at once, each in a session of its own, and returns when the last has ended; at its limit, or when
+/// the other end of `quit` (-1: none) is closed, a tool gets SIGKILL with all that it has started in its session. Call
+/// it from the main thread.
 std::vector<ToolSaid> run_tools(const std::vector<ToolCall>& calls, int quit);
 ToolSaid run_tool(const ToolCall& call, int quit = -1);
 

@@ -31,13 +31,15 @@ std::optional<Frame> FrameReader::next() {
     Parser header(rest);
     length = header.number<std::uint32_t>();
     const auto kind = header.number<std::uint32_t>();
-    if (length > limit_) refuse("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
+    if (length > limit_)
+      refuse("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
     if (kind < static_cast<std::uint32_t>(FrameKind::kJob) || kind > static_cast<std::uint32_t>(FrameKind::kDone))
       refuse("a frame of kind " + std::to_string(kind));
     if (rest.size() > kHeader + length) {
       if (rest[kHeader + length] != '\n') refuse("a frame without its last byte");
       begin_ += kHeader + length + 1;
-      return Frame{static_cast<FrameKind>(kind), header.number<std::int32_t>(), std::string(rest.substr(kHeader, length))};
+      return Frame{static_cast<FrameKind>(kind), header.number<std::int32_t>(),
+                   std::string(rest.substr(kHeader, length))};
     }
   }
   buffer_.erase(0, begin_);
@@ -66,7 +68,9 @@ std::vector<int> decode_ranks(std::string_view bytes) {
   return {numbers.begin(), numbers.end()};
 }
 
-std::string encode_stop(const Stop& stop) { return encode_numbers({stop.signal, stop.warning.count(), stop.grace.count()}); }
+std::string encode_stop(const Stop& stop) {
+  return encode_numbers({stop.signal, stop.warning.count(), stop.grace.count()});
+}
 
 Stop decode_stop(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 3);
@@ -93,14 +97,18 @@ constexpr std::size_t kOfEach = 32;  // operations that go on, and that have end
 void put_operation(std::string& out, const base::FlightSeen& operation) {
   for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) put(out, number);
   for (const std::int64_t number : {operation.step, operation.begun, operation.ended}) put(out, number);
-  for (const std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name}) put_text(out, *text);
+  for (const std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
+    put_text(out, *text);
 }
 
 base::FlightSeen take_operation(Parser& parser) {
   base::FlightSeen operation;
-  for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes}) *number = parser.number<std::uint64_t>();
-  for (std::int64_t* number : {&operation.step, &operation.begun, &operation.ended}) *number = parser.number<std::int64_t>();
-  for (std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name}) *text = base::printable(parser.text());
+  for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes})
+    *number = parser.number<std::uint64_t>();
+  for (std::int64_t* number : {&operation.step, &operation.begun, &operation.ended})
+    *number = parser.number<std::int64_t>();
+  for (std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
+    *text = base::printable(parser.text());
   return operation;
 }
 
@@ -118,8 +126,9 @@ std::vector<const base::FlightSeen*> worth_telling(const std::vector<base::Fligh
 
 std::string encode_seen(const base::RankSeen& seen) {
   std::string bytes;
-  for (const std::int64_t number : {std::int64_t{seen.rank}, std::int64_t{seen.pid}, std::int64_t{seen.world_size}, seen.steps, seen.batches,
-                                    std::int64_t{seen.waiting}, std::int64_t{seen.left}, seen.looked_ns})
+  for (const std::int64_t number :
+       {std::int64_t{seen.rank}, std::int64_t{seen.pid}, std::int64_t{seen.world_size}, seen.steps, seen.batches,
+        std::int64_t{seen.waiting}, std::int64_t{seen.left}, seen.looked_ns})
     put(bytes, number);
   for (const std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) put_text(bytes, *text);
   const auto operations = worth_telling(seen.operations);
@@ -146,16 +155,23 @@ base::RankSeen decode_seen(std::string_view bytes) {
   return seen;
 }
 
-std::string encode_end(const RankEnd& end) { return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills}); }
+std::string encode_end(const RankEnd& end) {
+  return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills});
+}
 
 RankEnd decode_end(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 5);
-  return {.rank = static_cast<int>(numbers[0]), .pid = numbers[1], .code = static_cast<int>(numbers[2]), .signal = static_cast<int>(numbers[3]), .oom_kills = numbers[4]};
+  return {.rank = static_cast<int>(numbers[0]),
+          .pid = numbers[1],
+          .code = static_cast<int>(numbers[2]),
+          .signal = static_cast<int>(numbers[3]),
+          .oom_kills = numbers[4]};
 }
 
 std::string encode_site(const Site& site) {
   std::string bytes;
-  for (const std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus}) put_text(bytes, *text);
+  for (const std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus})
+    put_text(bytes, *text);
   put(bytes, site.master_port);
   put(bytes, static_cast<std::int32_t>(site.gpus));
   put(bytes, static_cast<std::uint32_t>(site.cpus.size()));
@@ -167,8 +183,10 @@ std::string encode_site(const Site& site) {
 Site decode_site(std::string_view bytes) {
   Parser parser(bytes);
   Site site;
-  for (std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus}) *text = base::printable(parser.text());
-  if (site.version != LOCKSTEP_VERSION || site.build != job::build_id("")) return site;  // what follows may have another form
+  for (std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus})
+    *text = base::printable(parser.text());
+  if (site.version != LOCKSTEP_VERSION || site.build != job::build_id(""))
+    return site;  // what follows may have another form
   site.master_port = parser.number<std::uint16_t>();
   site.gpus = parser.number<std::int32_t>();
   site.cpus.resize(parser.count(12));
@@ -297,7 +315,8 @@ std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count)
   Parser parser(bytes);
   std::vector<std::string> texts = parser.texts();
   parser.end();
-  if (texts.size() != count) refuse(std::to_string(texts.size()) + " texts where " + std::to_string(count) + " are meant");
+  if (texts.size() != count)
+    refuse(std::to_string(texts.size()) + " texts where " + std::to_string(count) + " are meant");
   for (std::string& text : texts) text = base::printable(text);
   return texts;
 }

@@ -1,5 +1,5 @@
-// The bytes between launcher and agent: frames, and the values inside them. Both ends are the same program, but lengths are
-// checked as if they were strangers.
+// The bytes between launcher and agent: frames, and the values inside them. Both ends are the same program, but lengths
+// are checked as if they were strangers.
 #pragma once
 
 #include <cstdint>
@@ -44,10 +44,11 @@ enum class FrameKind : std::uint32_t {
   kStartFailed,  ///< two numbers: StartStep, errno
   kStdout,       ///< bytes that `rank` wrote
   kStderr,
-  kPulse,       ///< job::Pulse; about once a second
-  kAlive,       ///< nothing to tell of any rank; about once a second
-  kSaved,       ///< one number: the newest checkpoint that `rank` knows to be durable, when it is newer than what was told before
-  kFlight,      ///< base::RankSeen
+  kPulse,   ///< job::Pulse; about once a second
+  kAlive,   ///< nothing to tell of any rank; about once a second
+  kSaved,   ///< one number: the newest checkpoint that `rank` knows to be durable, when it is newer than what was told
+            ///< before
+  kFlight,  ///< base::RankSeen
   kLooked,
   kEnded,       ///< RankEnd; after all that the rank has written
   kDropped,     ///< one number: bytes of output lost because the launcher did not read
@@ -62,7 +63,8 @@ struct Frame {
 };
 
 inline constexpr std::size_t kMaxFrame = std::size_t{1} << 20;
-inline constexpr std::size_t kMaxJobFrame = std::size_t{64} << 20;  ///< arguments and environment are at most 6 MiB on Linux
+inline constexpr std::size_t kMaxJobFrame = std::size_t{64}
+                                            << 20;  ///< arguments and environment are at most 6 MiB on Linux
 
 /// Header (length, kind, rank: 12 bytes, little endian), payload, and a newline: srun passes on what has ended a line.
 std::string encode(const Frame& frame);
@@ -89,8 +91,9 @@ std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t cou
 /// How the ranks are to end.
 struct Stop {
   int signal = 0;
-  std::chrono::milliseconds warning{0};  ///< for ranks that know of Lockstep: time to learn the cause and to end by themselves, before the signal
-  std::chrono::milliseconds grace{0};    ///< from the signal to SIGKILL
+  std::chrono::milliseconds warning{
+      0};  ///< for ranks that know of Lockstep: time to learn the cause and to end by themselves, before the signal
+  std::chrono::milliseconds grace{0};  ///< from the signal to SIGKILL
 };
 std::string encode_stop(const Stop& stop);
 Stop decode_stop(std::string_view bytes);

@@ -44,7 +44,8 @@ class Parser {
   explicit Parser(std::string_view bytes) : rest_(bytes) {}
 
   std::string_view bytes(std::size_t size) {
-    if (size > rest_.size()) refuse("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) + " are left");
+    if (size > rest_.size())
+      refuse("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) + " are left");
     const std::string_view taken = rest_.substr(0, size);
     rest_.remove_prefix(size);
     return taken;
@@ -57,7 +58,8 @@ class Parser {
   /// A count of things that take at least `least` bytes each, so that a wild count cannot ask for memory.
   std::size_t count(std::size_t least) {
     const auto n = number<std::uint32_t>();
-    if (n > rest_.size() / least) refuse("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
+    if (n > rest_.size() / least)
+      refuse("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
     return n;
   }
   std::vector<std::string> texts() {

@@ -67,8 +67,8 @@ struct Writer::Shared {
     queued_bytes -= entry.bytes.size();
     busy = true;
     if (announce && dropped > announced) {
-      entry.bytes.insert(0, "lockstep: " + std::to_string(dropped - announced) +
-                                " lines dropped: the terminal was too slow\n");
+      entry.bytes.insert(
+          0, "lockstep: " + std::to_string(dropped - announced) + " lines dropped: the terminal was too slow\n");
       announced = dropped;
     }
     if (failed.contains(entry.fd)) entry.bytes.clear();
@@ -77,10 +77,12 @@ struct Writer::Shared {
 
   void put(const Entry& entry) {
     for (std::size_t done = 0; done < entry.bytes.size();) {
-      const ssize_t size = ::write(entry.fd, entry.bytes.data() + done, std::min<std::size_t>(entry.bytes.size() - done, 8192));
+      const ssize_t size =
+          ::write(entry.fd, entry.bytes.data() + done, std::min<std::size_t>(entry.bytes.size() - done, 8192));
       const int problem = size < 0 ? errno : 0;
       if (problem == EAGAIN) {
-        // Somebody else has made our terminal non-blocking. Bounded by the life of the process: this thread serves nobody.
+        // Somebody else has made our terminal non-blocking. Bounded by the life of the process: this thread serves
+        // nobody.
         pollfd room{entry.fd, POLLOUT, 0};
         ::poll(&room, 1, 1000);
         continue;
@@ -110,8 +112,10 @@ Writer::~Writer() {
     busy = shared_->busy;
   }
   if (!thread_.joinable()) return;
-  if (busy) thread_.detach();
-  else thread_.join();  // bounded: it is between two entries, where it sees closing
+  if (busy)
+    thread_.detach();
+  else
+    thread_.join();  // bounded: it is between two entries, where it sees closing
 }
 
 void Writer::write(int fd, std::string bytes, int lines, bool keep) {
@@ -135,7 +139,8 @@ bool Writer::drain(std::chrono::milliseconds patience, std::chrono::milliseconds
   while (!empty()) {
     const std::uint64_t before = shared_->progress;
     const base::Deadline pause = earlier(base::Deadline::in(patience), end);
-    if (!shared_->changed.wait_until(lock, pause.when(), [&] { return empty() || shared_->progress != before; })) return false;
+    if (!shared_->changed.wait_until(lock, pause.when(), [&] { return empty() || shared_->progress != before; }))
+      return false;
     if (end.expired()) return empty();
   }
   return true;

@@ -9,8 +9,8 @@
 
 namespace lockstep::launcher {
 
-/// A bounded queue in front of blocking descriptors. When it is full, the oldest entries are dropped and counted. Used by
-/// one thread.
+/// A bounded queue in front of blocking descriptors. When it is full, the oldest entries are dropped and counted. Used
+/// by one thread.
 class Writer {
  public:
   /// `limit` bytes may wait. With `announce`, "lockstep: N lines dropped: the terminal was too slow" is written in the

@@ -1,5 +1,5 @@
-// BatchNorm::forward() is not virtual, and the modules that users hold as typed members cannot be replaced from outside. What all of them come to is the
-// operator aten::batch_norm, with the module's own tensors.
+// BatchNorm::forward() is not virtual, and the modules that users hold as typed members cannot be replaced from
+// outside. What all of them come to is the operator aten::batch_norm, with the module's own tensors.
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
 
@@ -73,19 +73,23 @@ Mark::~Mark() { marks().remove(*this); }
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias, const OptionalTensor& running_mean,
-                      const OptionalTensor& running_var, bool training, double momentum, double eps, bool cudnn_enabled) {
+at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                      const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
+                      double momentum, double eps, bool cudnn_enabled) {
   const auto given = [](const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); };
   if (training) {
     const at::Tensor key = given(given(running_mean).defined() ? running_mean : weight);
     const auto mark = key.defined() ? marks().find(key) : nullptr;
     if (mark && mark->is_training())
-      return synced_norm(input, given(weight), given(bias), {mark->converted().group, mark->converted().name, given(running_mean), given(running_var), momentum, eps});
+      return synced_norm(
+          input, given(weight), given(bias),
+          {mark->converted().group, mark->converted().name, given(running_mean), given(running_var), momentum, eps});
   }
   return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
-/// torch has one kernel of this operator for all keys, made of other operators; those of a key come before it. Those of devices are for inference mode.
+/// torch has one kernel of this operator for all keys, made of other operators; those of a key come before it. Those of
+/// devices are for inference mode.
 void take_over_batch_norm() {
   static const auto libraries = [] {
     std::vector<std::unique_ptr<torch::Library>> made;
@@ -115,7 +119,8 @@ struct Found {
 
 void find_norms(const std::string& name, torch::nn::Module& module, std::vector<Found>& found) {
   if (auto key = key_of(module)) found.push_back({name.empty() ? "BatchNorm" : name, &module, *key});
-  for (const auto& child : module.named_children()) find_norms(name.empty() ? child.key() : name + "." + child.key(), *child.value(), found);
+  for (const auto& child : module.named_children())
+    find_norms(name.empty() ? child.key() : name + "." + child.key(), *child.value(), found);
 }
 
 }  // namespace
@@ -123,10 +128,13 @@ void find_norms(const std::string& name, torch::nn::Module& module, std::vector<
 int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group) {
   std::vector<Found> norms;
   find_norms("", module, norms);
-  if (norms.empty()) throw base::UsageError("convert_sync_batch_norm(): " + module.name() + " has no BatchNorm1d, BatchNorm2d or BatchNorm3d");
+  if (norms.empty())
+    throw base::UsageError("convert_sync_batch_norm(): " + module.name() +
+                           " has no BatchNorm1d, BatchNorm2d or BatchNorm3d");
   for (const Found& norm : norms) {
     if (!norm.key.defined())
-      throw base::UsageError("convert_sync_batch_norm(): " + norm.name + " has neither a weight nor running statistics, by which its calls would be known",
+      throw base::UsageError("convert_sync_batch_norm(): " + norm.name +
+                                 " has neither a weight nor running statistics, by which its calls would be known",
                              "make it a lockstep::nn::SyncBatchNorm");
   }
   take_over_batch_norm();

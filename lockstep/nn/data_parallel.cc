@@ -17,7 +17,8 @@
 namespace lockstep::nn {
 namespace {
 
-/// What is registered in a module, in the same order in all its replicas. The tensors are the module's own: values are put into them.
+/// What is registered in a module, in the same order in all its replicas. The tensors are the module's own: values are
+/// put into them.
 struct Registered {
   explicit Registered(const std::shared_ptr<torch::nn::Module>& of) : module(of), modules(of->modules()) {
     for (const auto& item : of->named_parameters()) add(item, parameters);
@@ -41,25 +42,30 @@ struct Registered {
 void check_module(const Registered& original, at::Device device) {
   if (original.names.empty()) throw base::UsageError("DataParallel: the module has neither parameters nor buffers");
   if (has_synced_batch_norm(*original.module))
-    throw base::UsageError("DataParallel: the module has a batch norm over ranks, of which the ranks must make equally many calls",
-                           "DistributedDataParallel is for several ranks");
+    throw base::UsageError(
+        "DataParallel: the module has a batch norm over ranks, of which the ranks must make equally many calls",
+        "DistributedDataParallel is for several ranks");
   for (std::size_t i = 0; i < original.names.size(); ++i) {
     const std::size_t parameters = original.parameters.size();
     const at::Tensor& tensor = i < parameters ? original.parameters[i] : original.buffers[i - parameters];
     if (tensor.device() != device)
-      throw base::UsageError("DataParallel: " + original.names[i] + " is on " + tensor.device().str() + "; allowed is the first of the devices, " + device.str());
+      throw base::UsageError("DataParallel: " + original.names[i] + " is on " + tensor.device().str() +
+                             "; allowed is the first of the devices, " + device.str());
   }
 }
 
 Registered make_replica(const Registered& original, at::Device device, const DataParallelOptions& options) {
   const auto made = options.make_replica ? options.make_replica() : original.module->clone(device);
   if (!made || made == original.module || typeid(*made) != typeid(*original.module))
-    throw base::UsageError("DataParallel: make_replica made " + (made ? made->name() : std::string("nothing")) + "; allowed is a new " + original.module->name());
+    throw base::UsageError("DataParallel: make_replica made " + (made ? made->name() : std::string("nothing")) +
+                           "; allowed is a new " + original.module->name());
   made->to(device);
   Registered replica(made);
   if (replica.names != original.names || replica.modules.size() != original.modules.size())
-    throw base::UsageError("DataParallel: a replica has other parameters, buffers or modules than the module it is to be like");
-  for (const at::Tensor& parameter : replica.parameters) parameter.requires_grad_(false);  // it gets its place in the graph in each forward()
+    throw base::UsageError(
+        "DataParallel: a replica has other parameters, buffers or modules than the module it is to be like");
+  for (const at::Tensor& parameter : replica.parameters)
+    parameter.requires_grad_(false);  // it gets its place in the graph in each forward()
   return replica;
 }
 
@@ -71,7 +77,8 @@ std::optional<std::int64_t> peak_bytes(at::Device device) {
   return allocator->getDeviceStats(device.index()).allocated_bytes[all_pools].peak;
 }
 
-/// `value` becomes what `tensor` holds; where that is the memory of `original`, with its count of writes, by which backward() notices them.
+/// `value` becomes what `tensor` holds; where that is the memory of `original`, with its count of writes, by which
+/// backward() notices them.
 void hand_over(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
   tensor.set_data(value);
   if (tensor.is_alias_of(original) && !tensor.is_inference())
@@ -109,7 +116,8 @@ class DataParallel::Impl {
 DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options)
     : original_(module), call_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
   if (options_.devices.empty()) throw base::UsageError("DataParallel: no devices; allowed are one or more");
-  if (options_.dim < 0) throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; allowed is 0 or more");
+  if (options_.dim < 0)
+    throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; allowed is 0 or more");
   for (const at::Device device : options_.devices) devices_.push_back(named(device));
   output_device_ = options_.output_device ? named(*options_.output_device) : devices_.front();
   check_module(original_, devices_.front());
@@ -124,23 +132,31 @@ void DataParallel::Impl::give_values(std::size_t count) {
     for (std::size_t r = 0; r < count; ++r) {
       const at::Tensor& parameter = replicas_[r].parameters[i];
       hand_over(parameter, values[r], original_.parameters[i]);
-      torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad() ? torch::autograd::impl::gradient_edge(values[r]) : torch::autograd::Edge());
+      torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad()
+                                                              ? torch::autograd::impl::gradient_edge(values[r])
+                                                              : torch::autograd::Edge());
     }
   }
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
     const at::Tensor& buffer = original_.buffers[i];
     for (std::size_t r = 0; r < count; ++r)
-      hand_over(replicas_[r].buffers[i], r == 0 ? buffer : devices_[r] == buffer.device() ? buffer.clone() : moved(buffer, devices_[r], traffic_), buffer);
+      hand_over(replicas_[r].buffers[i],
+                r == 0                           ? buffer
+                : devices_[r] == buffer.device() ? buffer.clone()
+                                                 : moved(buffer, devices_[r], traffic_),
+                buffer);
   }
   for (std::size_t r = 0; r < count; ++r)
     for (std::size_t i = 0; i < original_.modules.size(); ++i)
-      if (const bool on = original_.modules[i]->is_training(); replicas_[r].modules[i]->is_training() != on) replicas_[r].modules[i]->train(on);
+      if (const bool on = original_.modules[i]->is_training(); replicas_[r].modules[i]->is_training() != on)
+        replicas_[r].modules[i]->train(on);
 }
 
 std::vector<at::Tensor> DataParallel::Impl::split(const at::Tensor& input) {
   if (options_.dim >= input.dim())
-    throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) + " dimensions; allowed are more than dim, " + std::to_string(options_.dim));
+    throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) +
+                           " dimensions; allowed are more than dim, " + std::to_string(options_.dim));
   const std::int64_t samples = input.size(options_.dim);
   const std::int64_t count = std::clamp<std::int64_t>(samples, 1, static_cast<std::int64_t>(devices_.size()));
   std::vector<at::Tensor> parts;
@@ -156,14 +172,18 @@ std::vector<at::Tensor> DataParallel::Impl::split(const at::Tensor& input) {
 
 at::Tensor DataParallel::Impl::joined(const std::vector<at::Tensor>& outputs) const {
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& output : outputs) parts.push_back(moved(output.dim() == 0 ? output.view({1}) : output, output_device_, traffic_));
+  for (const at::Tensor& output : outputs)
+    parts.push_back(moved(output.dim() == 0 ? output.view({1}) : output, output_device_, traffic_));
   if (parts.size() == 1) return parts[0];
   return at::cat(parts, outputs[0].dim() == 0 ? 0 : options_.dim);
 }
 
 void DataParallel::Impl::rethrow(std::size_t replica, const std::exception_ptr& thrown) const {
-  const std::string where = "DataParallel: replica " + std::to_string(replica) + " on " + devices_[replica].str() + ": ";
-  const auto error = [&](const std::string& what) { return ReplicaError(static_cast<int>(replica), devices_[replica], where + what); };
+  const std::string where =
+      "DataParallel: replica " + std::to_string(replica) + " on " + devices_[replica].str() + ": ";
+  const auto error = [&](const std::string& what) {
+    return ReplicaError(static_cast<int>(replica), devices_[replica], where + what);
+  };
   try {
     std::rethrow_exception(thrown);
   } catch (const c10::Error& e) {
@@ -195,7 +215,10 @@ std::vector<DeviceUse> DataParallel::Impl::use() const {
     for (DeviceUse& one : all)
       if (one.device == device) return one;
     const Traffic::Bytes moved_bytes = traffic_->of(device);
-    return all.emplace_back(DeviceUse{.device = device, .received_bytes = moved_bytes.received, .sent_bytes = moved_bytes.sent, .peak_bytes = peak_bytes(device)});
+    return all.emplace_back(DeviceUse{.device = device,
+                                      .received_bytes = moved_bytes.received,
+                                      .sent_bytes = moved_bytes.sent,
+                                      .peak_bytes = peak_bytes(device)});
   };
   for (std::size_t r = 0; r < devices_.size(); ++r) {
     DeviceUse& one = entry(devices_[r]);
@@ -203,7 +226,8 @@ std::vector<DeviceUse> DataParallel::Impl::use() const {
     one.samples += samples_[r];
     for (const auto* tensors : {&replicas_[r].parameters, &replicas_[r].buffers})
       for (const at::Tensor& tensor : *tensors)
-        if (tensor.device().type() == at::kMeta || seen.insert(tensor.const_data_ptr()).second) one.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
+        if (tensor.device().type() == at::kMeta || seen.insert(tensor.const_data_ptr()).second)
+          one.held_bytes += static_cast<std::int64_t>(tensor.nbytes());
   }
   entry(output_device_);
   return all;

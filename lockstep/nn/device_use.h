@@ -13,9 +13,9 @@ namespace lockstep::nn {
 struct DeviceUse {
   at::Device device;
   int replicas = 0;
-  std::int64_t samples = 0;                ///< of all forward() calls
-  std::int64_t held_bytes = 0;             ///< parameters and buffers of its replicas, each memory once
-  std::int64_t received_bytes = 0;         ///< from other devices: parameters, inputs, outputs, gradients
+  std::int64_t samples = 0;         ///< of all forward() calls
+  std::int64_t held_bytes = 0;      ///< parameters and buffers of its replicas, each memory once
+  std::int64_t received_bytes = 0;  ///< from other devices: parameters, inputs, outputs, gradients
   std::int64_t sent_bytes = 0;
   std::optional<std::int64_t> peak_bytes;  ///< the most that the process's tensors took there; of the CPU nothing tells
 };

@@ -12,7 +12,8 @@
 
 namespace lockstep::nn {
 
-/// They live as long as this: a thread's own OpenMP threads, which its first operation makes, would otherwise be made again each time.
+/// They live as long as this: a thread's own OpenMP threads, which its first operation makes, would otherwise be made
+/// again each time.
 class ReplicaThreads {
  public:
   /// For this many jobs at once beside the caller's.
@@ -21,8 +22,9 @@ class ReplicaThreads {
   ReplicaThreads(const ReplicaThreads&) = delete;
   ReplicaThreads& operator=(const ReplicaThreads&) = delete;
 
-  /// Runs job(0) on the caller's thread and job(1), ..., job(count - 1) on others, with the caller's grad mode, autocast and other thread-local state of
-  /// torch. Returns when all are done, with what each threw. One thread calls it at a time.
+  /// Runs job(0) on the caller's thread and job(1), ..., job(count - 1) on others, with the caller's grad mode,
+  /// autocast and other thread-local state of torch. Returns when all are done, with what each threw. One thread calls
+  /// it at a time.
   std::vector<std::exception_ptr> run(std::size_t count, const std::function<void(std::size_t)>& job);
 
  private:

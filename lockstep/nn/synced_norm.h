@@ -9,7 +9,8 @@
 
 namespace lockstep::nn {
 
-/// The running statistics may be undefined; else they become (1 - momentum) times themselves and momentum times the whole batch's.
+/// The running statistics may be undefined; else they become (1 - momentum) times themselves and momentum times the
+/// whole batch's.
 struct SyncedNorm {
   comm::Group group;
   std::string name;  // of the module, in errors
@@ -19,9 +20,10 @@ struct SyncedNorm {
   double eps;
 };
 
-/// Normalizes `input` (N, C, ...) by the mean and the variance of all ranks' inputs. Waits for all ranks, in one all_gather here and, where the
-/// input's gradient is needed, in one all_reduce in backward(). `weight` and `bias` may be undefined. Throws UsageError on every rank where all of them
-/// together have fewer than two values a channel.
-at::Tensor synced_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const SyncedNorm& norm);
+/// Normalizes `input` (N, C, ...) by the mean and the variance of all ranks' inputs. Waits for all ranks, in one
+/// all_gather here and, where the input's gradient is needed, in one all_reduce in backward(). `weight` and `bias` may
+/// be undefined. Throws UsageError on every rank where all of them together have fewer than two values a channel.
+at::Tensor synced_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                       const SyncedNorm& norm);
 
 }  // namespace lockstep::nn

@@ -47,7 +47,8 @@ c10::intrusive_ptr<Way> saved(AutogradContext* context) {
 }
 
 struct Move : torch::autograd::Function<Move> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, at::Device device, const TrafficPtr& traffic) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, at::Device device,
+                            const TrafficPtr& traffic) {
     save(context, tensor, traffic);
     return copied(tensor, device, *traffic);
   }
@@ -59,12 +60,13 @@ struct Move : torch::autograd::Function<Move> {
 };
 
 struct Replicate : torch::autograd::Function<Replicate> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& parameter, const std::vector<at::Device>& devices,
-                               const TrafficPtr& traffic) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& parameter,
+                               const std::vector<at::Device>& devices, const TrafficPtr& traffic) {
     save(context, parameter, traffic);
     variable_list replicas;
     for (const at::Device device : devices)
-      replicas.push_back(parameter.device() == device ? parameter.variable_data() : copied(parameter, device, *traffic));
+      replicas.push_back(parameter.device() == device ? parameter.variable_data()
+                                                      : copied(parameter, device, *traffic));
     return replicas;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -85,7 +87,8 @@ at::Tensor moved(const at::Tensor& tensor, at::Device device, const TrafficPtr& 
   return tensor.device() == device ? tensor : Move::apply(tensor, device, traffic);
 }
 
-std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices, const TrafficPtr& traffic) {
+std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices,
+                                   const TrafficPtr& traffic) {
   return Replicate::apply(parameter, devices, traffic);
 }
 

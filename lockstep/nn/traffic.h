@@ -30,8 +30,9 @@ class Traffic {
 /// `tensor` on `device`; itself where it is there already. Its gradient comes back the same way.
 at::Tensor moved(const at::Tensor& tensor, at::Device device, const std::shared_ptr<Traffic>& traffic);
 
-/// `parameter` on each of `devices`; where it is there already, the same memory. Its gradient is the sum of theirs in their order, whenever they were
-/// computed; undefined ones are left out.
-std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices, const std::shared_ptr<Traffic>& traffic);
+/// `parameter` on each of `devices`; where it is there already, the same memory. Its gradient is the sum of theirs in
+/// their order, whenever they were computed; undefined ones are left out.
+std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices,
+                                   const std::shared_ptr<Traffic>& traffic);
 
 }  // namespace lockstep::nn

@@ -9,7 +9,8 @@ torch::optim::AdagradOptions of_torch(const AdagradOptions& options) {
   require(options.lr >= 0, "Adagrad", "lr", options.lr, "0 or more");
   require(options.lr_decay >= 0, "Adagrad", "lr_decay", options.lr_decay, "0 or more");
   require(options.weight_decay >= 0, "Adagrad", "weight_decay", options.weight_decay, "0 or more");
-  require(options.initial_accumulator_value >= 0, "Adagrad", "initial_accumulator_value", options.initial_accumulator_value, "0 or more");
+  require(options.initial_accumulator_value >= 0, "Adagrad", "initial_accumulator_value",
+          options.initial_accumulator_value, "0 or more");
   require(options.eps >= 0, "Adagrad", "eps", options.eps, "0 or more");
   return torch::optim::AdagradOptions(options.lr)
       .lr_decay(options.lr_decay)
@@ -21,8 +22,9 @@ torch::optim::AdagradOptions of_torch(const AdagradOptions& options) {
 std::vector<Wanted> wanted(const AdagradOptions& options, const std::vector<Adagrad::Group>& groups) {
   std::vector<Wanted> all;
   for (const Adagrad::Group& group : groups) {
-    require(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad", "initial_accumulator_value of a group",
-            group.options.initial_accumulator_value, "the optimizer's, " + std::to_string(options.initial_accumulator_value));
+    require(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad",
+            "initial_accumulator_value of a group", group.options.initial_accumulator_value,
+            "the optimizer's, " + std::to_string(options.initial_accumulator_value));
     all.emplace_back(group.parameters, std::make_unique<torch::optim::AdagradOptions>(of_torch(group.options)));
   }
   return all;
@@ -36,8 +38,10 @@ class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::opti
   double initial_state() const override { return initial_; }
 
  private:
-  AdagradRule read(const torch::optim::AdagradOptions& options, std::int64_t steps, std::vector<double>& numbers) const override {
-    numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(), static_cast<double>(steps)});
+  AdagradRule read(const torch::optim::AdagradOptions& options, std::int64_t steps,
+                   std::vector<double>& numbers) const override {
+    numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
+                                   static_cast<double>(steps)});
     return {.rate = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()),
             .lr = options.lr(),
             .lr_decay = options.lr_decay(),
@@ -47,7 +51,8 @@ class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::opti
   bool skips(const AdagradRule&) const override { return true; }
   std::int64_t count(const torch::optim::AdagradParamState& state) const override { return state.step(); }
   std::vector<at::Tensor> list(const torch::optim::AdagradParamState& state) const override { return {state.sum()}; }
-  void store(torch::optim::AdagradParamState& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {
+  void store(torch::optim::AdagradParamState& state, std::int64_t steps,
+             const std::vector<at::Tensor>& states) const override {
     state.step(steps);
     state.sum(states[0]);
   }
@@ -57,7 +62,8 @@ class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::opti
 
 }  // namespace
 
-Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options,
+                 const std::vector<Group>& groups, const FusedOptions& fused)
     : torch::optim::Adagrad(make_groups(*gradients, wanted(options, groups)), of_torch(options)) {
   state().clear();  // torch's constructor has made it; it is where the parameters are
   auto rule = std::make_unique<SumRule>(*this, *gradients, options.initial_accumulator_value);

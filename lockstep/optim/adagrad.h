@@ -19,8 +19,8 @@ struct AdagradOptions {
   double eps = 1e-10;
 };
 
-/// torch::optim::Adagrad in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers move it. A parameter has
-/// torch's state from its first update on.
+/// torch::optim::Adagrad in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers
+/// move it. A parameter has torch's state from its first update on.
 class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
  public:
   /// Parameters with options of their own.
@@ -28,8 +28,10 @@ class Adagrad final : public torch::optim::Adagrad, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     AdagradOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
+  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
+  /// Throws UsageError, CommError.
+  explicit Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options = {},
+                   const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;

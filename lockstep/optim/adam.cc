@@ -12,7 +12,8 @@ template <typename Torch, typename Options>
 Torch of_torch(const Options& options, const std::string& name) {
   require(options.lr >= 0, name, "lr", options.lr, "0 or more");
   require(options.eps >= 0, name, "eps", options.eps, "0 or more");
-  for (const double beta : options.betas) require(beta >= 0 && beta < 1, name, "one of betas", beta, "0 or more and less than 1");
+  for (const double beta : options.betas)
+    require(beta >= 0 && beta < 1, name, "one of betas", beta, "0 or more and less than 1");
   require(options.weight_decay >= 0, name, "weight_decay", options.weight_decay, "0 or more");
   return Torch(options.lr)
       .betas({options.betas[0], options.betas[1]})
@@ -24,14 +25,16 @@ Torch of_torch(const Options& options, const std::string& name) {
 template <typename Torch, typename Group>
 std::vector<Wanted> wanted(const std::vector<Group>& groups, const std::string& name) {
   std::vector<Wanted> all;
-  for (const Group& group : groups) all.emplace_back(group.parameters, std::make_unique<Torch>(of_torch<Torch>(group.options, name)));
+  for (const Group& group : groups)
+    all.emplace_back(group.parameters, std::make_unique<Torch>(of_torch<Torch>(group.options, name)));
   return all;
 }
 
 template <typename Options, typename Group>
 std::vector<std::string> state_names(const Options& options, const std::vector<Group>& groups) {
   std::vector<std::string> names = {"exp_avg", "exp_avg_sq"};
-  if (options.amsgrad || std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.options.amsgrad; }))
+  if (options.amsgrad ||
+      std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.options.amsgrad; }))
     names.push_back("max_exp_avg_sq");
   return names;
 }
@@ -79,7 +82,8 @@ using DecoupledRule = MomentsRule<torch::optim::AdamWOptions, torch::optim::Adam
 
 }  // namespace
 
-Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options, const std::vector<Group>& groups,
+           const FusedOptions& fused)
     : torch::optim::Adam(make_groups(*gradients, wanted<torch::optim::AdamOptions>(groups, "Adam")),
                          of_torch<torch::optim::AdamOptions>(options, "Adam")) {
   auto rule = std::make_unique<PlainRule>(*this, *gradients, state_names(options, groups));
@@ -98,7 +102,8 @@ void Adam::load(torch::serialize::InputArchive& archive) {
   adopt_loaded();
 }
 
-AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options,
+             const std::vector<Group>& groups, const FusedOptions& fused)
     : torch::optim::AdamW(make_groups(*gradients, wanted<torch::optim::AdamWOptions>(groups, "AdamW")),
                           of_torch<torch::optim::AdamWOptions>(options, "AdamW")) {
   auto rule = std::make_unique<DecoupledRule>(*this, *gradients, state_names(options, groups));

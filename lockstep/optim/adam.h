@@ -29,8 +29,8 @@ struct AdamWOptions {
   bool amsgrad = false;
 };
 
-/// torch::optim::Adam in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers of torch move it. amsgrad
-/// must be on in some group from the beginning to be switched on in any.
+/// torch::optim::Adam in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers of
+/// torch move it. amsgrad must be on in some group from the beginning to be switched on in any.
 class Adam final : public torch::optim::Adam, public FusedOptimizer {
  public:
   /// Parameters with options of their own.
@@ -38,8 +38,10 @@ class Adam final : public torch::optim::Adam, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     AdamOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
+  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
+  /// Throws UsageError, CommError.
+  explicit Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options = {},
+                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;
@@ -55,7 +57,8 @@ class AdamW final : public torch::optim::AdamW, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     AdamWOptions options;
   };
-  explicit AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
+  explicit AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options = {},
+                 const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   torch::Tensor step(LossClosure closure = nullptr) override;
   void load(torch::serialize::InputArchive& archive) override;

@@ -22,8 +22,8 @@ namespace {
 
 using base::UsageError;
 
-constexpr double kEpsilon = 1e-6;                 // torch::nn::utils::clip_grad_norm_'s
-constexpr std::size_t kBlockElements = 32768;     // summed apart, whoever sums them
+constexpr double kEpsilon = 1e-6;                  // torch::nn::utils::clip_grad_norm_'s
+constexpr std::size_t kBlockElements = 32768;      // summed apart, whoever sums them
 constexpr std::size_t kElementsAThread = 1 << 16;  // fewer are not worth waking one
 
 /// A part of a gradient's memory.
@@ -34,10 +34,10 @@ struct Block {
 };
 
 struct Gradients {
-  std::vector<Block> blocks;        // on the CPU, without holes
-  std::size_t num_elements = 0;     // of blocks
+  std::vector<Block> blocks;     // on the CPU, without holes
+  std::size_t num_elements = 0;  // of blocks
   std::vector<at::Tensor> all;
-  std::vector<at::Tensor> others;   // what is not in blocks
+  std::vector<at::Tensor> others;  // what is not in blocks
   at::Device device = at::kCPU;
 };
 
@@ -58,12 +58,15 @@ Gradients gather(const std::vector<at::Tensor>& parameters, const std::string& c
     const at::Tensor& gradient = parameters[i].grad();
     if (!gradient.defined()) continue;
     const auto refuse = [&](const std::string& what, const std::string& allowed) {
-      throw UsageError(call + ": the gradient of parameter " + std::to_string(i) + " is " + what + "; allowed is " + allowed);
+      throw UsageError(call + ": the gradient of parameter " + std::to_string(i) + " is " + what + "; allowed is " +
+                       allowed);
     };
     if (gradient.layout() != at::kStrided) refuse("sparse", "a dense one");
-    if (!gradient.is_floating_point()) refuse(std::string("of ") + c10::toString(gradient.scalar_type()), "a floating dtype");
+    if (!gradient.is_floating_point())
+      refuse(std::string("of ") + c10::toString(gradient.scalar_type()), "a floating dtype");
     if (found.all.empty()) found.device = gradient.device();
-    if (gradient.device() != found.device) refuse("on " + gradient.device().str(), "the device of the first, " + found.device.str());
+    if (gradient.device() != found.device)
+      refuse("on " + gradient.device().str(), "the device of the first, " + found.device.str());
     const at::ScalarType dtype = gradient.scalar_type();
     const bool has_loop = dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kHalf;
     if (has_loop && gradient.is_cpu() && gradient.is_non_overlapping_and_dense())
@@ -75,7 +78,10 @@ Gradients gather(const std::vector<at::Tensor>& parameters, const std::string& c
   return found;
 }
 
-enum class Order { kForwards, kBackwards };  // of a thread's blocks; backwards it begins with those that the pass before left in cache
+enum class Order {
+  kForwards,
+  kBackwards
+};  // of a thread's blocks; backwards it begins with those that the pass before left in cache
 
 template <typename Body>
 void for_blocks(const Gradients& gradients, Order order, const Body& body) {
@@ -89,12 +95,16 @@ void for_blocks(const Gradients& gradients, Order order, const Body& body) {
   if (gradients.num_elements < 2 * kElementsAThread || at::get_num_threads() == 1) return range(0, count);
   const std::size_t grain = std::max<std::size_t>(1, count * kElementsAThread / gradients.num_elements);
   at::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain),
-                   [&](std::int64_t begin, std::int64_t end) { range(static_cast<std::size_t>(begin), static_cast<std::size_t>(end)); });
+                   [&](std::int64_t begin, std::int64_t end) {
+                     range(static_cast<std::size_t>(begin), static_cast<std::size_t>(end));
+                   });
 }
 
 double sum_of_squares(const Gradients& gradients) {
   std::vector<double> sums(gradients.blocks.size());
-  for_blocks(gradients, Order::kForwards, [&](std::size_t i, const Block& block) { sums[i] = optim::sum_of_squares(block.dtype, block.data, block.count); });
+  for_blocks(gradients, Order::kForwards, [&](std::size_t i, const Block& block) {
+    sums[i] = optim::sum_of_squares(block.dtype, block.data, block.count);
+  });
   double sum = 0;
   for (const double one : sums) sum += one;
   return sum;
@@ -134,7 +144,8 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
   const double norm = std::sqrt(sum);
   const double coefficient = max_norm / (norm + kEpsilon);
   if (!(coefficient >= 1)) {
-    for_blocks(gradients, Order::kBackwards, [&](std::size_t, const Block& block) { scale(block.dtype, block.data, block.count, coefficient); });
+    for_blocks(gradients, Order::kBackwards,
+               [&](std::size_t, const Block& block) { scale(block.dtype, block.data, block.count, coefficient); });
     if (!gradients.others.empty()) scale_others(gradients, at::scalar_tensor(coefficient, at::kDouble));
     note_write(gradients);
   }
@@ -145,7 +156,8 @@ void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) {
   require(max > 0, "clip_grad_value", "max", max, "more than 0");
   const at::NoGradGuard no_grad;
   const Gradients gradients = gather(parameters, "clip_grad_value");
-  for_blocks(gradients, Order::kForwards, [&](std::size_t, const Block& block) { clamp(block.dtype, block.data, block.count, max); });
+  for_blocks(gradients, Order::kForwards,
+             [&](std::size_t, const Block& block) { clamp(block.dtype, block.data, block.count, max); });
   if (!gradients.others.empty()) {
     at::_foreach_clamp_max_(gradients.others, max);
     at::_foreach_clamp_min_(gradients.others, -max);

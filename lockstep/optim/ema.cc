@@ -30,7 +30,8 @@ void blend_cpu(const at::Tensor& average, const at::Tensor& weight, double keep)
   auto* to = static_cast<char*>(average.mutable_data_ptr());
   const auto* from = static_cast<const char*>(weight.const_data_ptr());
   at::parallel_for(0, weight.numel(), kElementsAThread, [&](std::int64_t begin, std::int64_t end) {
-    blend(weight.scalar_type(), to + begin * average.element_size(), from + begin * weight.element_size(), static_cast<std::size_t>(end - begin), keep);
+    blend(weight.scalar_type(), to + begin * average.element_size(), from + begin * weight.element_size(),
+          static_cast<std::size_t>(end - begin), keep);
   });
 }
 
@@ -45,7 +46,8 @@ Ema::Ema(torch::nn::Module& module, EmaOptions options) : options_(std::move(opt
   require_decay(options_.decay);
   const at::NoGradGuard no_grad;
   for (const auto& item : module.named_parameters()) add(item.key(), item.value());
-  if (averages_.empty()) throw UsageError("Ema: the module has no floating-point parameters; allowed is one that has some");
+  if (averages_.empty())
+    throw UsageError("Ema: the module has no floating-point parameters; allowed is one that has some");
   if (options_.buffers)
     for (const auto& item : module.named_buffers()) add(item.key(), item.value());
 }
@@ -54,11 +56,15 @@ void Ema::add(const std::string& name, const at::Tensor& weight) {
   const auto same = [&](const Average& one) { return one.weight.is_same(weight); };
   if (!weight.defined() || !weight.is_floating_point() || std::any_of(averages_.begin(), averages_.end(), same)) return;
   const bool low = weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf;
-  averages_.push_back({name, weight, at::empty_like(weight, weight.options().dtype(low ? at::kFloat : weight.scalar_type()).requires_grad(false)).copy_(weight)});
+  averages_.push_back(
+      {name, weight,
+       at::empty_like(weight, weight.options().dtype(low ? at::kFloat : weight.scalar_type()).requires_grad(false))
+           .copy_(weight)});
 }
 
 void Ema::update() {
-  if (swapped_) throw UsageError("Ema: update() while the module has the averages; allowed is after they are swapped back");
+  if (swapped_)
+    throw UsageError("Ema: update() while the module has the averages; allowed is after they are swapped back");
   const double keep = options_.decay_at ? options_.decay_at(updates_) : options_.decay;
   require_decay(keep);
   const at::NoGradGuard no_grad;
@@ -88,7 +94,8 @@ Ema::Swapped::~Swapped() {
 }
 
 Ema::Swapped Ema::swap() {
-  if (swapped_) throw UsageError("Ema: swap() while the module has the averages; allowed is after they are swapped back");
+  if (swapped_)
+    throw UsageError("Ema: swap() while the module has the averages; allowed is after they are swapped back");
   return Swapped(*this);
 }
 
@@ -104,11 +111,13 @@ void Ema::resume(const State& state) {
   for (const Average& one : averages_) {
     const auto found = left.find(one.name);
     if (found == left.end()) throw UsageError("Ema: resume(): \"" + one.name + "\" is missing");
-    if (found->second.sizes() != one.value.sizes()) throw UsageError("Ema: resume(): \"" + one.name + "\" has another shape than its parameter");
+    if (found->second.sizes() != one.value.sizes())
+      throw UsageError("Ema: resume(): \"" + one.name + "\" has another shape than its parameter");
   }
   if (left.size() > averages_.size()) {
     for (const Average& one : averages_) left.erase(one.name);
-    throw UsageError("Ema: resume(): \"" + left.begin()->first + "\" belongs to no parameter; " + std::to_string(left.size()) + " names are unexpected");
+    throw UsageError("Ema: resume(): \"" + left.begin()->first + "\" belongs to no parameter; " +
+                     std::to_string(left.size()) + " names are unexpected");
   }
   const at::NoGradGuard no_grad;
   for (Average& one : averages_) one.value.copy_(left.at(one.name));

@@ -16,6 +16,8 @@ inline std::uint64_t fingerprint(std::span<const double> numbers) {
   }
   return hash;
 }
-inline std::uint64_t fingerprint(std::initializer_list<double> numbers) { return fingerprint(std::span(numbers.begin(), numbers.size())); }
+inline std::uint64_t fingerprint(std::initializer_list<double> numbers) {
+  return fingerprint(std::span(numbers.begin(), numbers.size()));
+}
 
 }  // namespace lockstep::optim

@@ -9,7 +9,8 @@ namespace lockstep::optim {
 FusedOptimizer::FusedOptimizer() = default;
 FusedOptimizer::~FusedOptimizer() = default;
 
-void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule, const FusedOptions& options) {
+void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
+                           const FusedOptions& options) {
   rule_ = std::move(rule);
   update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_, options);
 }
@@ -36,7 +37,11 @@ void FusedOptimizer::settle() const { update_->settle(); }
 void FusedOptimizer::skip_step() { update_->skip_step(); }
 void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
 
-std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict(bool copies) const { return update_->state_dict(copies); }
-void FusedOptimizer::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) { update_->load_state_dict(state); }
+std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict(bool copies) const {
+  return update_->state_dict(copies);
+}
+void FusedOptimizer::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
+  update_->load_state_dict(state);
+}
 
 }  // namespace lockstep::optim

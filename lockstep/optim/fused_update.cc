@@ -129,8 +129,10 @@ void FusedUpdate::measure(std::uint64_t options) {
 
 void FusedUpdate::update_in_backward(bool on) {
   if (on && rule_.measures())
-    throw UsageError("update_in_backward(): this optimizer needs the norms of whole parameters and their gradients before it updates",
-                     "do without update_in_backward()");
+    throw UsageError(
+        "update_in_backward(): this optimizer needs the norms of whole parameters and their gradients before it "
+        "updates",
+        "do without update_in_backward()");
   if (on) home_.require_own_storages();
   source_->update_in_backward(on ? this : nullptr);
   in_backward_ = on;
@@ -141,8 +143,10 @@ void FusedUpdate::update_in_backward(bool on) {
 
 std::uint64_t FusedUpdate::begin_update() {
   if (updated_)
-    throw UsageError("backward(): the one before has updated parameters (update_in_backward()), and step() has not been called since",
-                     "to accumulate gradients, do without update_in_backward()");
+    throw UsageError(
+        "backward(): the one before has updated parameters (update_in_backward()), and step() has not been called "
+        "since",
+        "to accumulate gradients, do without update_in_backward()");
   return options_ = prepare();
 }
 
@@ -153,7 +157,8 @@ void FusedUpdate::end_update(bool given) {
 }
 
 void FusedUpdate::average_gradients() {
-  if (in_backward_) throw UsageError("average_gradients(): backward() has updated parameters already (update_in_backward())");
+  if (in_backward_)
+    throw UsageError("average_gradients(): backward() has updated parameters already (update_in_backward())");
   require_one_scale();
   source_->average();
   if (!unscaling_) return;
@@ -165,10 +170,13 @@ void FusedUpdate::average_gradients() {
 
 amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
   if (in_backward_)
-    throw UsageError("GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
-                     "do without update_in_backward()");
+    throw UsageError(
+        "GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
+        "do without update_in_backward()");
   if (clip_.asked && clip_.backward == source_->backwards())
-    throw UsageError("GradScaler::unscale_(): clip_grad_norm() or clip_grad_value() has been called before, for scaled gradients", "call unscale_() before they are clipped");
+    throw UsageError(
+        "GradScaler::unscale_(): clip_grad_norm() or clip_grad_value() has been called before, for scaled gradients",
+        "call unscale_() before they are clipped");
   unscaling_.reset();
   if (!source_->own_gradients()) return amp::Unscaled::kInPlace;
   home_.require_untouched();
@@ -181,7 +189,8 @@ amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
 /// Before what `call` asks for gradients of the last backward().
 void FusedUpdate::require_clippable(const std::string& call) const {
   if (in_backward_)
-    throw UsageError(call + "(): backward() has updated parameters already (update_in_backward())", "do without update_in_backward()");
+    throw UsageError(call + "(): backward() has updated parameters already (update_in_backward())",
+                     "do without update_in_backward()");
   home_.require_untouched();
 }
 
@@ -192,7 +201,8 @@ at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
   require_one_scale();
   if (clip_.backward != source_->backwards()) clip_ = {};
   if (std::isfinite(clip_.max))
-    throw UsageError("clip_grad_norm(): clip_grad_value() has been called before, and cuts values when they are read", "call clip_grad_norm() before clip_grad_value()");
+    throw UsageError("clip_grad_norm(): clip_grad_value() has been called before, and cuts values when they are read",
+                     "call clip_grad_norm() before clip_grad_value()");
   // Gradients that are this rank's own are not changed in between: step() would refuse them.
   const double norm = unscaling_ ? std::sqrt(unscaling_->squares) * unscaling_->inverse : std::sqrt(squares());
   const double coefficient = max_norm / (norm + kClipEpsilon);
@@ -258,7 +268,8 @@ void FusedUpdate::pass_alone() {
     if (gradient.layout() != at::kStrided) comm::refuse_sparse(parameters[part].name);
     at::Tensor likewise;
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
-      likewise = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
+      likewise =
+          at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
     const void* data = likewise.defined() ? likewise.const_data_ptr() : gradient.const_data_ptr();
     const auto count = static_cast<std::size_t>(tensor.numel());
     if (count > 0) take({.part = part, .count = count, .gradients = &data, .num_gradients = 1});
@@ -309,9 +320,11 @@ void FusedUpdate::take(const comm::Piece& piece) {
     if (first < end) with_run(piece, first, end, act);
   };
   const std::size_t stop = piece.first + piece.count;
-  if (use_ == comm::Use::kUpdate) return with_state(piece.first, stop, [&](const Run& run) { rule_.update(piece.part, run); });
+  if (use_ == comm::Use::kUpdate)
+    return with_state(piece.first, stop, [&](const Run& run) { rule_.update(piece.part, run); });
   for (std::size_t first = piece.first; first < stop; first += ParameterHome::kSumElements) {
-    const std::size_t end = std::min(first + ParameterHome::kSumElements, stop), place = first / ParameterHome::kSumElements;
+    const std::size_t end = std::min(first + ParameterHome::kSumElements, stop),
+                      place = first / ParameterHome::kSumElements;
     Squares squares{};
     if (measuring_)
       with_state(first, end, [&](const Run& run) { squares = rule_.measure(piece.part, run); });
@@ -349,13 +362,17 @@ void FusedUpdate::adopt_loaded() {
     for (std::size_t i = 0; i < loaded[part].size(); ++i) {
       at::Tensor& one = loaded[part][i];
       if (one.defined() && one.is_same(home_.states(part)[i])) one.reset();
-      if (one.defined() && one.sizes() != home_.parameters()[part].tensor.sizes()) misshapen = rule_.state_names()[i] + " of " + home_.parameters()[part].name;
+      if (one.defined() && one.sizes() != home_.parameters()[part].tensor.sizes())
+        misshapen = rule_.state_names()[i] + " of " + home_.parameters()[part].name;
     }
     if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), home_.states(part));
   }
   if (!misshapen.empty())
-    throw UsageError("lockstep::optim: the loaded " + misshapen + " has another shape; the counts of steps have been loaded, the rest has not",
-                     shards_ ? "an archive that torch saves has this rank's part of the state alone: use state_dict() and load_state_dict()" : "");
+    throw UsageError("lockstep::optim: the loaded " + misshapen +
+                         " has another shape; the counts of steps have been loaded, the rest has not",
+                     shards_ ? "an archive that torch saves has this rank's part of the state alone: use state_dict() "
+                               "and load_state_dict()"
+                             : "");
   for (std::size_t part = 0; part < loaded.size(); ++part)
     for (std::size_t i = 0; i < loaded[part].size(); ++i)
       if (loaded[part][i].defined()) home_.keep(part, i, loaded[part][i]);
@@ -369,7 +386,9 @@ std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict(bool cop
     const std::string& name = home_.parameters()[part].name;
     all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(part), at::kLong));
     for (std::size_t i = 0; i < home_.states(part).size(); ++i)
-      all.emplace_back(name + "." + rule_.state_names()[i], shards_ ? shards_->gather(part, home_.states(part)[i]) : copies ? home_.states(part)[i].clone() : home_.states(part)[i].detach());
+      all.emplace_back(name + "." + rule_.state_names()[i], shards_  ? shards_->gather(part, home_.states(part)[i])
+                                                            : copies ? home_.states(part)[i].clone()
+                                                                     : home_.states(part)[i].detach());
   }
   return all;
 }
@@ -380,7 +399,8 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
     const auto found = left.find(name);
     if (found == left.end()) throw UsageError("load_state_dict: \"" + name + "\" is missing");
     if (found->second.sizes() != sizes)
-      throw UsageError("load_state_dict: \"" + name + "\" has " + std::to_string(found->second.numel()) + " elements in another shape than its parameter");
+      throw UsageError("load_state_dict: \"" + name + "\" has " + std::to_string(found->second.numel()) +
+                       " elements in another shape than its parameter");
     return left.extract(found).mapped();
   };
   struct Loaded {
@@ -392,14 +412,17 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
     Loaded& one = loaded.emplace_back();
     if (!left.contains(name + ".step")) continue;
     one.steps = require(name + ".step", {}).item<std::int64_t>();
-    for (const std::string& kind : rule_.state_names()) one.states.push_back(require(name + "." + kind, tensor.sizes()));
+    for (const std::string& kind : rule_.state_names())
+      one.states.push_back(require(name + "." + kind, tensor.sizes()));
   }
   if (!left.empty())
-    throw UsageError("load_state_dict: \"" + left.begin()->first + "\" belongs to no parameter; " + std::to_string(left.size()) + " names are unexpected");
+    throw UsageError("load_state_dict: \"" + left.begin()->first + "\" belongs to no parameter; " +
+                     std::to_string(left.size()) + " names are unexpected");
   const at::NoGradGuard no_grad;
   source_->sharers().barrier({.name = "load_state_dict"});
   for (std::size_t part = 0; part < loaded.size(); ++part) {
-    for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i) home_.keep(part, i, loaded[part].states[i]);
+    for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i)
+      home_.keep(part, i, loaded[part].states[i]);
     if (loaded[part].steps == 0) start_state(part);
     rule_.set_states(part, loaded[part].steps, home_.states(part));
   }

@@ -19,8 +19,9 @@
 
 namespace lockstep::optim {
 
-/// What FusedOptimizer (fused_optimizer.h) does. Where ranks reach each other's memory, each takes pieces of the work as it has time, and
-/// parameters and state are there once; elsewhere each rank updates its own from gradients that backward() has averaged.
+/// What FusedOptimizer (fused_optimizer.h) does. Where ranks reach each other's memory, each takes pieces of the work
+/// as it has time, and parameters and state are there once; elsewhere each rank updates its own from gradients that
+/// backward() has averaged.
 class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater {
  public:
   /// `rule` outlives this.
@@ -91,13 +92,13 @@ class FusedUpdate final : private comm::PieceSink, private ddp::BackwardUpdater 
   } clip_;
   struct Unscaling {
     double inverse;
-    std::uint64_t backward;             // its number
-    double squares;                     // summed, of the scaled gradients
+    std::uint64_t backward;  // its number
+    double squares;          // summed, of the scaled gradients
   };
   std::optional<Unscaling> unscaling_;  // of gradients that are this rank's own, in the next step()
   bool in_backward_ = false;
-  bool updated_ = false;                // in a backward(), since the last step()
-  std::uint64_t options_ = 0;           // of that update
+  bool updated_ = false;       // in a backward(), since the last step()
+  std::uint64_t options_ = 0;  // of that update
 };
 
 }  // namespace lockstep::optim

@@ -9,7 +9,8 @@
 
 namespace lockstep::optim {
 
-/// `Values` is the optimizer's plain struct. It has an `lr`, and `each(values, visit)` beside it calls visit(name, value) with each double and bool.
+/// `Values` is the optimizer's plain struct. It has an `lr`, and `each(values, visit)` beside it calls visit(name,
+/// value) with each double and bool.
 template <typename Values>
 class GroupOptions final : public torch::optim::OptimizerCloneableOptions<GroupOptions<Values>> {
  public:

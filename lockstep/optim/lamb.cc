@@ -14,7 +14,8 @@ using State = torch::optim::AdamParamState;  // the same moments
 
 std::unique_ptr<Options> checked(const LAMBOptions& options) {
   require(options.lr >= 0, "LAMB", "lr", options.lr, "0 or more");
-  for (const double beta : options.betas) require(beta >= 0 && beta < 1, "LAMB", "one of betas", beta, "0 or more and less than 1");
+  for (const double beta : options.betas)
+    require(beta >= 0 && beta < 1, "LAMB", "one of betas", beta, "0 or more and less than 1");
   require(options.eps >= 0, "LAMB", "eps", options.eps, "0 or more");
   require(options.weight_decay >= 0, "LAMB", "weight_decay", options.weight_decay, "0 or more");
   return std::make_unique<Options>(options);
@@ -28,13 +29,16 @@ std::vector<Wanted> wanted(const std::vector<LAMB::Group>& groups) {
 
 class LayerwiseRule final : public TorchRule<Options, State, LambRule> {
  public:
-  LayerwiseRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source) : TorchRule(optimizer, source, {"exp_avg", "exp_avg_sq"}) {}
+  LayerwiseRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
+      : TorchRule(optimizer, source, {"exp_avg", "exp_avg_sq"}) {}
 
   bool measures() const override { return true; }
   Squares measure(std::size_t part, const Run& run) const override { return optim::measure(run, scalars(part)); }
   void measured(std::size_t part, const Squares& squares) override {
     LambRule& rule = scalars(part);
-    rule.ratio = rule.adapt && squares.parameter != 0 && squares.step != 0 ? std::sqrt(squares.parameter) / std::sqrt(squares.step) : 1;
+    rule.ratio = rule.adapt && squares.parameter != 0 && squares.step != 0
+                     ? std::sqrt(squares.parameter) / std::sqrt(squares.step)
+                     : 1;
   }
 
  private:
@@ -66,7 +70,8 @@ class LayerwiseRule final : public TorchRule<Options, State, LambRule> {
 
 }  // namespace
 
-LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options, const std::vector<Group>& groups,
+           const FusedOptions& fused)
     : torch::optim::Optimizer(make_groups(*gradients, wanted(groups)), checked(options)) {
   auto rule = std::make_unique<LayerwiseRule>(*this, *gradients);
   start(std::move(gradients), std::move(rule), fused);
@@ -74,7 +79,9 @@ LAMB::LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& op
 
 torch::Tensor LAMB::step(LossClosure closure) { return step_fused(closure); }
 
-void LAMB::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<State, Options>(archive, *this); }
+void LAMB::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<State, Options>(archive, *this);
+}
 
 void LAMB::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<State, Options>(archive, *this);

@@ -18,7 +18,8 @@ struct LAMBOptions {
   double eps = 1e-6;
   double weight_decay = 1e-2;   ///< decoupled from the moments
   bool bias_correction = true;  ///< of the moments, as in the paper; without it the first steps are short
-  bool adapt = true;            ///< by the norms of parameter and step; without it the update is AdamW's. For biases and the like, in a group of their own
+  bool adapt = true;  ///< by the norms of parameter and step; without it the update is AdamW's. For biases and the
+                      ///< like, in a group of their own
 };
 template <typename Values, typename Visit>
 void each(Values& values, Visit visit)
@@ -33,11 +34,12 @@ void each(Values& values, Visit visit)
   visit("adapt", values.adapt);
 }
 
-/// Adam's step, with the decay of weights added, made as long as the parameter is, times the rate: for batches of many thousands. You et al.,
-/// arXiv:1904.00962, algorithm 2, where phi is the identity:
+/// Adam's step, with the decay of weights added, made as long as the parameter is, times the rate: for batches of many
+/// thousands. You et al., arXiv:1904.00962, algorithm 2, where phi is the identity:
 ///   r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay * w;   w -= lr * |w| / |r| * r
-/// with |w| / |r| taken as 1 where one of them is 0. Norms are of whole parameters, which costs a second pass over parameters and moments. It does not update in
-/// backward(). Its groups' options are GroupOptions<LAMBOptions>, whose `values` may be changed.
+/// with |w| / |r| taken as 1 where one of them is 0. Norms are of whole parameters, which costs a second pass over
+/// parameters and moments. It does not update in backward(). Its groups' options are GroupOptions<LAMBOptions>, whose
+/// `values` may be changed.
 class LAMB final : public torch::optim::Optimizer, public FusedOptimizer {
  public:
   /// Parameters with options of their own.
@@ -45,8 +47,10 @@ class LAMB final : public torch::optim::Optimizer, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     LAMBOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
+  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
+  /// Throws UsageError, CommError.
+  explicit LAMB(std::shared_ptr<ddp::GradientSource> gradients, const LAMBOptions& options = {},
+                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;

@@ -30,14 +30,17 @@ std::vector<Wanted> wanted(const std::vector<LARS::Group>& groups) {
 
 class LayerwiseRule final : public TorchRule<Options, State, LarsRule> {
  public:
-  LayerwiseRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source) : TorchRule(optimizer, source, {"momentum_buffer"}) {}
+  LayerwiseRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
+      : TorchRule(optimizer, source, {"momentum_buffer"}) {}
 
   bool measures() const override { return true; }
   Squares measure(std::size_t part, const Run& run) const override { return optim::measure(run, scalars(part)); }
   void measured(std::size_t part, const Squares& squares) override {
     LarsRule& rule = scalars(part);
     const double weights = std::sqrt(squares.parameter), gradient = std::sqrt(squares.step);
-    rule.ratio = rule.adapt && weights != 0 && gradient != 0 ? rule.trust * weights / (gradient + rule.weight_decay * weights + rule.eps) : 1;
+    rule.ratio = rule.adapt && weights != 0 && gradient != 0
+                     ? rule.trust * weights / (gradient + rule.weight_decay * weights + rule.eps)
+                     : 1;
   }
 
  private:
@@ -58,12 +61,15 @@ class LayerwiseRule final : public TorchRule<Options, State, LarsRule> {
   bool skips(const LarsRule&) const override { return true; }
   std::int64_t count(const State& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
   std::vector<at::Tensor> list(const State& state) const override { return {state.momentum_buffer()}; }
-  void store(State& state, std::int64_t, const std::vector<at::Tensor>& states) const override { state.momentum_buffer(states[0]); }
+  void store(State& state, std::int64_t, const std::vector<at::Tensor>& states) const override {
+    state.momentum_buffer(states[0]);
+  }
 };
 
 }  // namespace
 
-LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options, const std::vector<Group>& groups,
+           const FusedOptions& fused)
     : torch::optim::Optimizer(make_groups(*gradients, wanted(groups)), checked(options)) {
   auto rule = std::make_unique<LayerwiseRule>(*this, *gradients);
   start(std::move(gradients), std::move(rule), fused);
@@ -71,7 +77,9 @@ LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& op
 
 torch::Tensor LARS::step(LossClosure closure) { return step_fused(closure); }
 
-void LARS::save(torch::serialize::OutputArchive& archive) const { torch::optim::serialize<State, Options>(archive, *this); }
+void LARS::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<State, Options>(archive, *this);
+}
 
 void LARS::load(torch::serialize::InputArchive& archive) {
   torch::optim::serialize<State, Options>(archive, *this);

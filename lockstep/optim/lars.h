@@ -18,7 +18,8 @@ struct LARSOptions {
   double trust_coefficient = 1e-3;  ///< eta
   double eps = 1e-8;
   bool nesterov = false;  ///< wants momentum
-  bool adapt = true;      ///< by the norms of parameter and gradient; without it the update is SGD's. For biases and the like, in a group of their own
+  bool adapt = true;  ///< by the norms of parameter and gradient; without it the update is SGD's. For biases and the
+                      ///< like, in a group of their own
 };
 template <typename Values, typename Visit>
 void each(Values& values, Visit visit)
@@ -35,9 +36,10 @@ void each(Values& values, Visit visit)
 
 /// SGD with a rate for each parameter: for batches of thousands. You, Gitman and Ginsburg, arXiv:1708.03888:
 ///   d = eta * |w| / (|g| + weight_decay * |w| + eps) * (g + weight_decay * w);   v = momentum * v + d;   w -= lr * v
-/// with a factor of 1 where |w| or |g| is 0. The rate is outside of the momentum, as in torch's SGD; in the paper it is inside, which is the same as long as the rate is.
-/// Norms are of whole parameters and averaged gradients, which costs a second pass over both. It does not update in backward(). Its groups' options are
-/// GroupOptions<LARSOptions>, whose `values` may be changed.
+/// with a factor of 1 where |w| or |g| is 0. The rate is outside of the momentum, as in torch's SGD; in the paper it is
+/// inside, which is the same as long as the rate is. Norms are of whole parameters and averaged gradients, which costs
+/// a second pass over both. It does not update in backward(). Its groups' options are GroupOptions<LARSOptions>, whose
+/// `values` may be changed.
 class LARS final : public torch::optim::Optimizer, public FusedOptimizer {
  public:
   /// Parameters with options of their own.
@@ -45,8 +47,10 @@ class LARS final : public torch::optim::Optimizer, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     LARSOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
+  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
+  /// Throws UsageError, CommError.
+  explicit LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options = {},
+                const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;

@@ -21,9 +21,9 @@ struct Loops {
 };
 
 /// Of one instruction set, a namespace.
-#define LOCKSTEP_LOOPS(isa) \
-  {isa::update,         isa::update,         isa::update, isa::update, isa::update, isa::measure, isa::measure, \
-   isa::sum_of_squares, isa::sum_of_squares, isa::scale,  isa::clamp,  isa::blend}
+#define LOCKSTEP_LOOPS(isa)                                                                        \
+  {isa::update,  isa::update,         isa::update,         isa::update, isa::update, isa::measure, \
+   isa::measure, isa::sum_of_squares, isa::sum_of_squares, isa::scale,  isa::clamp,  isa::blend}
 
 Loops best_loops() {
 #if defined(__x86_64__)
@@ -50,10 +50,16 @@ void update(const Run& run, const LarsRule& rule) { loops().lars(run, rule); }
 Squares measure(const Run& run, const LambRule& rule) { return loops().measure_lamb(run, rule); }
 Squares measure(const Run& run, const LarsRule& rule) { return loops().measure_lars(run, rule); }
 double sum_of_squares(const Run& run) { return loops().sum_of_squares(run); }
-double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count) { return loops().plain_squares(dtype, data, count); }
-void scale(at::ScalarType dtype, void* data, std::size_t count, double factor) { loops().scale(dtype, data, count, factor); }
+double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count) {
+  return loops().plain_squares(dtype, data, count);
+}
+void scale(at::ScalarType dtype, void* data, std::size_t count, double factor) {
+  loops().scale(dtype, data, count, factor);
+}
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max) { loops().clamp(dtype, data, count, max); }
-void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep) { loops().blend(dtype, average, data, count, keep); }
+void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep) {
+  loops().blend(dtype, average, data, count, keep);
+}
 
 at::ScalarType state_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 

@@ -7,14 +7,15 @@
 
 namespace lockstep::optim {
 
-/// `count` elements of a parameter, of its state, and of the gradients of the ranks that have one, each contiguous. The dtypes are float,
-/// double, bfloat16 and half; gradients have the parameter's. State is of double for double, else of float.
+/// `count` elements of a parameter, of its state, and of the gradients of the ranks that have one, each contiguous. The
+/// dtypes are float, double, bfloat16 and half; gradients have the parameter's. State is of double for double, else of
+/// float.
 struct Run {
   at::ScalarType dtype;
   const void* const* gradients;
   std::size_t num_gradients;
-  double divisor = 1;  // the gradient is their sum, added in this order, divided by it
-  double scale = 1;    // and then multiplied by this
+  double divisor = 1;            // the gradient is their sum, added in this order, divided by it
+  double scale = 1;              // and then multiplied by this
   double max = __builtin_inf();  // and what is beyond [-max, max] becomes the nearer end; a NaN stays
   void* parameter;
   void* const* states;
@@ -27,8 +28,9 @@ struct SgdRule {
   bool nesterov;
   bool first;  // the momentum becomes the gradient
 };
-/// torch::optim::Adam's, after Kingma and Ba, arXiv:1412.6980; `decoupled`: AdamW's, after Loshchilov and Hutter, arXiv:1711.05101. States
-/// are the two moments and, with amsgrad (Reddi, Kale and Kumar, arXiv:1904.09237), the greatest second one.
+/// torch::optim::Adam's, after Kingma and Ba, arXiv:1412.6980; `decoupled`: AdamW's, after Loshchilov and Hutter,
+/// arXiv:1711.05101. States are the two moments and, with amsgrad (Reddi, Kale and Kumar, arXiv:1904.09237), the
+/// greatest second one.
 struct AdamRule {
   double lr, beta1, beta2, eps, weight_decay;
   double bias1, bias2;  // 1 - beta^step
@@ -38,7 +40,7 @@ struct AdamRule {
 
 /// torch::optim::Adagrad's, after Duchi, Hazan and Singer, JMLR 12 (2011). The state is the sum of squares.
 struct AdagradRule {
-  double rate;  // of this step
+  double rate;          // of this step
   double lr, lr_decay;  // what it comes from
   double eps, weight_decay;
 };

@@ -36,8 +36,8 @@ void read_gradients(const Run& run, std::size_t begin, std::size_t n, typename E
   }
 }
 
-/// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not divided (a half is exact); others, and
-/// those that are to be clamped, come by way of a tile.
+/// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not
+/// divided (a half is exact); others, and those that are to be clamped, come by way of a tile.
 template <typename Element, typename Body>
 void for_each(const Run& run, Body body) {
   using Stored = typename Element::Stored;
@@ -125,7 +125,8 @@ void adagrad(const Run& run, const AdagradRule& rule) {
   using Value = typename Element::Value;
   auto* parameter = static_cast<typename Element::Stored*>(run.parameter);
   auto* squares = static_cast<Value*>(run.states[0]);
-  const auto rate = static_cast<Value>(rule.rate), eps = static_cast<Value>(rule.eps), decay = static_cast<Value>(rule.weight_decay);
+  const auto rate = static_cast<Value>(rule.rate), eps = static_cast<Value>(rule.eps),
+             decay = static_cast<Value>(rule.weight_decay);
   for_each<Element>(run, [=](std::size_t k, Value gradient) {
     const Value p = Element::load(parameter[k]);
     const Value g = gradient + decay * p;
@@ -135,7 +136,8 @@ void adagrad(const Run& run, const AdagradRule& rule) {
   });
 }
 
-/// A sum of squares as 32 sums side by side, so that its order is the same with vectors of any width, and no addition waits for the one before.
+/// A sum of squares as 32 sums side by side, so that its order is the same with vectors of any width, and no addition
+/// waits for the one before.
 struct SquareSum {
   static constexpr std::size_t kLanes = 32;
   double lanes[kLanes] = {};
@@ -144,7 +146,8 @@ struct SquareSum {
   void add(Value* tile, std::size_t n) {
     for (std::size_t k = n; k % kLanes != 0; ++k) tile[k] = 0;
     for (std::size_t k = 0; k < n; k += kLanes)
-      for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += static_cast<double>(tile[k + lane]) * static_cast<double>(tile[k + lane]);
+      for (std::size_t lane = 0; lane < kLanes; ++lane)
+        lanes[lane] += static_cast<double>(tile[k + lane]) * static_cast<double>(tile[k + lane]);
   }
   double total() const {
     double sum = 0;
@@ -173,7 +176,8 @@ void sgd_of(const Run& run, const SgdRule& rule) {
 
 template <typename Element>
 void adam_of(const Run& run, const AdamRule& rule) {
-  if (rule.decoupled) return rule.amsgrad ? adam<Element, true, true>(run, rule) : adam<Element, true, false>(run, rule);
+  if (rule.decoupled)
+    return rule.amsgrad ? adam<Element, true, true>(run, rule) : adam<Element, true, false>(run, rule);
   return rule.amsgrad ? adam<Element, false, true>(run, rule) : adam<Element, false, false>(run, rule);
 }
 
@@ -181,41 +185,61 @@ void adam_of(const Run& run, const AdamRule& rule) {
 
 void update(const Run& run, const SgdRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return sgd_of<Plain<float>>(run, rule);
-    case at::kDouble: return sgd_of<Plain<double>>(run, rule);
-    case at::kBFloat16: return sgd_of<Bfloat16>(run, rule);
-    case at::kHalf: return sgd_of<Half>(run, rule);
-    default: return;  // FusedUpdate has refused it
+    case at::kFloat:
+      return sgd_of<Plain<float>>(run, rule);
+    case at::kDouble:
+      return sgd_of<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return sgd_of<Bfloat16>(run, rule);
+    case at::kHalf:
+      return sgd_of<Half>(run, rule);
+    default:
+      return;  // FusedUpdate has refused it
   }
 }
 
 void update(const Run& run, const AdamRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return adam_of<Plain<float>>(run, rule);
-    case at::kDouble: return adam_of<Plain<double>>(run, rule);
-    case at::kBFloat16: return adam_of<Bfloat16>(run, rule);
-    case at::kHalf: return adam_of<Half>(run, rule);
-    default: return;
+    case at::kFloat:
+      return adam_of<Plain<float>>(run, rule);
+    case at::kDouble:
+      return adam_of<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return adam_of<Bfloat16>(run, rule);
+    case at::kHalf:
+      return adam_of<Half>(run, rule);
+    default:
+      return;
   }
 }
 
 void update(const Run& run, const AdagradRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return adagrad<Plain<float>>(run, rule);
-    case at::kDouble: return adagrad<Plain<double>>(run, rule);
-    case at::kBFloat16: return adagrad<Bfloat16>(run, rule);
-    case at::kHalf: return adagrad<Half>(run, rule);
-    default: return;
+    case at::kFloat:
+      return adagrad<Plain<float>>(run, rule);
+    case at::kDouble:
+      return adagrad<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return adagrad<Bfloat16>(run, rule);
+    case at::kHalf:
+      return adagrad<Half>(run, rule);
+    default:
+      return;
   }
 }
 
 double sum_of_squares(const Run& run) {
   switch (run.dtype) {
-    case at::kFloat: return squares<Plain<float>>(run);
-    case at::kDouble: return squares<Plain<double>>(run);
-    case at::kBFloat16: return squares<Bfloat16>(run);
-    case at::kHalf: return squares<Half>(run);
-    default: return 0;
+    case at::kFloat:
+      return squares<Plain<float>>(run);
+    case at::kDouble:
+      return squares<Plain<double>>(run);
+    case at::kBFloat16:
+      return squares<Bfloat16>(run);
+    case at::kHalf:
+      return squares<Half>(run);
+    default:
+      return 0;
   }
 }
 

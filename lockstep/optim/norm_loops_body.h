@@ -83,7 +83,8 @@ void lars(const Run& run, const LarsRule& rule) {
   using Value = typename Element::Value;
   auto* parameter = static_cast<typename Element::Stored*>(run.parameter);
   auto* buffer = static_cast<Value*>(run.states[0]);
-  const auto lr = static_cast<Value>(rule.lr), decay = static_cast<Value>(rule.weight_decay), ratio = static_cast<Value>(rule.ratio);
+  const auto lr = static_cast<Value>(rule.lr), decay = static_cast<Value>(rule.weight_decay),
+             ratio = static_cast<Value>(rule.ratio);
   const auto keep = static_cast<Value>(rule.first ? 0 : rule.momentum);
   const auto ahead = static_cast<Value>(rule.momentum);
   for_each<Element>(run, [=](std::size_t k, Value gradient) {
@@ -104,41 +105,61 @@ void lars_of(const Run& run, const LarsRule& rule) {
 
 void update(const Run& run, const LambRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return lamb<Plain<float>>(run, rule);
-    case at::kDouble: return lamb<Plain<double>>(run, rule);
-    case at::kBFloat16: return lamb<Bfloat16>(run, rule);
-    case at::kHalf: return lamb<Half>(run, rule);
-    default: return;
+    case at::kFloat:
+      return lamb<Plain<float>>(run, rule);
+    case at::kDouble:
+      return lamb<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return lamb<Bfloat16>(run, rule);
+    case at::kHalf:
+      return lamb<Half>(run, rule);
+    default:
+      return;
   }
 }
 
 void update(const Run& run, const LarsRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return lars_of<Plain<float>>(run, rule);
-    case at::kDouble: return lars_of<Plain<double>>(run, rule);
-    case at::kBFloat16: return lars_of<Bfloat16>(run, rule);
-    case at::kHalf: return lars_of<Half>(run, rule);
-    default: return;
+    case at::kFloat:
+      return lars_of<Plain<float>>(run, rule);
+    case at::kDouble:
+      return lars_of<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return lars_of<Bfloat16>(run, rule);
+    case at::kHalf:
+      return lars_of<Half>(run, rule);
+    default:
+      return;
   }
 }
 
 Squares measure(const Run& run, const LambRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return measure_lamb<Plain<float>>(run, rule);
-    case at::kDouble: return measure_lamb<Plain<double>>(run, rule);
-    case at::kBFloat16: return measure_lamb<Bfloat16>(run, rule);
-    case at::kHalf: return measure_lamb<Half>(run, rule);
-    default: return {};
+    case at::kFloat:
+      return measure_lamb<Plain<float>>(run, rule);
+    case at::kDouble:
+      return measure_lamb<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return measure_lamb<Bfloat16>(run, rule);
+    case at::kHalf:
+      return measure_lamb<Half>(run, rule);
+    default:
+      return {};
   }
 }
 
 Squares measure(const Run& run, const LarsRule& rule) {
   switch (run.dtype) {
-    case at::kFloat: return measure_lars<Plain<float>>(run, rule);
-    case at::kDouble: return measure_lars<Plain<double>>(run, rule);
-    case at::kBFloat16: return measure_lars<Bfloat16>(run, rule);
-    case at::kHalf: return measure_lars<Half>(run, rule);
-    default: return {};
+    case at::kFloat:
+      return measure_lars<Plain<float>>(run, rule);
+    case at::kDouble:
+      return measure_lars<Plain<double>>(run, rule);
+    case at::kBFloat16:
+      return measure_lars<Bfloat16>(run, rule);
+    case at::kHalf:
+      return measure_lars<Half>(run, rule);
+    default:
+      return {};
   }
 }
 

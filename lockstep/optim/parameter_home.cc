@@ -37,12 +37,14 @@ at::TensorOptions state_options(const at::Tensor& parameter) {
 
 }  // namespace
 
-ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_sums, bool shared, const Shards* shards)
+ParameterHome::ParameterHome(std::shared_ptr<ddp::GradientSource> source, std::size_t num_states, std::size_t num_sums,
+                             bool shared, const Shards* shards)
     : source_(std::move(source)), parameters_(source_->parameters()), shards_(shards) {
   for (const Parameter& parameter : parameters_) check(parameter);
   first_sum_.push_back(0);
   for (const Parameter& parameter : parameters_)
-    first_sum_.push_back(first_sum_.back() + (static_cast<std::size_t>(parameter.tensor.numel()) + kSumElements - 1) / kSumElements);
+    first_sum_.push_back(first_sum_.back() +
+                         (static_cast<std::size_t>(parameter.tensor.numel()) + kSumElements - 1) / kSumElements);
   if (shared) {
     check_storages();
     std::size_t bytes = place_storages() + aligned(num_sums * first_sum_.back() * sizeof(double));
@@ -78,11 +80,14 @@ void ParameterHome::check(const Parameter& parameter) const {
     case at::kFloat:
     case at::kDouble:
     case at::kBFloat16:
-    case at::kHalf: break;
+    case at::kHalf:
+      break;
     default:
-      throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) + "; allowed are float, double, bfloat16 and half");
+      throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) +
+                       "; allowed are float, double, bfloat16 and half");
   }
-  if (!tensor.is_non_overlapping_and_dense()) throw UsageError(start + "has holes in its memory, or elements in the same place", "use its contiguous()");
+  if (!tensor.is_non_overlapping_and_dense())
+    throw UsageError(start + "has holes in its memory, or elements in the same place", "use its contiguous()");
 }
 
 /// Ranks may differ in what else lies in a storage, and only parameters are meant to be shared.
@@ -92,7 +97,8 @@ void ParameterHome::check_storages() const {
   for (const Parameter& parameter : parameters_)
     if (used[impl_of(parameter.tensor)] < parameter.tensor.storage().nbytes())
       throw UsageError("lockstep::optim: parameter " + parameter.name + " is a part of a tensor of " +
-                           std::to_string(parameter.tensor.storage().nbytes()) + " bytes whose rest is no parameter; only parameters can be shared by the ranks of a host",
+                           std::to_string(parameter.tensor.storage().nbytes()) +
+                           " bytes whose rest is no parameter; only parameters can be shared by the ranks of a host",
                        "give it memory of its own: clone() it before it is registered");
 }
 
@@ -105,7 +111,9 @@ void ParameterHome::find_siblings() {
 std::size_t ParameterHome::place_storages() {
   std::size_t end = 0;
   for (const Parameter& parameter : parameters_) {
-    const auto same = [&](const Storage& one) { return one.storage.unsafeGetStorageImpl() == impl_of(parameter.tensor); };
+    const auto same = [&](const Storage& one) {
+      return one.storage.unsafeGetStorageImpl() == impl_of(parameter.tensor);
+    };
     if (std::any_of(storages_.begin(), storages_.end(), same)) continue;
     storages_.push_back({parameter.tensor.storage(), end});
     end += aligned(parameter.tensor.storage().nbytes());
@@ -130,7 +138,8 @@ void ParameterHome::make_states(std::size_t num_states) {
   for (std::size_t part = 0; part < parameters_.size(); ++part) {
     const at::Tensor& tensor = parameters_[part].tensor;
     const auto options = state_options(tensor);
-    const std::vector<std::int64_t> sizes = shards_ ? std::vector{static_cast<std::int64_t>(own(part).count)} : tensor.sizes().vec();
+    const std::vector<std::int64_t> sizes =
+        shards_ ? std::vector{static_cast<std::int64_t>(own(part).count)} : tensor.sizes().vec();
     const std::vector<std::int64_t> strides = shards_ ? std::vector{std::int64_t{1}} : tensor.strides().vec();
     std::vector<at::Tensor> states;
     for (std::size_t i = 0; i < num_states; ++i) {
@@ -155,7 +164,8 @@ void ParameterHome::keep(std::size_t part, std::size_t i, const at::Tensor& whol
   const at::Tensor& like = parameters_[part].tensor;
   const at::Tensor as_it_lies = at::empty_strided(like.sizes(), like.strides(), whole.options()).copy_(whole);
   const Range range = own(part);
-  state.copy_(as_it_lies.as_strided({static_cast<std::int64_t>(range.count)}, {1}, static_cast<std::int64_t>(range.first)));
+  state.copy_(
+      as_it_lies.as_strided({static_cast<std::int64_t>(range.count)}, {1}, static_cast<std::int64_t>(range.first)));
 }
 
 void ParameterHome::make_sums(std::size_t num_sums) {
@@ -173,12 +183,15 @@ void ParameterHome::require_untouched() const {
     const at::Tensor& tensor = parameters_[i].tensor;
     const std::string& name = parameters_[i].name;
     const Seen& seen = seen_[i];
-    if (tensor.scalar_type() != seen.dtype || tensor.strides() != at::IntArrayRef(seen.strides) || (shared() && tensor.const_data_ptr() != seen.data))
-      throw UsageError("lockstep::optim: parameter " + name + " has got another dtype, shape or place since its optimizer was made",
-                       "make the optimizer after the last to() of the module");
+    if (tensor.scalar_type() != seen.dtype || tensor.strides() != at::IntArrayRef(seen.strides) ||
+        (shared() && tensor.const_data_ptr() != seen.data))
+      throw UsageError(
+          "lockstep::optim: parameter " + name + " has got another dtype, shape or place since its optimizer was made",
+          "make the optimizer after the last to() of the module");
     if (shared() && tensor._version() != seen.version)
-      throw UsageError("lockstep::optim: parameter " + name + " was changed outside step(); the ranks of this host have one copy of it, so that "
-                       "each rank's change was made to all",
+      throw UsageError("lockstep::optim: parameter " + name +
+                           " was changed outside step(); the ranks of this host have one copy of it, so that "
+                           "each rank's change was made to all",
                        "make the change in change_parameters() of the optimizer, or before the optimizer is made");
   }
 }
@@ -186,7 +199,8 @@ void ParameterHome::require_untouched() const {
 void ParameterHome::require_own_storages() const {
   for (const std::vector<std::size_t>& together : siblings_)
     if (together.size() > 1)
-      throw UsageError("update_in_backward(): parameters " + parameters_[together[0]].name + " and " + parameters_[together[1]].name +
+      throw UsageError("update_in_backward(): parameters " + parameters_[together[0]].name + " and " +
+                           parameters_[together[1]].name +
                            " are in one storage, so that one would be updated while a graph may need the other",
                        "do without update_in_backward(), or give them memory of their own");
 }

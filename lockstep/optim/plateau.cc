@@ -44,7 +44,8 @@ PlateauVerdict judge(const PlateauOptions& options, PlateauState state, double v
   return {state, true};
 }
 
-Plateau::Plateau(torch::optim::Optimizer& optimizer, const PlateauOptions& options) : optimizer_(optimizer), options_(options) {
+Plateau::Plateau(torch::optim::Optimizer& optimizer, const PlateauOptions& options)
+    : optimizer_(optimizer), options_(options) {
   check(options_);
   if (options_.maximize) state_.best = -state_.best;
 }

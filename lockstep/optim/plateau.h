@@ -20,13 +20,13 @@ struct PlateauOptions {
   bool absolute_threshold = false;  ///< otherwise it is a part of the best
   std::int64_t cooldown = 0;        ///< values after a reduction that are not counted
   double min_rate = 0;
-  double eps = 1e-8;                ///< a reduction by less is not made
+  double eps = 1e-8;  ///< a reduction by less is not made
 };
 
 /// What has been seen.
 struct PlateauState {
   double best = std::numeric_limits<double>::infinity();  ///< with maximize it begins at minus infinity
-  std::int64_t bad = 0;            ///< values in a row that were no better
+  std::int64_t bad = 0;                                   ///< values in a row that were no better
   std::int64_t cooldown_left = 0;
 };
 struct PlateauVerdict {
@@ -36,7 +36,8 @@ struct PlateauVerdict {
 /// What `value` means after what has been seen. Pure. A NaN is no better than anything.
 PlateauVerdict judge(const PlateauOptions& options, PlateauState state, double value);
 
-/// Drives the rates of all groups of an optimizer, which outlives it. All ranks give it the same values: for instance a mean by all_reduce().
+/// Drives the rates of all groups of an optimizer, which outlives it. All ranks give it the same values: for instance a
+/// mean by all_reduce().
 class Plateau {
  public:
   /// Throws UsageError.

@@ -15,8 +15,8 @@ std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
 void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner) {
   auto& groups = optimizer.param_groups();
   if (rates.size() != groups.size())
-    throw base::UsageError(owner + ": there are rates for " + std::to_string(rates.size()) + " groups; allowed are those of the optimizer's " +
-                           std::to_string(groups.size()));
+    throw base::UsageError(owner + ": there are rates for " + std::to_string(rates.size()) +
+                           " groups; allowed are those of the optimizer's " + std::to_string(groups.size()));
   for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates[i]);
 }
 

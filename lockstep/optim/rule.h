@@ -20,7 +20,8 @@ class Rule {
   /// Names of the tensors of state, as in a state_dict of Python; their shape is the parameter's.
   virtual const std::vector<std::string>& state_names() const = 0;
 
-  /// An update begins: options are read. Returns a fingerprint of everything that must be equal on all ranks. Throws UsageError.
+  /// An update begins: options are read. Returns a fingerprint of everything that must be equal on all ranks. Throws
+  /// UsageError.
   virtual std::uint64_t prepare() = 0;
   /// `run.states` are in the order of state_names().
   virtual void update(std::size_t part, const Run& run) const = 0;
@@ -36,7 +37,8 @@ class Rule {
   /// All elements of the tensors of state of a part that has not been updated.
   virtual double initial_state() const { return 0; }
 
-  // Where an update depends on norms of whole parameters (measures()), a pass over all parts comes before it, after prepare():
+  // Where an update depends on norms of whole parameters (measures()), a pass over all parts comes before it, after
+  // prepare():
   virtual bool measures() const { return false; }
   /// Of at most ParameterHome::kSumElements elements.
   virtual Squares measure(std::size_t, const Run&) const { return {}; }

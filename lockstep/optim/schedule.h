@@ -7,9 +7,10 @@
 
 namespace lockstep::optim {
 
-/// The rate at `step`, counted from 0, of a group of parameters whose own rate is `base`. Pure: the same on every rank, and at any time.
-/// Values are those of the class of torch.optim.lr_scheduler that is named with each. Steps before 0 do not exist; after the end of a
-/// schedule that has one its last rate stays. What makes a schedule throws UsageError for options that it cannot have.
+/// The rate at `step`, counted from 0, of a group of parameters whose own rate is `base`. Pure: the same on every rank,
+/// and at any time. Values are those of the class of torch.optim.lr_scheduler that is named with each. Steps before 0
+/// do not exist; after the end of a schedule that has one its last rate stays. What makes a schedule throws UsageError
+/// for options that it cannot have.
 using Schedule = std::function<double(std::int64_t step, double base)>;
 
 /// base * factor(step): LambdaLR.
@@ -43,8 +44,8 @@ struct CosineDecayOptions {
   std::int64_t steps = 1;
   double min_rate = 0;
 };
-/// Half a cosine from the base rate to `min_rate` (Loshchilov and Hutter, arXiv:1608.03983, without restarts): CosineAnnealingLR, which goes up
-/// again after the end, where this one stays.
+/// Half a cosine from the base rate to `min_rate` (Loshchilov and Hutter, arXiv:1608.03983, without restarts):
+/// CosineAnnealingLR, which goes up again after the end, where this one stays.
 Schedule cosine_decay(const CosineDecayOptions& options);
 
 struct PolynomialDecayOptions {
@@ -56,18 +57,20 @@ Schedule polynomial_decay(const PolynomialDecayOptions& options);
 
 struct OneCycleOptions {
   std::int64_t steps = 1;
-  double rise = 0.3;            ///< the part of the steps after which the base rate is reached
-  double start_divisor = 25;    ///< it begins at base / start_divisor
-  double final_divisor = 1e4;   ///< and ends at the start's rate / final_divisor
-  bool linear = false;          ///< lines instead of halves of cosines
-  bool three_phases = false;    ///< down to the start's rate as fast as up, and then to the end's
+  double rise = 0.3;           ///< the part of the steps after which the base rate is reached
+  double start_divisor = 25;   ///< it begins at base / start_divisor
+  double final_divisor = 1e4;  ///< and ends at the start's rate / final_divisor
+  bool linear = false;         ///< lines instead of halves of cosines
+  bool three_phases = false;   ///< down to the start's rate as fast as up, and then to the end's
 };
-/// Up to the base rate, which is what OneCycleLR calls max_lr, and down far below where it began (Smith and Topin, arXiv:1708.07120). Rates alone: momentum stays.
+/// Up to the base rate, which is what OneCycleLR calls max_lr, and down far below where it began (Smith and Topin,
+/// arXiv:1708.07120). Rates alone: momentum stays.
 Schedule one_cycle(const OneCycleOptions& options);
 
 /// `first` for `steps` steps; then `next`, from its step 0: SequentialLR.
 Schedule then(Schedule first, std::int64_t steps, Schedule next);
-/// A line from `from` of the base rate to all of it in `steps` steps; then `next`, from its step 0. `next` may be any schedule that begins at the base rate.
+/// A line from `from` of the base rate to all of it in `steps` steps; then `next`, from its step 0. `next` may be any
+/// schedule that begins at the base rate.
 Schedule warm_up(std::int64_t steps, Schedule next, double from = 0);
 
 }  // namespace lockstep::optim

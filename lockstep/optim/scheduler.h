@@ -12,8 +12,8 @@ class Optimizer;
 
 namespace lockstep::optim {
 
-/// Drives the rates of all groups of an optimizer, torch's own or ours, which outlives it. What a group's rate is when this is made is its base. All ranks
-/// make it alike and call step() alike; it waits for nobody.
+/// Drives the rates of all groups of an optimizer, torch's own or ours, which outlives it. What a group's rate is when
+/// this is made is its base. All ranks make it alike and call step() alike; it waits for nobody.
 class Scheduler {
  public:
   /// Sets the rates of step 0. Throws UsageError.
@@ -32,8 +32,8 @@ class Scheduler {
     std::vector<double> base_rates;  ///< of the groups
   };
   Position position() const { return position_; }
-  /// Goes on from there, whatever the optimizer's rates are. Throws UsageError for a step before 0 or when there are not as many rates as groups: nothing has
-  /// changed then.
+  /// Goes on from there, whatever the optimizer's rates are. Throws UsageError for a step before 0 or when there are
+  /// not as many rates as groups: nothing has changed then.
   void resume(const Position& position);
 
  private:

@@ -32,9 +32,11 @@ class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::opt
   using TorchRule::TorchRule;
 
  private:
-  SgdRule read(const torch::optim::SGDOptions& options, std::int64_t steps, std::vector<double>& numbers) const override {
+  SgdRule read(const torch::optim::SGDOptions& options, std::int64_t steps,
+               std::vector<double>& numbers) const override {
     if (options.momentum() != 0 && state_names().empty())
-      throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) + "; allowed is 0 for an optimizer that was made without");
+      throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) +
+                             "; allowed is 0 for an optimizer that was made without");
     numbers.insert(numbers.end(), {options.lr(), options.momentum(), options.dampening(), options.weight_decay(),
                                    static_cast<double>(options.nesterov()), static_cast<double>(steps)});
     return {.lr = options.lr(),
@@ -44,8 +46,12 @@ class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::opt
             .nesterov = options.nesterov(),
             .first = steps == 0};
   }
-  bool skips(const SgdRule& rule) const override { return !rule.first || rule.dampening == 0; }  // else the first update that is made is no longer the first
-  std::int64_t count(const torch::optim::SGDParamState& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
+  bool skips(const SgdRule& rule) const override {
+    return !rule.first || rule.dampening == 0;
+  }  // else the first update that is made is no longer the first
+  std::int64_t count(const torch::optim::SGDParamState& state) const override {
+    return state.momentum_buffer().defined() ? 1 : 0;
+  }
   std::vector<at::Tensor> list(const torch::optim::SGDParamState& state) const override {
     return state_names().empty() ? std::vector<at::Tensor>() : std::vector<at::Tensor>{state.momentum_buffer()};
   }
@@ -55,13 +61,16 @@ class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::opt
 };
 
 std::vector<std::string> state_names(const SGDOptions& options, const std::vector<SGD::Group>& groups) {
-  const bool momentum = options.momentum > 0 || std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.options.momentum > 0; });
+  const bool momentum = options.momentum > 0 || std::any_of(groups.begin(), groups.end(), [](const auto& group) {
+                          return group.options.momentum > 0;
+                        });
   return momentum ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>();
 }
 
 }  // namespace
 
-SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups, const FusedOptions& fused)
+SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
+         const FusedOptions& fused)
     : torch::optim::SGD(make_groups(*gradients, wanted(groups)), of_torch(options)) {
   auto rule = std::make_unique<MomentumRule>(*this, *gradients, state_names(options, groups));
   start(std::move(gradients), std::move(rule), fused);

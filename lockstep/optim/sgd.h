@@ -19,8 +19,8 @@ struct SGDOptions {
   bool nesterov = false;  ///< wants momentum, and no dampening
 };
 
-/// torch::optim::SGD in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers of torch move it. What
-/// needs a momentum must have it in some group from the beginning.
+/// torch::optim::SGD in every respect but those of FusedOptimizer: options of its groups may be changed, schedulers of
+/// torch move it. What needs a momentum must have it in some group from the beginning.
 class SGD final : public torch::optim::SGD, public FusedOptimizer {
  public:
   /// Parameters with options of their own.
@@ -28,8 +28,10 @@ class SGD final : public torch::optim::SGD, public FusedOptimizer {
     std::vector<at::Tensor> parameters;
     SGDOptions options;
   };
-  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks. Throws UsageError, CommError.
-  explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {}, const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
+  /// For all parameters of a DistributedDataParallel; those that no group names get `options`. Waits for all ranks.
+  /// Throws UsageError, CommError.
+  explicit SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options = {},
+               const std::vector<Group>& groups = {}, const FusedOptions& fused = {});
 
   /// Waits for all ranks. Throws CommError and its kin, after which parameters are unspecified, and UsageError.
   torch::Tensor step(LossClosure closure = nullptr) override;

@@ -18,7 +18,8 @@ struct StateSize {
   std::size_t bytes_each = 0;
 };
 
-/// All parameters' state, one after the other, is cut into `num_owners` intervals of equally many bytes, as far as whole cache lines allow. What `owner` has of each parameter.
+/// All parameters' state, one after the other, is cut into `num_owners` intervals of equally many bytes, as far as
+/// whole cache lines allow. What `owner` has of each parameter.
 std::vector<Range> shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
 
 }  // namespace lockstep::optim

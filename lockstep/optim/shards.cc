@@ -23,26 +23,30 @@ std::size_t element_bytes(const at::Tensor& tensor) { return c10::elementSize(te
 
 std::vector<StateSize> state_sizes(const std::vector<ddp::GradientSource::Parameter>& parameters) {
   std::vector<StateSize> sizes;
-  for (const auto& [name, tensor] : parameters) sizes.push_back({static_cast<std::size_t>(tensor.numel()), c10::elementSize(state_dtype(tensor.scalar_type()))});
+  for (const auto& [name, tensor] : parameters)
+    sizes.push_back({static_cast<std::size_t>(tensor.numel()), c10::elementSize(state_dtype(tensor.scalar_type()))});
   return sizes;
 }
 
 }  // namespace
 
-Shards::Shards(ddp::GradientSource& source) : source_(source), parameters_(source.parameters()), owners_(source.owners()) {
+Shards::Shards(ddp::GradientSource& source)
+    : source_(source), parameters_(source.parameters()), owners_(source.owners()) {
   std::size_t most = 0;
   for (int owner = 0; owner < owners_.count; ++owner) {
     ranges_.push_back(shard(state_sizes(parameters_), owner, owners_.count));
     std::vector<std::size_t>& ends = ends_.emplace_back();
     std::size_t end = 0;
-    for (std::size_t part = 0; part < parameters_.size(); ++part) ends.push_back(end += ranges_.back()[part].count * element_bytes(parameters_[part].tensor));
+    for (std::size_t part = 0; part < parameters_.size(); ++part)
+      ends.push_back(end += ranges_.back()[part].count * element_bytes(parameters_[part].tensor));
     most = std::max(most, end);
   }
   if (!divided() || !owners_.group) return;
   if (!parameters_.empty()) device_ = parameters_.front().tensor.device();
   for (const auto& [name, tensor] : parameters_)
     if (tensor.device() != device_)
-      throw base::UsageError("shard_state: parameter " + name + " is on " + tensor.device().str() + "; allowed is the device of the first, " + device_.str());
+      throw base::UsageError("shard_state: parameter " + name + " is on " + tensor.device().str() +
+                             "; allowed is the device of the first, " + device_.str());
   chunk_ = std::min(most, kMostChunk);
   rounds_ = chunk_ == 0 ? 1 : (most + chunk_ - 1) / chunk_;
   const auto size = static_cast<std::int64_t>(kHeader + chunk_);
@@ -51,7 +55,8 @@ Shards::Shards(ddp::GradientSource& source) : source_(source), parameters_(sourc
   output_ = at::empty({owners_.count, size}, bytes);
 }
 
-/// Calls copy(address, bytes, place) for the bytes [begin, begin + size) of what `owner` has; the first of them has place 0.
+/// Calls copy(address, bytes, place) for the bytes [begin, begin + size) of what `owner` has; the first of them has
+/// place 0.
 template <typename Copy>
 void Shards::each_run(std::size_t owner, std::size_t begin, std::size_t size, const Copy& copy) const {
   const std::vector<std::size_t>& ends = ends_[owner];
@@ -61,7 +66,8 @@ void Shards::each_run(std::size_t owner, std::size_t begin, std::size_t size, co
     const std::size_t start = part == 0 ? 0 : ends[part - 1], stop = std::min(ends[part], end);
     if (stop <= at) continue;
     const at::Tensor& tensor = parameters_[part].tensor;
-    char* data = static_cast<char*>(tensor.mutable_data_ptr()) + ranges_[owner][part].first * element_bytes(tensor) + (at - start);
+    char* data = static_cast<char*>(tensor.mutable_data_ptr()) + ranges_[owner][part].first * element_bytes(tensor) +
+                 (at - start);
     copy(data, stop - at, at - begin);
     at = stop;
   }
@@ -92,7 +98,10 @@ void Shards::copy(void* to, const void* from, std::size_t bytes) const {
     std::memcpy(to, from, bytes);
     return;
   }
-  const auto tensor = [&](const void* data) { return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)}, at::dtype(at::kByte).device(device_)); };
+  const auto tensor = [&](const void* data) {
+    return at::from_blob(const_cast<void*>(data), {static_cast<std::int64_t>(bytes)},
+                         at::dtype(at::kByte).device(device_));
+  };
   tensor(to).copy_(tensor(from));
 }
 
@@ -100,8 +109,10 @@ void Shards::refuse(int owner, std::uint64_t other, std::uint64_t options) const
   comm::Group group = *owners_.group;
   const int self = group.global_rank(group.rank()), peer = group.global_rank(owner);
   std::ostringstream text;
-  text << "rank " << peer << " has an optimizer whose options or steps have the fingerprint " << other << ", rank " << self << " one of " << options;
-  group.fail(base::DesyncError(base::Cause::kDesync, std::string("all_gather(") + kName + ")", self, peer, text.str(), "all ranks need the same options, and the same calls of step()"));
+  text << "rank " << peer << " has an optimizer whose options or steps have the fingerprint " << other << ", rank "
+       << self << " one of " << options;
+  group.fail(base::DesyncError(base::Cause::kDesync, std::string("all_gather(") + kName + ")", self, peer, text.str(),
+                               "all ranks need the same options, and the same calls of step()"));
 }
 
 void Shards::exchange(std::uint64_t options) {
@@ -113,13 +124,16 @@ void Shards::exchange(std::uint64_t options) {
   else
     compare_apart(options);
   for (std::size_t round = 0; round < rounds_; ++round) {
-    each_run(self, round * chunk_, chunk_, [&](const char* data, std::size_t bytes, std::size_t place) { copy(mine + kHeader + place, data, bytes); });
+    each_run(self, round * chunk_, chunk_, [&](const char* data, std::size_t bytes, std::size_t place) {
+      copy(mine + kHeader + place, data, bytes);
+    });
     group.all_gather(output_, input_, {.name = kName});
     if (round == 0 && device_.is_cpu()) compare(options);
     for (std::size_t owner = 0; owner < ranges_.size(); ++owner) {
       if (owner == self) continue;
       const char* theirs = static_cast<const char*>(output_.const_data_ptr()) + owner * (kHeader + chunk_) + kHeader;
-      each_run(owner, round * chunk_, chunk_, [&](char* data, std::size_t bytes, std::size_t place) { copy(data, theirs + place, bytes); });
+      each_run(owner, round * chunk_, chunk_,
+               [&](char* data, std::size_t bytes, std::size_t place) { copy(data, theirs + place, bytes); });
     }
   }
 }
@@ -145,9 +159,11 @@ at::Tensor Shards::gather(std::size_t part, const at::Tensor& own) {
   for (std::size_t owner = 0; owner < ranges_.size(); ++owner) {
     const Range& range = ranges_[owner][part];
     if (range.count == 0) continue;
-    const at::Tensor piece = flat.narrow(0, static_cast<std::int64_t>(range.first), static_cast<std::int64_t>(range.count));
+    const at::Tensor piece =
+        flat.narrow(0, static_cast<std::int64_t>(range.first), static_cast<std::int64_t>(range.count));
     if (static_cast<int>(owner) == owners_.index) piece.copy_(own);
-    if (owners_.group) comm::Group(*owners_.group).broadcast(piece, static_cast<int>(owner), {.name = "state of an optimizer"});
+    if (owners_.group)
+      comm::Group(*owners_.group).broadcast(piece, static_cast<int>(owner), {.name = "state of an optimizer"});
   }
   if (owners_.of_several && flat.numel() > 0) source_.sharers().broadcast(flat, 0, {.name = "state of an optimizer"});
   return whole;

@@ -12,7 +12,8 @@
 
 namespace lockstep::optim {
 
-/// An owner is a rank, or the ranks of a host that share memory. Each updates the elements whose state it has, and then gives them to the others.
+/// An owner is a rank, or the ranks of a host that share memory. Each updates the elements whose state it has, and then
+/// gives them to the others.
 class Shards {
  public:
   /// All ranks call it alike, and wait for each other.
@@ -23,13 +24,14 @@ class Shards {
   /// What this rank's owner has of a parameter.
   const Range& own(std::size_t part) const { return ranges_[static_cast<std::size_t>(owners_.index)][part]; }
 
-  /// After an update: every owner's elements reach all. `options` is a fingerprint of the update; ranks that differ in it get a DesyncError. All ranks call it alike; waits for
-  /// them. Takes (owners + 1) times 1 MiB of memory at most.
+  /// After an update: every owner's elements reach all. `options` is a fingerprint of the update; ranks that differ in
+  /// it get a DesyncError. All ranks call it alike; waits for them. Takes (owners + 1) times 1 MiB of memory at most.
   void share_parameters(std::uint64_t options);
-  /// Sums over each owner's own elements become sums over all, the same bits on all ranks. Where an owner is several ranks they have these in one place. All ranks call it alike, and wait for
-  /// each other.
+  /// Sums over each owner's own elements become sums over all, the same bits on all ranks. Where an owner is several
+  /// ranks they have these in one place. All ranks call it alike, and wait for each other.
   void add(std::span<double> sums);
-  /// A tensor of state of all elements, in the parameter's shape and strides, from each owner's own. All ranks call it alike, and wait for each other.
+  /// A tensor of state of all elements, in the parameter's shape and strides, from each owner's own. All ranks call it
+  /// alike, and wait for each other.
   at::Tensor gather(std::size_t part, const at::Tensor& own);
 
  private:
@@ -44,11 +46,11 @@ class Shards {
   ddp::GradientSource& source_;
   const std::vector<ddp::GradientSource::Parameter> parameters_;
   const ddp::GradientSource::Owners owners_;
-  std::vector<std::vector<Range>> ranges_;     // of each owner
+  std::vector<std::vector<Range>> ranges_;      // of each owner
   std::vector<std::vector<std::size_t>> ends_;  // of each owner: bytes up to the end of each part
-  std::size_t chunk_ = 0;                      // bytes of an owner in one operation
+  std::size_t chunk_ = 0;                       // bytes of an owner in one operation
   std::size_t rounds_ = 0;
-  at::Device device_ = at::kCPU;               // of the parameters
+  at::Device device_ = at::kCPU;  // of the parameters
   at::Tensor input_, output_;
 };
 

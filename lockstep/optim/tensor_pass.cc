@@ -17,16 +17,24 @@ struct TensorPass::Alike {
   std::vector<std::size_t> parts;
 };
 
-TensorPass::TensorPass(const ParameterHome& home, Rule& rule, bool divided) : home_(home), rule_(rule), divided_(divided) {
+TensorPass::TensorPass(const ParameterHome& home, Rule& rule, bool divided)
+    : home_(home), rule_(rule), divided_(divided) {
   if (divided_ && rule_.measures())
-    throw base::UsageError("shard_state: this optimizer needs the norms of whole parameters, which are on a device and divided; allowed are optimizers that do not", "do without shard_state");
+    throw base::UsageError(
+        "shard_state: this optimizer needs the norms of whole parameters, which are on a device and divided; allowed "
+        "are optimizers that do not",
+        "do without shard_state");
   // One allocation on each device.
   std::map<at::Device, std::vector<std::size_t>, bool (*)(const at::Device&, const at::Device&)> of_device(
-      [](const at::Device& a, const at::Device& b) { return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index()); });
-  for (std::size_t part = 0; part < home_.parameters().size(); ++part) of_device[home_.parameters()[part].tensor.device()].push_back(part);
+      [](const at::Device& a, const at::Device& b) {
+        return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
+      });
+  for (std::size_t part = 0; part < home_.parameters().size(); ++part)
+    of_device[home_.parameters()[part].tensor.device()].push_back(part);
   steps_.resize(home_.parameters().size());
   for (const auto& [device, parts] : of_device) {
-    const std::vector<at::Tensor> counts = at::zeros({static_cast<std::int64_t>(parts.size())}, at::dtype(at::kFloat).device(device)).unbind();
+    const std::vector<at::Tensor> counts =
+        at::zeros({static_cast<std::int64_t>(parts.size())}, at::dtype(at::kFloat).device(device)).unbind();
     for (std::size_t i = 0; i < parts.size(); ++i) steps_[parts[i]] = counts[i];
   }
 }
@@ -43,7 +51,8 @@ at::Tensor TensorPass::gradient_like(std::size_t part) const {
 at::Tensor TensorPass::own(std::size_t part, const at::Tensor& whole) const {
   if (!divided_) return whole;
   const Range range = home_.own(part);
-  return whole.as_strided({static_cast<std::int64_t>(range.count)}, {1}, whole.storage_offset() + static_cast<std::int64_t>(range.first));
+  return whole.as_strided({static_cast<std::int64_t>(range.count)}, {1},
+                          whole.storage_offset() + static_cast<std::int64_t>(range.first));
 }
 
 std::vector<std::size_t> TensorPass::run_all(const at::Tensor& skip) {

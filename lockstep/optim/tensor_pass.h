@@ -11,15 +11,15 @@
 
 namespace lockstep::optim {
 
-/// From gradients that are means already. What is alike (one group of options, dtype and device, as many updates) is updated by one operation on all its tensors; of bfloat16 and half
-/// sums and state are in float.
+/// From gradients that are means already. What is alike (one group of options, dtype and device, as many updates) is
+/// updated by one operation on all its tensors; of bfloat16 and half sums and state are in float.
 class TensorPass {
  public:
   /// Both outlive this. Throws UsageError when an option of `rule` has no such update.
   TensorPass(const ParameterHome& home, Rule& rule, bool divided);
 
-  /// After rule.prepare(). Calls updated(part) for each that has a gradient. With `skip`, a tensor of one element, nothing changes where it is not 0, and nobody waits to know; the rule's
-  /// counts are behind then until settle().
+  /// After rule.prepare(). Calls updated(part) for each that has a gradient. With `skip`, a tensor of one element,
+  /// nothing changes where it is not 0, and nobody waits to know; the rule's counts are behind then until settle().
   template <typename Updated>
   void update(const at::Tensor& skip, const Updated& updated) {
     for (const std::size_t part : run_all(skip)) updated(part);

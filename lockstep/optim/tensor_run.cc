@@ -9,7 +9,9 @@
 namespace lockstep::optim {
 namespace {
 
-std::optional<at::Tensor> found_inf(const TensorRun& run) { return run.skip.defined() ? std::optional(run.skip) : std::nullopt; }
+std::optional<at::Tensor> found_inf(const TensorRun& run) {
+  return run.skip.defined() ? std::optional(run.skip) : std::nullopt;
+}
 
 /// ATen's fused updates read the counts, and leave counting to the caller.
 template <typename Update>
@@ -41,7 +43,9 @@ class Before {
 };
 
 /// 1 - beta^n of each tensor, n updates with this one.
-at::Tensor bias(const TensorRun& run, double beta) { return at::pow(beta, at::stack(run.steps).to(at::kDouble)).neg_().add_(1).to(run.parameters.front().scalar_type()); }
+at::Tensor bias(const TensorRun& run, double beta) {
+  return at::pow(beta, at::stack(run.steps).to(at::kDouble)).neg_().add_(1).to(run.parameters.front().scalar_type());
+}
 
 /// a / b of norms of each tensor, and 1 where one of them is 0.
 std::vector<at::Tensor> ratios(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ratio) {
@@ -53,15 +57,17 @@ std::vector<at::Tensor> ratios(const at::Tensor& a, const at::Tensor& b, const a
 void update(const TensorRun& run, const SgdRule& rule) {
   const std::vector<at::Tensor> momentum = rule.momentum == 0 ? std::vector<at::Tensor>() : run.states[0];
   counted(run, [&] {
-    at::_fused_sgd_(run.parameters, run.gradients, momentum, rule.weight_decay, rule.momentum, rule.lr, rule.dampening, rule.nesterov, /*maximize=*/false, rule.first, {}, found_inf(run));
+    at::_fused_sgd_(run.parameters, run.gradients, momentum, rule.weight_decay, rule.momentum, rule.lr, rule.dampening,
+                    rule.nesterov, /*maximize=*/false, rule.first, {}, found_inf(run));
   });
 }
 
 void update(const TensorRun& run, const AdamRule& rule) {
   const std::vector<at::Tensor> greatest = rule.amsgrad ? run.states[2] : std::vector<at::Tensor>();
   const auto with = [&](const auto& fused) {
-    fused(run.parameters, run.gradients, run.states[0], run.states[1], greatest, run.steps, rule.lr, rule.beta1, rule.beta2, rule.weight_decay, rule.eps, rule.amsgrad, /*maximize=*/false,
-          std::optional<at::Tensor>(), found_inf(run));
+    fused(run.parameters, run.gradients, run.states[0], run.states[1], greatest, run.steps, rule.lr, rule.beta1,
+          rule.beta2, rule.weight_decay, rule.eps, rule.amsgrad, /*maximize=*/false, std::optional<at::Tensor>(),
+          found_inf(run));
   };
   counted(run, [&] {
     if (rule.decoupled)
@@ -73,7 +79,8 @@ void update(const TensorRun& run, const AdamRule& rule) {
 
 void update(const TensorRun& run, const AdagradRule& rule) {
   counted(run, [&] {
-    at::_fused_adagrad_(run.parameters, run.gradients, run.states[0], run.steps, rule.lr, rule.lr_decay, rule.weight_decay, rule.eps, /*maximize=*/false, {}, found_inf(run));
+    at::_fused_adagrad_(run.parameters, run.gradients, run.states[0], run.steps, rule.lr, rule.lr_decay,
+                        rule.weight_decay, rule.eps, /*maximize=*/false, {}, found_inf(run));
   });
 }
 
@@ -92,7 +99,8 @@ void update(const TensorRun& run, const LambRule& rule) {
     if (rule.correct_bias) at::_foreach_div_(step, bias(run, rule.beta1).unbind());
     if (rule.weight_decay != 0) at::_foreach_add_(step, run.parameters, rule.weight_decay);
     if (rule.adapt) {
-      const at::Tensor of_parameters = at::stack(at::_foreach_norm(run.parameters)), of_steps = at::stack(at::_foreach_norm(step));
+      const at::Tensor of_parameters = at::stack(at::_foreach_norm(run.parameters)),
+                       of_steps = at::stack(at::_foreach_norm(step));
       at::_foreach_mul_(step, ratios(of_parameters, of_steps, of_parameters / of_steps));
     }
     at::_foreach_add_(run.parameters, step, -rule.lr);
@@ -106,8 +114,10 @@ void update(const TensorRun& run, const LarsRule& rule) {
   counted(run, [&] {
     std::vector<at::Tensor> step = at::_foreach_add(run.gradients, run.parameters, rule.weight_decay);
     if (rule.adapt) {
-      const at::Tensor weights = at::stack(at::_foreach_norm(run.parameters)), gradients = at::stack(at::_foreach_norm(run.gradients));
-      at::_foreach_mul_(step, ratios(weights, gradients, rule.trust * weights / (gradients + rule.weight_decay * weights + rule.eps)));
+      const at::Tensor weights = at::stack(at::_foreach_norm(run.parameters)),
+                       gradients = at::stack(at::_foreach_norm(run.gradients));
+      at::_foreach_mul_(step, ratios(weights, gradients,
+                                     rule.trust * weights / (gradients + rule.weight_decay * weights + rule.eps)));
     }
     at::_foreach_mul_(momentum, rule.momentum);  // of zeros, before the first update
     at::_foreach_add_(momentum, step);

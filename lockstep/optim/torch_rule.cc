@@ -6,7 +6,8 @@ namespace lockstep::optim {
 
 using base::UsageError;
 
-std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source, std::vector<Wanted> wanted) {
+std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source,
+                                                           std::vector<Wanted> wanted) {
   const auto all = source.parameters();
   std::set<const void*> left;
   for (const auto& parameter : all) left.insert(parameter.tensor.unsafeGetTensorImpl());
@@ -14,7 +15,9 @@ std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSo
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     for (const at::Tensor& tensor : wanted[i].first)
       if (left.erase(tensor.unsafeGetTensorImpl()) == 0)
-        throw UsageError("lockstep::optim: group " + std::to_string(i) + " names a parameter that is not of the DistributedDataParallel, or that a group before it names");
+        throw UsageError(
+            "lockstep::optim: group " + std::to_string(i) +
+            " names a parameter that is not of the DistributedDataParallel, or that a group before it names");
     named.emplace_back(std::move(wanted[i].first), std::move(wanted[i].second));
   }
   std::vector<at::Tensor> rest;

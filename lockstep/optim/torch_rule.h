@@ -21,11 +21,13 @@ namespace lockstep::optim {
 /// Parameters and what is wanted for them instead of the optimizer's options.
 using Wanted = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::OptimizerOptions>>;
 
-/// torch's groups of all parameters of `source`: first those that no group names, which get the defaults. Throws UsageError for one that is not
-/// of the source, or is in two groups.
-std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source, std::vector<Wanted> wanted);
+/// torch's groups of all parameters of `source`: first those that no group names, which get the defaults. Throws
+/// UsageError for one that is not of the source, or is in two groups.
+std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source,
+                                                           std::vector<Wanted> wanted);
 
-/// `Scalars` is what the loops want to know of a part; read() makes it of torch's `Options` when the part has had `steps` updates before.
+/// `Scalars` is what the loops want to know of a part; read() makes it of torch's `Options` when the part has had
+/// `steps` updates before.
 template <typename Options, typename State, typename Scalars>
 class TorchRule : public Rule {
  public:
@@ -66,7 +68,9 @@ class TorchRule : public Rule {
   void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
   void update(std::size_t part, const TensorRun& run) const override { optim::update(run, scalars_[part]); }
   std::size_t alike(std::size_t part) const override { return alike_[part]; }
-  bool can_skip() const override { return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return skips(one); }); }
+  bool can_skip() const override {
+    return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return skips(one); });
+  }
   void updated(std::size_t part, const std::vector<at::Tensor>& states) override {
     if (state_names_.empty()) return;  // nothing to keep
     if (State* state = find(part))
@@ -95,7 +99,8 @@ class TorchRule : public Rule {
   }
 
  protected:
-  /// Appends what must be equal on all ranks to `numbers`. Throws UsageError when it needs state that the optimizer was made without.
+  /// Appends what must be equal on all ranks to `numbers`. Throws UsageError when it needs state that the optimizer was
+  /// made without.
   virtual Scalars read(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
   virtual std::int64_t count(const State& state) const = 0;
   virtual std::vector<at::Tensor> list(const State& state) const = 0;
@@ -119,7 +124,8 @@ class TorchRule : public Rule {
     if (keys_[part] == tensor.unsafeGetTensorImpl()) return part;
     const auto found = places_.find(tensor.unsafeGetTensorImpl());
     if (found == places_.end())
-      throw base::UsageError("lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
+      throw base::UsageError(
+          "lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
     return part = found->second;
   }
 

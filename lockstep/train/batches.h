@@ -25,9 +25,10 @@ class Batches {
   virtual bool next() = 0;
   /// Stops its threads, if the epoch has not come to its end.
   virtual void end() = 0;
-  virtual std::int64_t num_samples() const = 0;  ///< of the batch that was drawn
+  virtual std::int64_t num_samples() const = 0;          ///< of the batch that was drawn
   virtual std::vector<std::size_t> indices() const = 0;  ///< into the dataset, likewise
-  /// Batches of the epoch that has begun, drawn or not: fewer than per_epoch() where restore() has put its beginning behind others.
+  /// Batches of the epoch that has begun, drawn or not: fewer than per_epoch() where restore() has put its beginning
+  /// behind others.
   virtual std::int64_t in_this_epoch() const = 0;
   virtual const data::Position& position() const = 0;
   /// The next begin() of that epoch begins there. Throws UsageError for a position of other data.

@@ -17,13 +17,19 @@ double value_of(const NamedValues& values, const std::string& name, const std::s
     if (key == name) return value;
     names += (names.empty() ? "" : ", ") + key;
   }
-  throw base::UsageError(who + ": there is no \"" + name + "\" among the values of the validation; allowed are " + (names.empty() ? "none: nothing was logged" : names));
+  throw base::UsageError(who + ": there is no \"" + name + "\" among the values of the validation; allowed are " +
+                         (names.empty() ? "none: nothing was logged" : names));
 }
 
 EarlyStopping::EarlyStopping(const EarlyStoppingOptions& options)
-    : options_(options), best_(options.maximize ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity()) {
-  if (options.patience < 0) throw base::UsageError("EarlyStoppingOptions.patience is " + std::to_string(options.patience) + "; allowed is 0 or more");
-  if (!(options.min_delta >= 0)) throw base::UsageError("EarlyStoppingOptions.min_delta is " + std::to_string(options.min_delta) + "; allowed is 0 or more");
+    : options_(options),
+      best_(options.maximize ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity()) {
+  if (options.patience < 0)
+    throw base::UsageError("EarlyStoppingOptions.patience is " + std::to_string(options.patience) +
+                           "; allowed is 0 or more");
+  if (!(options.min_delta >= 0))
+    throw base::UsageError("EarlyStoppingOptions.min_delta is " + std::to_string(options.min_delta) +
+                           "; allowed is 0 or more");
 }
 
 void EarlyStopping::on_validation_end(Fit& fit, const NamedValues& values) {
@@ -45,23 +51,29 @@ void EarlyStopping::load_state_dict(const checkpoint::StateDict& state) {
 }
 
 ModelCheckpoint::ModelCheckpoint(const ModelCheckpointOptions& options) : options_(options) {
-  if (options.top_k < 1) throw base::UsageError("ModelCheckpointOptions.top_k is " + std::to_string(options.top_k) + "; allowed is 1 or more");
+  if (options.top_k < 1)
+    throw base::UsageError("ModelCheckpointOptions.top_k is " + std::to_string(options.top_k) +
+                           "; allowed is 1 or more");
 }
 
 void ModelCheckpoint::on_validation_end(Fit& fit, const NamedValues& values) {
   const double value = value_of(values, options_.monitor, "ModelCheckpoint");
   if (!std::isfinite(value) || fit.folder().empty()) return;
   const auto better = [this](double a, double b) { return options_.maximize ? a > b : a < b; };
-  const auto place = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
+  const auto place =
+      std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
   if (place == kept_.end() && kept_.size() == static_cast<std::size_t>(options_.top_k)) return;
   char number[32];
   std::snprintf(number, sizeof number, "%.6g", value);
   std::string name = options_.monitor;
   std::replace(name.begin(), name.end(), '/', '_');
-  const std::string path = fit.folder() + "/best/step-" + std::to_string(fit.step()) + "-" + name + "-" + number + ".safetensors";
+  const std::string path =
+      fit.folder() + "/best/step-" + std::to_string(fit.step()) + "-" + name + "-" + number + ".safetensors";
   if (!fit.save_weights(path)) return;
-  std::erase_if(kept_, [&](const Kept& kept) { return kept.path == path; });  // of a run that went back and came here again
-  const auto now = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
+  std::erase_if(kept_,
+                [&](const Kept& kept) { return kept.path == path; });  // of a run that went back and came here again
+  const auto now =
+      std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
   kept_.insert(now, {value, path});
   if (kept_.size() <= static_cast<std::size_t>(options_.top_k)) return;
   std::error_code ignored;  // a file that somebody took away is gone as well
@@ -87,7 +99,8 @@ checkpoint::StateDict ModelCheckpoint::state_dict() const {
 void ModelCheckpoint::load_state_dict(const checkpoint::StateDict& state) {
   std::vector<Kept> kept;
   for (std::int64_t i = 0; i < checkpoint::value_of<std::int64_t>(state, "count"); ++i)
-    kept.push_back({checkpoint::value_of<double>(state, "value." + std::to_string(i)), checkpoint::value_of<std::string>(state, "path." + std::to_string(i))});
+    kept.push_back({checkpoint::value_of<double>(state, "value." + std::to_string(i)),
+                    checkpoint::value_of<std::string>(state, "path." + std::to_string(i))});
   kept_ = std::move(kept);
 }
 

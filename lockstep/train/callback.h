@@ -21,7 +21,7 @@ namespace lockstep::train {
 
 /// Why a training ended. The same on all ranks.
 enum class EndReason {
-  kDone,      ///< max_epochs, or there was nothing to do
+  kDone,  ///< max_epochs, or there was nothing to do
   kMaxSteps,
   kMaxTime,
   kStopped,   ///< somebody asked this job to leave: SIGTERM, SIGUSR1
@@ -36,14 +36,17 @@ class Fit {
   virtual const std::vector<torch::optim::Optimizer*>& optimizers() const = 0;
   virtual std::int64_t epoch() const = 0;  ///< from 0
   virtual std::int64_t step() const = 0;   ///< updates made, over all epochs
-  /// The training ends after this step, or this validation. All ranks call it alike: what a callback decides by must be the same on all, as means over ranks are.
+  /// The training ends after this step, or this validation. All ranks call it alike: what a callback decides by must be
+  /// the same on all, as means over ranks are.
   virtual void end(EndReason reason) = 0;
 
   /// Of this run: "runs/mnist"; empty when it writes nothing.
   virtual const std::string& folder() const = 0;
-  /// For texts, histograms and images, and for loggers of a user's own; the numbers of the training are written without anybody's doing.
+  /// For texts, histograms and images, and for loggers of a user's own; the numbers of the training are written without
+  /// anybody's doing.
   virtual Loggers& loggers() = 0;
-  /// Rank 0 writes the module's weights, or with TrainerOptions.ema their averages, as lockstep::save() does. All ranks call it, and wait for it. Returns false, on all of them, when the disk does not take it and
+  /// Rank 0 writes the module's weights, or with TrainerOptions.ema their averages, as lockstep::save() does. All ranks
+  /// call it, and wait for it. Returns false, on all of them, when the disk does not take it and
   /// TrainerOptions.on_disk_error is kGoOn, after a warning; throws SystemError with kStop.
   virtual bool save_weights(const std::string& path) = 0;
 
@@ -51,7 +54,8 @@ class Fit {
   ~Fit() = default;
 };
 
-/// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the training. One that is also a checkpoint::Stateful has its state in checkpoints, rank 0's; a training that goes on
+/// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the
+/// training. One that is also a checkpoint::Stateful has its state in checkpoints, rank 0's; a training that goes on
 /// loads it after on_fit_start(). Several of one class are told apart by their order.
 class Callback {
  public:
@@ -98,8 +102,9 @@ struct ModelCheckpointOptions {
   int top_k = 1;                     ///< so many files are kept
 };
 
-/// Keeps the weights of the best validations: FOLDER/best/step-1200-val_loss-0.0832.safetensors. One that is no longer among the best goes when the new one is on the disk. A value that is not finite is never the best. Checkpoints to go on from,
-/// with everything, are the Trainer's own.
+/// Keeps the weights of the best validations: FOLDER/best/step-1200-val_loss-0.0832.safetensors. One that is no longer
+/// among the best goes when the new one is on the disk. A value that is not finite is never the best. Checkpoints to go
+/// on from, with everything, are the Trainer's own.
 class ModelCheckpoint : public Callback, public checkpoint::Stateful {
  public:
   /// Throws UsageError.

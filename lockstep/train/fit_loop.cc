@@ -42,7 +42,8 @@ using checkpoint::StateDict;
 using checkpoint::value_of;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kReasons[] = {"all epochs were made", "max_steps", "max_time", "it was asked to stop", "by a callback"};  // of EndReason
+constexpr const char* kReasons[] = {"all epochs were made", "max_steps", "max_time", "it was asked to stop",
+                                    "by a callback"};  // of EndReason
 
 // Parts of a checkpoint.
 constexpr const char* kModel = "model";
@@ -50,7 +51,7 @@ constexpr const char* kTrainer = "trainer";
 constexpr const char* kEma = "ema";
 constexpr const char* kEmaUpdates = "ema_updates";  // in kTrainer
 constexpr const char* kOwn = "rank";                // of each rank
-constexpr const char* kUsers = "user-";              // likewise, in front of their names
+constexpr const char* kUsers = "user-";             // likewise, in front of their names
 
 StateDict weights_of(const torch::nn::Module& module) {
   StateDict weights;
@@ -72,23 +73,35 @@ std::string name_of_class(const std::type_info& type) {
 class FitLoop final : public Fit {
  public:
   FitLoop(comm::Group world, const TrainerOptions& options, FitParts parts)
-      : world_(std::move(world)), options_(options), parts_(std::move(parts)), precision_(amp::parse_precision(options.precision)),
-        plan_(plan_epoch(options_, parts_.train->per_epoch(), parts_.val ? parts_.val->per_epoch() : 0)), keeper_(world_, options_, parts_.number) {
+      : world_(std::move(world)),
+        options_(options),
+        parts_(std::move(parts)),
+        precision_(amp::parse_precision(options.precision)),
+        plan_(plan_epoch(options_, parts_.train->per_epoch(), parts_.val ? parts_.val->per_epoch() : 0)),
+        keeper_(world_, options_, parts_.number) {
     prepare_module();
-    updaters_.emplace(world_, parts_.module, options_, parts_.configure_optimizers, plan_.steps, total_steps(), keeper_.found());
+    updaters_.emplace(world_, parts_.module, options_, parts_.configure_optimizers, plan_.steps, total_steps(),
+                      keeper_.found());
     if (options_.ema > 0) ema_.emplace(parts_.module, optim::EmaOptions{.decay = options_.ema});
     if (keeper_.found()) load_training(*keeper_.found());
-    watch_.emplace(world_, options_, WatchPlan{.folder = keeper_.folder(), .step = place_.step, .steps_per_epoch = plan_.steps, .num_epochs = std::max<std::int64_t>(1, num_epochs()), .goes_on = keeper_.found().has_value()});
+    watch_.emplace(world_, options_,
+                   WatchPlan{.folder = keeper_.folder(),
+                             .step = place_.step,
+                             .steps_per_epoch = plan_.steps,
+                             .num_epochs = std::max<std::int64_t>(1, num_epochs()),
+                             .goes_on = keeper_.found().has_value()});
   }
 
   FitResult run() {
     world_.stop_requested();  // from here on a signal is a wish, which the first step answers
-    if (options_.model_summary && world_.rank() == 0) std::fputs(summary(parts_.module).c_str(), stdout), std::fflush(stdout);
+    if (options_.model_summary && world_.rank() == 0)
+      std::fputs(summary(parts_.module).c_str(), stdout), std::fflush(stdout);
     for (const auto& callback : parts_.callbacks) callback->on_fit_start(*this);
     if (keeper_.found())
       load_rest(*keeper_.found());
     else if (parts_.val && plan_.val_batches > 0 && options_.num_sanity_val_steps > 0)
-      validate(world_, parts_.module, *parts_.val, std::min<std::int64_t>(options_.num_sanity_val_steps, plan_.val_batches), precision_, {});
+      validate(world_, parts_.module, *parts_.val,
+               std::min<std::int64_t>(options_.num_sanity_val_steps, plan_.val_batches), precision_, {});
     watch_->steps_go_on();
     if (plan_.steps > 0 && (options_.max_steps < 0 || place_.step < options_.max_steps))
       while (!ended_ && (options_.max_epochs < 0 || place_.epoch < options_.max_epochs)) run_epoch();
@@ -144,7 +157,8 @@ class FitLoop final : public Fit {
     if (!module.is_training()) module.train();
     if (parts_.val) require_exact(*parts_.val);
     // Before anybody has copies of them, or shares them between ranks.
-    if (keeper_.found()) checkpoint::load(module, keeper_.found()->path() + "/" + checkpoint::file_name(kModel, 0, "safetensors"));
+    if (keeper_.found())
+      checkpoint::load(module, keeper_.found()->path() + "/" + checkpoint::file_name(kModel, 0, "safetensors"));
   }
 
   void run_epoch() {
@@ -179,7 +193,9 @@ class FitLoop final : public Fit {
   }
 
   // The order of the samples is that of this epoch.
-  std::uint64_t data_epoch() const { return options_.overfit_batches == Amount(0) ? static_cast<std::uint64_t>(place_.epoch) : 0; }
+  std::uint64_t data_epoch() const {
+    return options_.overfit_batches == Amount(0) ? static_cast<std::uint64_t>(place_.epoch) : 0;
+  }
 
   bool next_batch() {
     const auto in = watch_->timer().in(Phase::kData);
@@ -211,14 +227,19 @@ class FitLoop final : public Fit {
     }
     if (last) updaters_->end_step();
     for (const std::string& name : place_.window.take_not_finite())
-      if (not_finite_.insert(name).second) base::log_warning("NONFINITE " + name + " is infinite or NaN on rank " + std::to_string(world_.rank()) + " since " + place_of_batch("training_step()", {place_.epoch, index, place_.step}, *parts_.train));
+      if (not_finite_.insert(name).second)
+        base::log_warning("NONFINITE " + name + " is infinite or NaN on rank " + std::to_string(world_.rank()) +
+                          " since " +
+                          place_of_batch("training_step()", {place_.epoch, index, place_.step}, *parts_.train));
   }
 
   at::Tensor forward(StepLog& log) {
     const auto in = watch_->timer().in(Phase::kForward);
     std::optional<amp::Autocast> autocast;
-    if (precision_.autocast) autocast.emplace(amp::AutocastOptions{.device = world_.device().type(), .dtype = precision_.autocast});
-    const at::Tensor loss = in_users_code("training_step()", {log.epoch, log.batch, log.step}, *parts_.train, [&] { return parts_.train->step(log); });
+    if (precision_.autocast)
+      autocast.emplace(amp::AutocastOptions{.device = world_.device().type(), .dtype = precision_.autocast});
+    const at::Tensor loss = in_users_code("training_step()", {log.epoch, log.batch, log.step}, *parts_.train,
+                                          [&] { return parts_.train->step(log); });
     if (!loss.defined()) throw UsageError("training_step() gave no loss; allowed is a tensor of one element");
     log.log(log.optimizer == 0 ? "loss" : "loss_" + std::to_string(log.optimizer), loss);
     return loss;
@@ -250,7 +271,8 @@ class FitLoop final : public Fit {
     if (place_.step < ask_at_) return false;
     const double passed = seconds(), limit = static_cast<double>(options_.max_time.count());
     const double each = passed / static_cast<double>(place_.step), pause = std::min(1.0, std::max(0.0, limit - passed));
-    const std::int64_t steps = std::clamp<std::int64_t>(static_cast<std::int64_t>(pause / std::max(each, 1e-6)), 1, 100000);
+    const std::int64_t steps =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(pause / std::max(each, 1e-6)), 1, 100000);
     const std::int64_t answer = std::stoll(world_.broadcast_bytes(passed >= limit ? "0" : std::to_string(steps), 0));
     ask_at_ = place_.step + answer;
     return answer == 0;
@@ -264,7 +286,9 @@ class FitLoop final : public Fit {
     place_.window.clear();
     if (world_.rank() == 0)
       for (const auto& [name, value] : shown_)
-        if (!std::isfinite(value) && not_finite_.insert(name).second) base::log_warning("NONFINITE the mean of " + name + " is infinite or NaN since step " + std::to_string(place_.told_at + 1) + " to " + std::to_string(place_.step));
+        if (!std::isfinite(value) && not_finite_.insert(name).second)
+          base::log_warning("NONFINITE the mean of " + name + " is infinite or NaN since step " +
+                            std::to_string(place_.told_at + 1) + " to " + std::to_string(place_.step));
     place_.told_at = place_.step;
     watch_->values(place_.step, shown_, updaters_->rates());
     for (const auto& callback : parts_.callbacks) callback->on_log(*this, shown_);
@@ -285,7 +309,9 @@ class FitLoop final : public Fit {
   }
 
   void run_validation() {
-    place_.val_values = with_averages([this] { return validate(world_, parts_.module, *parts_.val, plan_.val_batches, precision_, {place_.epoch, place_.step}); });
+    place_.val_values = with_averages([this] {
+      return validate(world_, parts_.module, *parts_.val, plan_.val_batches, precision_, {place_.epoch, place_.step});
+    });
     watch_->validated(place_.step, place_.val_values);
     for (const auto& callback : parts_.callbacks) callback->on_validation_end(*this, place_.val_values);
     watch_->steps_go_on();
@@ -332,13 +358,15 @@ class FitLoop final : public Fit {
     if (ema_) {
       optim::Ema::State state{.updates = value_of<std::int64_t>(trainer, kEmaUpdates)};
       const StateDict averages = saved.read(kEma);
-      for (const auto& [name, value] : averages) state.averages.emplace_back(name, value_of<at::Tensor>(averages, name));
+      for (const auto& [name, value] : averages)
+        state.averages.emplace_back(name, value_of<at::Tensor>(averages, name));
       ema_->resume(state);
     }
     load_place(place_, *parts_.train, trainer);
     ask_at_ = place_.step + 1;
     world_.catch_up(place_.step);  // steps are numbered as if the training had never stopped
-    if (world_.rank() == 0) base::log_info("the training goes on after step " + std::to_string(place_.step) + " from " + saved.path());
+    if (world_.rank() == 0)
+      base::log_info("the training goes on after step " + std::to_string(place_.step) + " from " + saved.path());
   }
 
   /// What callbacks and a user have, and this rank's own; the last, as nothing may draw random numbers afterwards.
@@ -350,7 +378,8 @@ class FitLoop final : public Fit {
       else if (world_.rank() == 0)
         base::log_warning(saved.path() + " has no state of " + name + ", which begins anew");
     }
-    for (const auto& [name, state] : parts_.states) state->load_state_dict(saved.read(kUsers + name, world_.rank() < saved.world_size() ? world_.rank() : 0));
+    for (const auto& [name, state] : parts_.states)
+      state->load_state_dict(saved.read(kUsers + name, world_.rank() < saved.world_size() ? world_.rank() : 0));
     load_own_state(place_, saved, kOwn, world_);
     place_.window.take_not_finite();  // these were told of
   }
@@ -367,7 +396,7 @@ class FitLoop final : public Fit {
   FitPlace place_;
   NamedValues shown_;
   std::set<std::string> not_finite_;  // names that were warned of
-  std::int64_t num_samples_ = 0;  // of this rank in the step
+  std::int64_t num_samples_ = 0;      // of this rank in the step
   const Clock::time_point began_ = Clock::now();
   std::int64_t ask_at_ = 1;  // the step after which max_time is looked at again
   std::optional<EndReason> ended_;

@@ -18,20 +18,20 @@ namespace lockstep::train {
 struct FitParts {
   torch::nn::Module& module;
   std::function<std::vector<OptimizerPlan>(TrainingSetup&)> configure_optimizers;  ///< null: nothing is trained
-  std::unique_ptr<Batches> train;                                          ///< null likewise
-  std::unique_ptr<Batches> val;                                            ///< null: no validation
+  std::unique_ptr<Batches> train;                                                  ///< null likewise
+  std::unique_ptr<Batches> val;                                                    ///< null: no validation
   std::vector<std::shared_ptr<Callback>> callbacks;
-  std::vector<std::pair<std::string, checkpoint::Stateful*>> states;       ///< a user's own, by name
-  int number = 1;                                                          ///< of this training among those of its Trainer
+  std::vector<std::pair<std::string, checkpoint::Stateful*>> states;  ///< a user's own, by name
+  int number = 1;                                                     ///< of this training among those of its Trainer
 };
 
 struct FitResult {
   EndReason reason = EndReason::kDone;
-  std::int64_t epochs = 0;      ///< that came to their end
+  std::int64_t epochs = 0;  ///< that came to their end
   std::int64_t steps = 0;
-  NamedValues train_values;     ///< means over all ranks of the last epoch, or of what there was of it
-  NamedValues val_values;       ///< of the last validation
-  std::string folder;           ///< of this run: "runs/mnist"; empty when it wrote nothing
+  NamedValues train_values;  ///< means over all ranks of the last epoch, or of what there was of it
+  NamedValues val_values;    ///< of the last validation
+  std::string folder;        ///< of this run: "runs/mnist"; empty when it wrote nothing
   /// What main() should return: 0, and base's code for a job that was asked to leave, 75.
   int exit_code() const;
 };

@@ -27,7 +27,11 @@ NamedValues taken(const StateDict& state, const std::string& prefix) {
 }  // namespace
 
 StateDict state_of(const FitPlace& place, const Batches& data, double seconds) {
-  StateDict state = {{"epoch", place.epoch}, {"step", place.step}, {"validation_due", place.validation_due}, {"seconds", seconds}, {"told_at", place.told_at}};
+  StateDict state = {{"epoch", place.epoch},
+                     {"step", place.step},
+                     {"validation_due", place.validation_due},
+                     {"seconds", seconds},
+                     {"told_at", place.told_at}};
   state["position"] = place.in_epoch ? data::to_text(data.position()) : std::string();
   put(state, kTrainValue, place.train_values);
   put(state, kValValue, place.val_values);
@@ -53,7 +57,8 @@ StateDict own_state(const FitPlace& place, at::Device device) {
   return state;
 }
 
-void load_own_state(FitPlace& place, const checkpoint::SavedCheckpoint& saved, const std::string& part, const comm::Group& world) {
+void load_own_state(FitPlace& place, const checkpoint::SavedCheckpoint& saved, const std::string& part,
+                    const comm::Group& world) {
   for (int rank = world.rank(); rank < saved.world_size(); rank += world.size()) {
     const StateDict state = saved.read(part, rank);
     place.window.add(sums_from_text(value_of<std::string>(state, "sums")));

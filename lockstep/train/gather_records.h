@@ -8,7 +8,8 @@
 
 namespace lockstep::train {
 
-/// All ranks of `world` call it; returns when all have. On rank 0 the records in the order of ranks, elsewhere none. Throws what Group::all_gather_bytes() throws.
+/// All ranks of `world` call it; returns when all have. On rank 0 the records in the order of ranks, elsewhere none.
+/// Throws what Group::all_gather_bytes() throws.
 std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& mine);
 
 }  // namespace lockstep::train

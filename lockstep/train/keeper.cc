@@ -19,7 +19,8 @@ constexpr const char* kCheckpoints = "/checkpoints";
 RunFolder run_folder(const TrainerOptions& options, int number) {
   const job::Identity identity = job::identify(base::Env::process());
   return open_run_folder({.folder = options.folder,
-                          .name = (options.name.empty() ? program_name() : options.name) + (number == 1 ? "" : "." + std::to_string(number)),
+                          .name = (options.name.empty() ? program_name() : options.name) +
+                                  (number == 1 ? "" : "." + std::to_string(number)),
                           .newest = options.resume == "auto",
                           .job = identity.job,
                           .generation = identity.generation});
@@ -39,17 +40,20 @@ std::string without_slash(std::string path) {
 
 }  // namespace
 
-Keeper::Keeper(comm::Group world, const TrainerOptions& options, int number) : world_(std::move(world)), options_(options) {
+Keeper::Keeper(comm::Group world, const TrainerOptions& options, int number)
+    : world_(std::move(world)), options_(options) {
   bool goes_on = false;
   if (!options_.folder.empty()) {
     RunFolder run;
     std::exception_ptr error;
     if (world_.rank() == 0) error = checkpoint::caught([&] { run = run_folder(options_, number); });
     checkpoint::agree(world_, "the folder of this run in " + options_.folder, error);
-    const std::string said = world_.broadcast_bytes((run.goes_on ? "+" : "-") + run.path, 0, {.name = "the run's folder"});
+    const std::string said =
+        world_.broadcast_bytes((run.goes_on ? "+" : "-") + run.path, 0, {.name = "the run's folder"});
     goes_on = said.front() == '+';
     folder_ = said.substr(1);
-    checkpoints_ = std::make_unique<checkpoint::Checkpoints>(world_, folder_ + kCheckpoints, checkpoint::CheckpointOptions{.keep = options_.keep_checkpoints});
+    checkpoints_ = std::make_unique<checkpoint::Checkpoints>(
+        world_, folder_ + kCheckpoints, checkpoint::CheckpointOptions{.keep = options_.keep_checkpoints});
   }
   find(options_.resume, goes_on);
 }
@@ -70,7 +74,9 @@ void Keeper::find(const std::string& resume, bool goes_on) {
       else
         place = "+" + checkpoints_in(path);
       if (place.size() == 1 || !std::filesystem::is_directory(place.substr(1)))
-        throw base::UsageError("TrainerOptions.resume is \"" + resume + "\", where no checkpoint is; allowed is the path of one, or of the folder of a run", "", base::Cause::kBadFile);
+        throw base::UsageError("TrainerOptions.resume is \"" + resume +
+                                   "\", where no checkpoint is; allowed is the path of one, or of the folder of a run",
+                               "", base::Cause::kBadFile);
     });
   checkpoint::agree(world_, "where the training goes on", error);
   place = world_.broadcast_bytes(place, 0, {.name = "where to go on"});
@@ -78,9 +84,13 @@ void Keeper::find(const std::string& resume, bool goes_on) {
   found_ = there.load(place.front() == '=' ? path : "auto");
 }
 
-bool Keeper::due_after_step(std::int64_t step) const { return checkpoints_ && options_.save_every_n_steps > 0 && step % options_.save_every_n_steps == 0; }
+bool Keeper::due_after_step(std::int64_t step) const {
+  return checkpoints_ && options_.save_every_n_steps > 0 && step % options_.save_every_n_steps == 0;
+}
 
-bool Keeper::due_after_epoch(std::int64_t epochs) const { return checkpoints_ && options_.save_every_n_epochs > 0 && epochs % options_.save_every_n_epochs == 0; }
+bool Keeper::due_after_epoch(std::int64_t epochs) const {
+  return checkpoints_ && options_.save_every_n_epochs > 0 && epochs % options_.save_every_n_epochs == 0;
+}
 
 double Keeper::save(std::int64_t step, const std::function<checkpoint::Parts()>& parts, bool durable) {
   if (!checkpoints_) return 0;
@@ -113,14 +123,17 @@ void Keeper::in_flight_is_done() {
   } catch (const base::SystemError& error) {
     newest_step_ = -1;
     // Other ranks may learn of it a step later: nobody waits for them, nor they for us.
-    if (options_.on_disk_error == OnDiskError::kStop) world_.fail(base::CommError(error.cause(), "checkpoint", world_.rank(), -1, error.what(), error.hint()));
+    if (options_.on_disk_error == OnDiskError::kStop)
+      world_.fail(base::CommError(error.cause(), "checkpoint", world_.rank(), -1, error.what(), error.hint()));
     lost(error);
   }
 }
 
 void Keeper::lost(const base::SystemError& error) {
   if (options_.on_disk_error == OnDiskError::kStop) throw base::SystemError(error);
-  if (world_.rank() == 0) base::log_warning(std::string(name(error.cause())) + " " + error.what() + "; the training goes on (TrainerOptions.on_disk_error), and the checkpoints before are whole");
+  if (world_.rank() == 0)
+    base::log_warning(std::string(name(error.cause())) + " " + error.what() +
+                      "; the training goes on (TrainerOptions.on_disk_error), and the checkpoints before are whole");
 }
 
 bool Keeper::write_on_rank_0(const std::string& what, const std::function<void()>& write) {

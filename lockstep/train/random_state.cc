@@ -34,7 +34,8 @@ checkpoint::StateDict random_state(at::Device device) {
 
 void load_random_state(const checkpoint::StateDict& state, at::Device device) {
   set_state(at::kCPU, checkpoint::value_of<at::Tensor>(state, "cpu"));
-  if (!device.is_cpu() && state.contains("device")) set_state(device, checkpoint::value_of<at::Tensor>(state, "device"));
+  if (!device.is_cpu() && state.contains("device"))
+    set_state(device, checkpoint::value_of<at::Tensor>(state, "device"));
 }
 
 void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank) {

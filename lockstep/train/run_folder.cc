@@ -29,7 +29,9 @@ std::int64_t newest_run(const RunFolderOptions& options) {
     if (entry == options.name) newest = std::max<std::int64_t>(newest, 1);
     if (!entry.starts_with(options.name + "-")) continue;
     const std::string digits = entry.substr(options.name.size() + 1);
-    if (digits.empty() || digits.size() > 9 || digits.front() == '0' || digits.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (digits.empty() || digits.size() > 9 || digits.front() == '0' ||
+        digits.find_first_not_of("0123456789") != std::string::npos)
+      continue;
     newest = std::max<std::int64_t>(newest, std::stoll(digits));
   }
   return newest;

@@ -18,9 +18,11 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 std::string place_of_batch(const std::string& what, const StepPlace& place, const Batches& batches) {
   const std::vector<std::size_t> indices = batches.indices();
   std::string samples;
-  for (std::size_t i = 0; i < std::min(indices.size(), kMostIndices); ++i) samples += (i == 0 ? "" : ", ") + std::to_string(indices[i]);
+  for (std::size_t i = 0; i < std::min(indices.size(), kMostIndices); ++i)
+    samples += (i == 0 ? "" : ", ") + std::to_string(indices[i]);
   if (indices.size() > kMostIndices) samples += " and " + std::to_string(indices.size() - kMostIndices) + " more";
-  return what + " of step " + std::to_string(place.step + 1) + " (epoch " + std::to_string(place.epoch + 1) + ", batch " + std::to_string(place.batch + 1) + ", samples " + samples + ")";
+  return what + " of step " + std::to_string(place.step + 1) + " (epoch " + std::to_string(place.epoch + 1) +
+         ", batch " + std::to_string(place.batch + 1) + ", samples " + samples + ")";
 }
 
 void throw_step_error(const std::string& what, const StepPlace& place, const Batches& batches) {

@@ -9,7 +9,9 @@
 
 namespace lockstep::train {
 
-/// training_step() or validation_step() has thrown. what() is "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88): " and the first line of what it threw, which is nested. The cause is that of an error of Lockstep, else kRankExited.
+/// training_step() or validation_step() has thrown. what() is "training_step() of step 57 (epoch 1, batch 6, samples 3,
+/// 17, 88): " and the first line of what it threw, which is nested. The cause is that of an error of Lockstep, else
+/// kRankExited.
 class StepError : public base::Error {
  public:
   using base::Error::Error;
@@ -19,7 +21,8 @@ struct StepPlace {
   std::int64_t epoch = 0, batch = 0, step = 0;
 };
 
-/// "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88)": of the batch that was drawn last; of many samples the first ones. The step is the one that the batch belongs to, from 1.
+/// "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88)": of the batch that was drawn last; of many
+/// samples the first ones. The step is the one that the batch belongs to, from 1.
 std::string place_of_batch(const std::string& what, const StepPlace& place, const Batches& batches);
 
 /// Inside a catch block: throws StepError with what was caught, but an error of communication as it is.

@@ -21,9 +21,14 @@ class StepLog {
   std::int64_t num_samples = 0;  ///< in this batch
   int optimizer = 0;             ///< whose turn it is, when there are several
 
-  /// `mean` over `count` samples of this batch, by default all. What is shown and kept is the mean over the samples of all ranks and of all batches since the last time. A tensor is not read here.
-  void log(const std::string& name, const at::Tensor& mean, double count = 0) { metrics_.add(prefix_ + name, mean, count > 0 ? count : static_cast<double>(num_samples)); }
-  void log(const std::string& name, double mean, double count = 0) { metrics_.add(prefix_ + name, mean, count > 0 ? count : static_cast<double>(num_samples)); }
+  /// `mean` over `count` samples of this batch, by default all. What is shown and kept is the mean over the samples of
+  /// all ranks and of all batches since the last time. A tensor is not read here.
+  void log(const std::string& name, const at::Tensor& mean, double count = 0) {
+    metrics_.add(prefix_ + name, mean, count > 0 ? count : static_cast<double>(num_samples));
+  }
+  void log(const std::string& name, double mean, double count = 0) {
+    metrics_.add(prefix_ + name, mean, count > 0 ? count : static_cast<double>(num_samples));
+  }
 
  private:
   Metrics& metrics_;

@@ -83,7 +83,8 @@ std::string summary(const torch::nn::Module& module, int depth) {
     }
     text += '\n';
   }
-  return text + grouped(all.trained) + " are trained, with " + size_text(all.gradient_bytes) + " of gradients; buffers take " + size_text(buffers.bytes) + "\n";
+  return text + grouped(all.trained) + " are trained, with " + size_text(all.gradient_bytes) +
+         " of gradients; buffers take " + size_text(buffers.bytes) + "\n";
 }
 
 }  // namespace lockstep::train

@@ -26,7 +26,8 @@ std::vector<std::string> own_arguments() {
     words.push_back(text.substr(begin, end - begin));
     begin = end == std::string::npos ? text.size() : end + 1;
   }
-  if (words.empty()) throw base::SystemError("Trainer: cannot read /proc/self/cmdline, with which its ranks would be started", errno);
+  if (words.empty())
+    throw base::SystemError("Trainer: cannot read /proc/self/cmdline, with which its ranks would be started", errno);
   return words;
 }
 
@@ -44,19 +45,22 @@ std::vector<std::string> words_of(const TrainerOptions& options) {
 
 /// Returns in a rank.
 void start_ranks(const TrainerOptions& options) {
-  const int each = options.devices.gpus() ? static_cast<int>(options.devices.gpus()->size()) : options.devices.count().value_or(0);
+  const int each =
+      options.devices.gpus() ? static_cast<int>(options.devices.gpus()->size()) : options.devices.count().value_or(0);
   std::vector<std::string> words = own_arguments();
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  launcher::launch({.ranks = options.nodes * each, .options = words_of(options)}, static_cast<int>(words.size()), pointers.data());
+  launcher::launch({.ranks = options.nodes * each, .options = words_of(options)}, static_cast<int>(words.size()),
+                   pointers.data());
 }
 
 comm::Group joined(const TrainerOptions& options) {
   start_ranks(options);
   comm::Group world = comm::init();
   if (options.nodes != 1 && options.nodes != world.num_nodes())
-    throw base::UsageError("TrainerOptions.nodes is " + std::to_string(options.nodes) + ", and this job has " + std::to_string(world.num_nodes()) + (world.num_nodes() == 1 ? " host" : " hosts") +
+    throw base::UsageError("TrainerOptions.nodes is " + std::to_string(options.nodes) + ", and this job has " +
+                               std::to_string(world.num_nodes()) + (world.num_nodes() == 1 ? " host" : " hosts") +
                                "; allowed is what the job has, and 1, which says nothing",
                            "salloc -N " + std::to_string(options.nodes) + " before it, or lockstep run -H HOSTS");
   return world;
@@ -66,7 +70,8 @@ comm::Group joined(const TrainerOptions& options) {
 TrainerOptions with(TrainerOptions options, const base::Env& env) {
   if (options.name.empty()) options.name = env.lockstep_name.value_or("");
   if (env.lockstep_trace) {
-    if (*env.lockstep_trace != "0" && *env.lockstep_trace != "1") throw base::UsageError("LOCKSTEP_TRACE is " + base::quoted(*env.lockstep_trace, 80) + "; allowed are 0 and 1");
+    if (*env.lockstep_trace != "0" && *env.lockstep_trace != "1")
+      throw base::UsageError("LOCKSTEP_TRACE is " + base::quoted(*env.lockstep_trace, 80) + "; allowed are 0 and 1");
     options.trace |= *env.lockstep_trace == "1" && !options.folder.empty();
   }
   return options;
@@ -74,12 +79,16 @@ TrainerOptions with(TrainerOptions options, const base::Env& env) {
 
 }  // namespace
 
-Trainer::Trainer(const TrainerOptions& options) : options_(settle(with(options, base::Env::process()))), world_(joined(options_)) {}
+Trainer::Trainer(const TrainerOptions& options)
+    : options_(settle(with(options, base::Env::process()))), world_(joined(options_)) {}
 
 void Trainer::remember(const std::string& name, checkpoint::Stateful& state) {
-  const bool known = std::any_of(states_.begin(), states_.end(), [&](const auto& other) { return other.first == name; });
+  const bool known =
+      std::any_of(states_.begin(), states_.end(), [&](const auto& other) { return other.first == name; });
   if (known || name.size() > 50 || !checkpoint::is_part_name(name))
-    throw base::UsageError("Trainer::remember(): the name is " + base::quoted(name, 80) + (known ? ", for the second time" : "") + "; allowed are up to 50 of a-z, A-Z, 0-9, _ and -, each name once");
+    throw base::UsageError("Trainer::remember(): the name is " + base::quoted(name, 80) +
+                           (known ? ", for the second time" : "") +
+                           "; allowed are up to 50 of a-z, A-Z, 0-9, _ and -, each name once");
   states_.emplace_back(name, &state);
 }
 

@@ -25,25 +25,29 @@ namespace lockstep::train {
 ///   torch::Tensor validation_step(Batch& batch, StepLog& log);       // its mean loss becomes "val_loss"
 ///   void validation_step(Batch& batch, StepLog& log);
 template <typename M, typename Batch>
-concept Trainable = std::derived_from<M, torch::nn::Module> && requires(M& module, Batch& batch, StepLog& log, TrainingSetup& setup) {
-  { module.training_step(batch, log) } -> std::convertible_to<at::Tensor>;
-  { module.configure_optimizers(setup) } -> std::convertible_to<std::vector<OptimizerPlan>>;
-};
+concept Trainable =
+    std::derived_from<M, torch::nn::Module> && requires(M& module, Batch& batch, StepLog& log, TrainingSetup& setup) {
+      { module.training_step(batch, log) } -> std::convertible_to<at::Tensor>;
+      { module.configure_optimizers(setup) } -> std::convertible_to<std::vector<OptimizerPlan>>;
+    };
 template <typename M, typename Batch>
 concept Validatable = requires(M& module, Batch& batch, StepLog& log) { module.validation_step(batch, log); };
 
 /// One training after another. All ranks make it and call it alike.
 ///
 ///   lockstep::Trainer trainer({.max_epochs = 5, .precision = "bf16-mixed"});
-///   auto loader = lockstep::data::make_loader(dataset, trainer.world(), {.batch_size = 64, .device = trainer.world().device()});
-///   const auto result = trainer.fit(net, loader, validation_loader);
-///   return result.exit_code();
+///   auto loader = lockstep::data::make_loader(dataset, trainer.world(), {.batch_size = 64, .device =
+///   trainer.world().device()}); const auto result = trainer.fit(net, loader, validation_loader); return
+///   result.exit_code();
 ///
-/// With several optimizers training_step() is called for each in turn, with StepLog::optimizer; its gradients go to the parameters of that optimizer alone. Batch norm and the like are as the module was given: in training, unless parts
-/// of it were in eval(). What training_step() and validation_step() throw comes out of it as a StepError, which names the step and the samples, and holds what was thrown; the other ranks learn of it when this one is gone.
+/// With several optimizers training_step() is called for each in turn, with StepLog::optimizer; its gradients go to the
+/// parameters of that optimizer alone. Batch norm and the like are as the module was given: in training, unless parts
+/// of it were in eval(). What training_step() and validation_step() throw comes out of it as a StepError, which names
+/// the step and the samples, and holds what was thrown; the other ranks learn of it when this one is gone.
 class Trainer {
  public:
-  /// In a program that no launcher has started it starts `options.devices` ranks on each of `options.nodes` hosts, of this program with the same arguments, and does not return: make it first in main(). Then joins the other ranks.
+  /// In a program that no launcher has started it starts `options.devices` ranks on each of `options.nodes` hosts, of
+  /// this program with the same arguments, and does not return: make it first in main(). Then joins the other ranks.
   /// Throws UsageError.
   explicit Trainer(const TrainerOptions& options = {});
 
@@ -53,20 +57,24 @@ class Trainer {
 
   /// Before fit().
   void add(std::shared_ptr<Callback> callback) { callbacks_.push_back(std::move(callback)); }
-  /// What checkpoints are to hold besides: each rank's own `state`, which outlives the Trainer. A training that goes on loads it before its first step; on a rank that the job before did not have, rank 0's. Names: of a-z, A-Z, 0-9, _ and -, 50 of them
-  /// at most, each once; all ranks give the same ones. Throws UsageError.
+  /// What checkpoints are to hold besides: each rank's own `state`, which outlives the Trainer. A training that goes on
+  /// loads it before its first step; on a rank that the job before did not have, rank 0's. Names: of a-z, A-Z, 0-9, _
+  /// and -, 50 of them at most, each once; all ranks give the same ones. Throws UsageError.
   void remember(const std::string& name, checkpoint::Stateful& state);
 
-  /// Trains until one of the options says that it is enough. A second training of the same Trainer has the name NAME.2, and so on. Throws UsageError.
+  /// Trains until one of the options says that it is enough. A second training of the same Trainer has the name NAME.2,
+  /// and so on. Throws UsageError.
   template <typename H, typename Batch>
-    requires checkpoint::HoldsModule<std::remove_reference_t<H>> && Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch>
+    requires checkpoint::HoldsModule<std::remove_reference_t<H>> &&
+             Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch>
   FitResult fit(H&& holder, data::Loader<Batch> loader) {
     auto& module = checkpoint::detail::held_by(holder);
     return run_fit(world_, options_, parts(module, loader));
   }
   /// And validates. The validation's loader gives no sample twice: ShardMode::kExact, or kDrop.
   template <typename H, typename Batch, typename ValBatch>
-    requires checkpoint::HoldsModule<std::remove_reference_t<H>> && Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch> &&
+    requires checkpoint::HoldsModule<std::remove_reference_t<H>> &&
+             Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch> &&
              Validatable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, ValBatch>
   FitResult fit(H&& holder, data::Loader<Batch> loader, data::Loader<ValBatch> validation) {
     auto& module = checkpoint::detail::held_by(holder);
@@ -76,7 +84,8 @@ class Trainer {
   }
   /// One pass, of `limit_val_batches`: means over the samples of all ranks.
   template <typename H, typename ValBatch>
-    requires checkpoint::HoldsModule<std::remove_reference_t<H>> && Validatable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, ValBatch>
+    requires checkpoint::HoldsModule<std::remove_reference_t<H>> &&
+             Validatable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, ValBatch>
   NamedValues validate(H&& holder, data::Loader<ValBatch> validation) {
     auto& module = checkpoint::detail::held_by(holder);
     FitParts all{.module = module};
@@ -88,13 +97,18 @@ class Trainer {
   template <typename M, typename Batch>
   FitParts parts(M& module, data::Loader<Batch> loader) {
     FitParts all{.module = module, .callbacks = callbacks_, .states = states_, .number = ++num_fits_};
-    all.configure_optimizers = [&module](TrainingSetup& setup) -> std::vector<OptimizerPlan> { return module.configure_optimizers(setup); };
-    all.train = make_batches(std::move(loader), [&module](Batch& batch, StepLog& log) -> at::Tensor { return module.training_step(batch, log); });
+    all.configure_optimizers = [&module](TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+      return module.configure_optimizers(setup);
+    };
+    all.train = make_batches(std::move(loader), [&module](Batch& batch, StepLog& log) -> at::Tensor {
+      return module.training_step(batch, log);
+    });
     return all;
   }
   template <typename M, typename Batch>
   static std::unique_ptr<Batches> validation_of(M& module, data::Loader<Batch> loader) {
-    return make_batches(std::move(loader), [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
+    return make_batches(std::move(loader),
+                        [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
   }
 
   const TrainerOptions options_;

@@ -7,8 +7,14 @@
 
 namespace lockstep::train {
 
-TrainingSetup::TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters, std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> layouts)
-    : world_(std::move(world)), module_(module), parameters_(std::move(parameters)), steps_per_epoch_(steps_per_epoch), total_steps_(total_steps), layouts_(std::move(layouts)) {}
+TrainingSetup::TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters,
+                             std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> layouts)
+    : world_(std::move(world)),
+      module_(module),
+      parameters_(std::move(parameters)),
+      steps_per_epoch_(steps_per_epoch),
+      total_steps_(total_steps),
+      layouts_(std::move(layouts)) {}
 
 ddp::DistributedDataParallel& TrainingSetup::ddp() { return ddp(module_); }
 

@@ -28,14 +28,17 @@ struct OptimizerPlan {
 /// What is known before the first step.
 class TrainingSetup {
  public:
-  /// `parameters` of the module, or copies of them in float32 that are updated in their place (precision O2). `layouts`: DdpOptions.bucket_layout of what ddp() will make, where a training goes on.
-  TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters, std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> layouts = {});
+  /// `parameters` of the module, or copies of them in float32 that are updated in their place (precision O2).
+  /// `layouts`: DdpOptions.bucket_layout of what ddp() will make, where a training goes on.
+  TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters,
+                std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> layouts = {});
 
   comm::Group& world() { return world_; }
   /// For optimizers of torch.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  /// For optimizers of lockstep::optim: one model, which is the module, or a part of it: a GAN has one for its generator and one for its discriminator. Each is made once. What belongs to none of them is exchanged
-  /// with none: without a call, all of the module is.
+  /// For optimizers of lockstep::optim: one model, which is the module, or a part of it: a GAN has one for its
+  /// generator and one for its discriminator. Each is made once. What belongs to none of them is exchanged with none:
+  /// without a call, all of the module is.
   ddp::DistributedDataParallel& ddp();
   ddp::DistributedDataParallel& ddp(torch::nn::Module& part, const ddp::DdpOptions& options = {});
   template <typename Holder>

@@ -17,33 +17,46 @@ namespace {
 using base::UsageError;
 using checkpoint::StateDict;
 
-std::string numbered(const std::string& name, std::size_t number) { return number == 0 ? name : name + "_" + std::to_string(number); }
+std::string numbered(const std::string& name, std::size_t number) {
+  return number == 0 ? name : name + "_" + std::to_string(number);
+}
 
 constexpr const char* kBuckets = "buckets";  // how gradients travelled, of each model
 
 std::vector<std::string> layouts_in(const checkpoint::SavedCheckpoint& saved) {
   const StateDict state = saved.read(kBuckets);
   std::vector<std::string> layouts;
-  for (std::size_t i = 0; i < state.size(); ++i) layouts.push_back(checkpoint::value_of<std::string>(state, std::to_string(i)));
+  for (std::size_t i = 0; i < state.size(); ++i)
+    layouts.push_back(checkpoint::value_of<std::string>(state, std::to_string(i)));
   return layouts;
 }
 
 }  // namespace
 
-Updaters::Updaters(comm::Group world, torch::nn::Module& module, const TrainerOptions& options, const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
+Updaters::Updaters(comm::Group world, torch::nn::Module& module, const TrainerOptions& options,
+                   const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
                    const std::optional<checkpoint::SavedCheckpoint>& found)
-    : world_(std::move(world)), module_(module), options_(options), precision_(amp::parse_precision(options.precision)), scaler_({.enabled = precision_.loss_scaling}) {
+    : world_(std::move(world)),
+      module_(module),
+      options_(options),
+      precision_(amp::parse_precision(options.precision)),
+      scaler_({.enabled = precision_.loss_scaling}) {
   if (precision_.master_weights) master_.emplace(module.parameters());
-  TrainingSetup setup(world_, module_, master_ ? master_->parameters() : module_.parameters(), steps_per_epoch, total_steps, found ? layouts_in(*found) : std::vector<std::string>());
+  TrainingSetup setup(world_, module_, master_ ? master_->parameters() : module_.parameters(), steps_per_epoch,
+                      total_steps, found ? layouts_in(*found) : std::vector<std::string>());
   for (OptimizerPlan& plan : configure(setup)) {
     if (!plan.optimizer) throw UsageError("configure_optimizers() gave a null optimizer; allowed are optimizers");
     Updater& updater = updaters_.emplace_back();
     updater.optimizer = std::move(plan.optimizer);
     updater.fused = dynamic_cast<optim::FusedOptimizer*>(updater.optimizer.get());
-    if (updater.fused && master_) throw UsageError("precision " + options_.precision + " has copies in float32 of the weights, which an optimizer of lockstep::optim does not know; allowed are optimizers of torch of setup.parameters()");
+    if (updater.fused && master_)
+      throw UsageError("precision " + options_.precision +
+                       " has copies in float32 of the weights, which an optimizer of lockstep::optim does not know; "
+                       "allowed are optimizers of torch of setup.parameters()");
     if (plan.schedule) updater.scheduler.emplace(*updater.optimizer, std::move(plan.schedule));
     updater.schedule_by_epoch = plan.schedule_by_epoch;
-    for (const auto& group : updater.optimizer->param_groups()) updater.parameters.insert(updater.parameters.end(), group.params().begin(), group.params().end());
+    for (const auto& group : updater.optimizer->param_groups())
+      updater.parameters.insert(updater.parameters.end(), group.params().begin(), group.params().end());
     optimizers_.push_back(updater.optimizer.get());
   }
   if (updaters_.empty()) throw UsageError("configure_optimizers() gave no optimizer; allowed is one or more");
@@ -56,22 +69,26 @@ Updaters::Updaters(comm::Group world, torch::nn::Module& module, const TrainerOp
 }
 
 bool Updaters::end_steps() const {
-  return std::any_of(updaters_.begin(), updaters_.end(), [](const Updater& updater) { return updater.fused != nullptr; });
+  return std::any_of(updaters_.begin(), updaters_.end(),
+                     [](const Updater& updater) { return updater.fused != nullptr; });
 }
 
 NamedValues Updaters::rates() const {
   NamedValues rates;
-  for (std::size_t i = 0; i < updaters_.size(); ++i) rates.emplace_back(numbered("lr", i), updaters_[i].optimizer->param_groups().front().options().get_lr());
+  for (std::size_t i = 0; i < updaters_.size(); ++i)
+    rates.emplace_back(numbered("lr", i), updaters_[i].optimizer->param_groups().front().options().get_lr());
   return rates;
 }
 
 Updaters::Turn::Turn(const Updaters& updaters, std::size_t turn) {
   if (updaters.size() == 1) return;
   std::vector<const void*> mine;
-  for (const at::Tensor& parameter : updaters.updaters_[turn].parameters) mine.push_back(parameter.unsafeGetTensorImpl());
+  for (const at::Tensor& parameter : updaters.updaters_[turn].parameters)
+    mine.push_back(parameter.unsafeGetTensorImpl());
   for (std::size_t other = 0; other < updaters.size(); ++other)
     for (const at::Tensor& parameter : updaters.updaters_[other].parameters)
-      if (other != turn && parameter.requires_grad() && std::find(mine.begin(), mine.end(), parameter.unsafeGetTensorImpl()) == mine.end()) {
+      if (other != turn && parameter.requires_grad() &&
+          std::find(mine.begin(), mine.end(), parameter.unsafeGetTensorImpl()) == mine.end()) {
         parameter.requires_grad_(false);
         held_.push_back(parameter);
       }
@@ -144,7 +161,8 @@ void Updaters::add_to(checkpoint::Parts& parts) const {
     if (!updater.scheduler) continue;
     const optim::Scheduler::Position position = updater.scheduler->position();
     schedule["step"] = position.step;
-    for (std::size_t group = 0; group < position.base_rates.size(); ++group) schedule["base_rate." + std::to_string(group)] = position.base_rates[group];
+    for (std::size_t group = 0; group < position.base_rates.size(); ++group)
+      schedule["base_rate." + std::to_string(group)] = position.base_rates[group];
   }
   if (world_.rank() != 0) return;
   StateDict& layouts = parts[kBuckets];
@@ -173,10 +191,12 @@ void Updaters::load(const checkpoint::SavedCheckpoint& saved) {
     const StateDict schedule = saved.read(numbered("schedule", i));
     if (!updater.scheduler || schedule.empty()) continue;
     optim::Scheduler::Position position{.step = checkpoint::value_of<std::int64_t>(schedule, "step")};
-    for (std::size_t group = 0; group + 1 < schedule.size(); ++group) position.base_rates.push_back(checkpoint::value_of<double>(schedule, "base_rate." + std::to_string(group)));
+    for (std::size_t group = 0; group + 1 < schedule.size(); ++group)
+      position.base_rates.push_back(checkpoint::value_of<double>(schedule, "base_rate." + std::to_string(group)));
     updater.scheduler->resume(position);
   }
-  scaler_.load_state_dict(amp::scaler_state_from_json(checkpoint::value_of<std::string>(saved.read("scaler"), "state")));
+  scaler_.load_state_dict(
+      amp::scaler_state_from_json(checkpoint::value_of<std::string>(saved.read("scaler"), "state")));
 }
 
 }  // namespace lockstep::train

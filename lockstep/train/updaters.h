@@ -25,11 +25,13 @@ namespace lockstep::train {
 
 using ConfigureOptimizers = std::function<std::vector<OptimizerPlan>(TrainingSetup&)>;
 
-/// Loss scaling, copies of the weights in float32, clipping and schedules, as the options say, around optimizers of torch or of lockstep::optim. All ranks make it and call it alike.
+/// Loss scaling, copies of the weights in float32, clipping and schedules, as the options say, around optimizers of
+/// torch or of lockstep::optim. All ranks make it and call it alike.
 class Updaters {
  public:
   /// The module is on its device; `found` is the checkpoint that load() will be given. Throws UsageError.
-  Updaters(comm::Group world, torch::nn::Module& module, const TrainerOptions& options, const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
+  Updaters(comm::Group world, torch::nn::Module& module, const TrainerOptions& options,
+           const ConfigureOptimizers& configure, std::int64_t steps_per_epoch, std::int64_t total_steps,
            const std::optional<checkpoint::SavedCheckpoint>& found);
   Updaters(const Updaters&) = delete;
   Updaters& operator=(const Updaters&) = delete;
@@ -42,7 +44,8 @@ class Updaters {
   /// Of the first group of each: "lr", "lr_1" ...
   NamedValues rates() const;
 
-  /// While it lives, gradients of other optimizers' parameters stay as they are: a generator's loss is no business of the discriminator.
+  /// While it lives, gradients of other optimizers' parameters stay as they are: a generator's loss is no business of
+  /// the discriminator.
   class Turn {
    public:
     Turn(const Updaters& updaters, std::size_t turn);

@@ -23,7 +23,8 @@ class InEval {
   }
   ~InEval() {
     module_.train(was_training_);
-    for (const auto& [part, was_training] : parts_) part->train(was_training);  // from outside to inside: each has its own in the end
+    for (const auto& [part, was_training] : parts_)
+      part->train(was_training);  // from outside to inside: each has its own in the end
   }
   InEval(const InEval&) = delete;
   InEval& operator=(const InEval&) = delete;
@@ -44,11 +45,14 @@ struct Ended {
 
 void require_exact(const Batches& batches) {
   if (!batches.exact())
-    throw base::UsageError("the loader of the validation has mode kPad, which hands some samples out twice: means would count them twice; allowed are kExact and kDrop",
-                           "make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
+    throw base::UsageError(
+        "the loader of the validation has mode kPad, which hands some samples out twice: means would count them twice; "
+        "allowed are kExact and kDrop",
+        "make_loader(dataset, world, {.shuffle = false, .mode = lockstep::data::ShardMode::kExact})");
 }
 
-NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& batches, std::int64_t num_batches, const amp::Precision& precision, ValidationPlace place) {
+NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& batches, std::int64_t num_batches,
+                     const amp::Precision& precision, ValidationPlace place) {
   Metrics metrics;
   {
     const InEval in_eval(module);
@@ -61,8 +65,10 @@ NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& bat
     for (log.batch = 0; log.batch < num_batches && batches.next(); ++log.batch) {
       log.num_samples = batches.num_samples();
       if (precision.weights != at::kFloat) batches.cast(precision.weights);
-      const amp::Autocast autocast({.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
-      const at::Tensor loss = in_users_code("validation_step()", {log.epoch, log.batch, log.step}, batches, [&] { return batches.step(log); });
+      const amp::Autocast autocast(
+          {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
+      const at::Tensor loss = in_users_code("validation_step()", {log.epoch, log.batch, log.step}, batches,
+                                            [&] { return batches.step(log); });
       if (loss.defined()) log.log("val_loss", loss);
     }
   }

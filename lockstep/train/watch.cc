@@ -19,7 +19,11 @@ constexpr std::int64_t kTakeInEveryNs = 50'000'000;
 
 LoggerOptions logger_options(const TrainerOptions& options, const WatchPlan& plan) {
   const bool files = !plan.folder.empty();
-  LoggerOptions logs{.directory = plan.folder, .csv = files && options.csv, .json_lines = files && options.json_lines, .tensorboard = files && options.tensorboard, .on_disk_error = options.on_disk_error};
+  LoggerOptions logs{.directory = plan.folder,
+                     .csv = files && options.csv,
+                     .json_lines = files && options.json_lines,
+                     .tensorboard = files && options.tensorboard,
+                     .on_disk_error = options.on_disk_error};
   if (plan.goes_on) logs.first_step = plan.step + 1;  // what was logged at a step was logged before its checkpoint
   return logs;
 }
@@ -46,18 +50,26 @@ CurveLogger::Curves for_report(const CurveLogger::Curves& curves) {
 }  // namespace
 
 Watch::Watch(comm::Group world, const TrainerOptions& options, const WatchPlan& plan)
-    : world_(std::move(world)), options_(options), plan_(plan), throughput_({.window = 100, .flops_per_step = options.flops_per_step, .peak_flops = options.peak_flops}), loggers_(world_.rank(), logger_options(options, plan)) {
+    : world_(std::move(world)),
+      options_(options),
+      plan_(plan),
+      throughput_({.window = 100, .flops_per_step = options.flops_per_step, .peak_flops = options.peak_flops}),
+      loggers_(world_.rank(), logger_options(options, plan)) {
   const bool files = !plan_.folder.empty();
   if (files && options_.report) {
     auto curves = std::make_unique<CurveLogger>();
     if (plan_.goes_on && options_.csv && world_.rank() == 0)
-      read_csv(plan_.folder + "/metrics.csv", plan_.step + 1, [&](const Moment& at, const NamedValues& values) { curves->scalars(at, values); });
+      read_csv(plan_.folder + "/metrics.csv", plan_.step + 1,
+               [&](const Moment& at, const NamedValues& values) { curves->scalars(at, values); });
     curves_ = curves.get();
     loggers_.add(std::move(curves));
   }
-  if (files && (options_.report || options_.trace)) recorder_.emplace(RankRecorderOptions{.rank = world_.rank(), .trace = options_.trace});
+  if (files && (options_.report || options_.trace))
+    recorder_.emplace(RankRecorderOptions{.rank = world_.rank(), .trace = options_.trace});
   if (options_.progress_bar && plan_.steps_per_epoch > 0)
-    progress_.emplace(world_.rank(), ProgressOptions{.num_epochs = plan_.num_epochs, .steps_per_epoch = plan_.steps_per_epoch, .steps_done = plan_.step});
+    progress_.emplace(world_.rank(), ProgressOptions{.num_epochs = plan_.num_epochs,
+                                                     .steps_per_epoch = plan_.steps_per_epoch,
+                                                     .steps_done = plan_.step});
 }
 
 std::uint64_t Watch::device_bytes() const {
@@ -65,7 +77,8 @@ std::uint64_t Watch::device_bytes() const {
   auto* const allocator = c10::getDeviceAllocator(world_.device().type());
   if (!allocator || !allocator->initialized()) return 0;
   const auto stats = allocator->getDeviceStats(world_.device().index());
-  return static_cast<std::uint64_t>(stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current);
+  return static_cast<std::uint64_t>(
+      stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current);
 }
 
 void Watch::step(std::int64_t step, std::int64_t samples, const NamedValues& shown) {
@@ -73,7 +86,8 @@ void Watch::step(std::int64_t step, std::int64_t samples, const NamedValues& sho
   ended.step = step;
   ended.samples = samples;
   ended.times = timer_.end_step();  // into the memory of one before
-  // Short steps are gone through together: the kernels of a step take the caches, and what is touched once a step is fetched from memory each time.
+  // Short steps are gone through together: the kernels of a step take the caches, and what is touched once a step is
+  // fetched from memory each time.
   if (num_ended_ == ended_.size() || ended.times.end_ns - ended_.front().times.begin_ns >= kTakeInEveryNs) take_in();
   if (progress_) progress_->step(shown);
 }
@@ -108,8 +122,12 @@ void Watch::end(std::int64_t steps, const std::string& how_it_ended) {
   try {
     if (options_.report) {
       Report report{.title = plan_.folder.substr(plan_.folder.rfind('/') + 1)};
-      report.facts = {{"ranks", std::to_string(world_.size())}, {"hosts", std::to_string(world_.num_nodes())}, {"transport", std::string(world_.transport())}, {"precision", options_.precision},
-                      {"steps", std::to_string(steps)}, {"ended", how_it_ended}};
+      report.facts = {{"ranks", std::to_string(world_.size())},
+                      {"hosts", std::to_string(world_.num_nodes())},
+                      {"transport", std::string(world_.transport())},
+                      {"precision", options_.precision},
+                      {"steps", std::to_string(steps)},
+                      {"ended", how_it_ended}};
       if (plan_.step > 0) report.facts.emplace_back("went on from step", std::to_string(plan_.step));
       report.curves = for_report(curves_->curves());
       report.ranks = records;

@@ -20,14 +20,16 @@ namespace lockstep::train {
 
 /// Where the training stands when it begins, and how long it is.
 struct WatchPlan {
-  std::string folder;               ///< of the run; empty: no files
-  std::int64_t step = 0;            ///< updates made before
+  std::string folder;     ///< of the run; empty: no files
+  std::int64_t step = 0;  ///< updates made before
   std::int64_t steps_per_epoch = 1;
   std::int64_t num_epochs = 1;
-  bool goes_on = false;             ///< what a run that died had written of later steps is taken back
+  bool goes_on = false;  ///< what a run that died had written of later steps is taken back
 };
 
-/// Every rank has one; it writes on rank 0 alone. Numbers of the training are called train/loss in files, those of a validation val/loss; a name with a / stays. What the disk does not take is dealt with as TrainerOptions.on_disk_error says; with kStop rank 0 throws SystemError.
+/// Every rank has one; it writes on rank 0 alone. Numbers of the training are called train/loss in files, those of a
+/// validation val/loss; a name with a / stays. What the disk does not take is dealt with as
+/// TrainerOptions.on_disk_error says; with kStop rank 0 throws SystemError.
 class Watch {
  public:
   Watch(comm::Group world, const TrainerOptions& options, const WatchPlan& plan);

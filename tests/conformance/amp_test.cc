@@ -1,10 +1,10 @@
-// Loss scaling between ranks: an infinity on one skips the step on all, and nothing else differs from a training without scaling.
-#include "lockstep/amp/grad_scaler.h"
-
+// Loss scaling between ranks: an infinity on one skips the step on all, and nothing else differs from a training
+// without scaling.
 #include <limits>
 #include <optional>
 
 #include "lockstep/amp/autocast.h"
+#include "lockstep/amp/grad_scaler.h"
 #include "lockstep/base/error.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
@@ -26,14 +26,25 @@ struct Way {
 };
 template <typename Fused, typename Options>
 Way by_operations(const char* name, const Options& options) {
-  return {name, [options](auto& ddp, auto&) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), optim::FusedOptions{.by_operations = true}); }};
+  return {name, [options](auto& ddp, auto&) {
+            return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(),
+                                           optim::FusedOptions{.by_operations = true});
+          }};
 }
 
 const Way kWays[] = {
-    {"torch SGD", [](auto&, auto& all) { return std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.02).momentum(0.9)); }},
-    {"torch AdamW", [](auto&, auto& all) { return std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01)); }},
-    {"fused SGD", [](auto& ddp, auto&) { return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9}); }},
-    {"fused AdamW", [](auto& ddp, auto&) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); }},
+    {"torch SGD",
+     [](auto&, auto& all) {
+       return std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.02).momentum(0.9));
+     }},
+    {"torch AdamW",
+     [](auto&, auto& all) { return std::make_unique<torch::optim::AdamW>(all, torch::optim::AdamWOptions(0.01)); }},
+    {"fused SGD",
+     [](auto& ddp, auto&) {
+       return std::make_unique<optim::SGD>(ddp, optim::SGDOptions{.lr = 0.02, .momentum = 0.9});
+     }},
+    {"fused AdamW",
+     [](auto& ddp, auto&) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); }},
     by_operations<optim::SGD>("SGD by operations", optim::SGDOptions{.lr = 0.02, .momentum = 0.9}),
     by_operations<optim::AdamW>("AdamW by operations", optim::AdamWOptions{.lr = 0.01}),
     {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
@@ -59,7 +70,8 @@ bool is_bad(int step) { return step == 2 || step == 3 || step == 7; }
 /// A loss of which one rank's is infinite in bad steps.
 at::Tensor loss_of(Mlp& net, int step, int part, bool bad) {
   const at::Tensor loss = net->forward(batch_of(world().rank(), 100 * step + part, {4, 7})).pow(2).sum();
-  return bad && part == 0 && world().rank() == world().size() - 1 ? loss * std::numeric_limits<float>::infinity() : loss;
+  return bad && part == 0 && world().rank() == world().size() - 1 ? loss * std::numeric_limits<float>::infinity()
+                                                                  : loss;
 }
 
 void between(const Plan& plan, torch::optim::Optimizer& optimizer, Mlp& net, std::vector<double>& norms) {
@@ -68,7 +80,9 @@ void between(const Plan& plan, torch::optim::Optimizer& optimizer, Mlp& net, std
     if (fused && !plan.average_first) fused->average_gradients();
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.05);
   }
-  if (plan.clip_norm) norms.push_back(fused ? fused->clip_grad_norm(0.5).item<double>() : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
+  if (plan.clip_norm)
+    norms.push_back(fused ? fused->clip_grad_norm(0.5).item<double>()
+                          : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
   if (plan.cut_values && fused) fused->clip_grad_value(0.02);
   if (plan.cut_values && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
 }
@@ -116,7 +130,8 @@ void expect_same(const Way& way, const Plan& plan) {
   GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
   const Trained scaled = train(way, plan, &scaler);
   const Trained plain = train(way, plan, nullptr);
-  for (int step = 0; step < kSteps; ++step) EXPECT_EQ(scaled.made[static_cast<std::size_t>(step)], !is_bad(step)) << step;
+  for (int step = 0; step < kSteps; ++step)
+    EXPECT_EQ(scaled.made[static_cast<std::size_t>(step)], !is_bad(step)) << step;
   EXPECT_EQ(scaler.get_scale(), 1024 / 2 / 2 * 2 / 2);
   EXPECT_EQ(scaled.norms, plain.norms);
   for (std::size_t i = 0; i < plain.parameters.size(); ++i) {
@@ -127,8 +142,10 @@ void expect_same(const Way& way, const Plan& plan) {
 
 TEST(Amp, AnInfinityOnOneRankSkipsTheStepOnAll) {
   for (const Way& way : kWays) expect_same(way, {});
-  expect_same(by_operations<optim::Adagrad>("Adagrad by operations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.2}), {});
-  expect_same(by_operations<optim::LAMB>("LAMB by operations", optim::LAMBOptions{.lr = 0.01, .weight_decay = 0.1}), {});
+  expect_same(
+      by_operations<optim::Adagrad>("Adagrad by operations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.2}), {});
+  expect_same(by_operations<optim::LAMB>("LAMB by operations", optim::LAMBOptions{.lr = 0.01, .weight_decay = 0.1}),
+              {});
   expect_same(by_operations<optim::LARS>("LARS by operations", optim::LARSOptions{.lr = 0.1, .momentum = 0.9}), {});
 }
 
@@ -149,7 +166,8 @@ TEST(Amp, SkippedUpdatesAreNotCounted) {
   EXPECT_EQ(made, kSteps - 3);
   torch::serialize::OutputArchive archive;
   optimizer.save(archive);  // before state_dict(): it settles by itself
-  for (const auto& [key, state] : optimizer.state()) EXPECT_EQ(static_cast<const torch::optim::AdamWParamState&>(*state).step(), made);
+  for (const auto& [key, state] : optimizer.state())
+    EXPECT_EQ(static_cast<const torch::optim::AdamWParamState&>(*state).step(), made);
   int counts = 0;
   for (const auto& [name, tensor] : optimizer.state_dict())
     if (name.ends_with(".step")) {
@@ -202,7 +220,8 @@ TEST(Amp, OneScalerForTwoModels) {
   for (int step = 0; step < 6; ++step) {
     first.zero_grad();
     second.zero_grad();
-    const auto losses = scaler.scale({loss_of(nets[0], step, 0, bad(0, step)), loss_of(nets[1], step, 0, bad(1, step))});
+    const auto losses =
+        scaler.scale({loss_of(nets[0], step, 0, bad(0, step)), loss_of(nets[1], step, 0, bad(1, step))});
     losses[0].backward();
     losses[1].backward();
     EXPECT_EQ(scaler.step(first), !bad(0, step)) << step;
@@ -222,7 +241,8 @@ TEST(Amp, OneScalerForTwoModels) {
       optimizers[k]->step();
     }
   for (int k = 0; k < 2; ++k)
-    for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(torch::equal(nets[k]->parameters()[i], plain[k]->parameters()[i])) << k << " " << i;
+    for (std::size_t i = 0; i < 4; ++i)
+      EXPECT_TRUE(torch::equal(nets[k]->parameters()[i], plain[k]->parameters()[i])) << k << " " << i;
 }
 
 TEST(Amp, WithoutDdpAGroupAgrees) {

@@ -29,7 +29,9 @@ using testing::HasSubstr;
 // The model from rank 0, and from each rank what is its own.
 Parts parts_of(std::int64_t step) {
   const int rank = world().rank();
-  Parts parts = {{"own", {{"rank", std::int64_t{rank}}, {"noise", torch::full({50 + rank}, static_cast<double>(step * 100 + rank))}}}};
+  Parts parts = {
+      {"own",
+       {{"rank", std::int64_t{rank}}, {"noise", torch::full({50 + rank}, static_cast<double>(step * 100 + rank))}}}};
   if (rank == 0) parts["model"] = {{"weight", torch::full({1000}, static_cast<double>(step))}, {"step", step}};
   return parts;
 }
@@ -43,7 +45,8 @@ void expect_whole(const std::optional<SavedCheckpoint>& found, std::int64_t step
   for (int rank = 0; rank < world().size(); ++rank) {
     const auto own = found->read("own", rank);
     EXPECT_EQ(value_of<std::int64_t>(own, "rank"), rank);
-    EXPECT_TRUE(value_of<at::Tensor>(own, "noise").equal(torch::full({50 + rank}, static_cast<double>(step * 100 + rank))));
+    EXPECT_TRUE(
+        value_of<at::Tensor>(own, "noise").equal(torch::full({50 + rank}, static_cast<double>(step * 100 + rank))));
   }
 }
 
@@ -53,7 +56,8 @@ TEST(Checkpoints, AllRanksWriteAndAllFindTheSame) {
   EXPECT_FALSE(checkpoints.newest());
   for (const std::int64_t step : {10, 20, 30}) {
     const auto report = checkpoints.save(step, parts_of(step));
-    EXPECT_EQ(world().all_gather_bytes(report.path), std::vector<std::string>(static_cast<std::size_t>(world().size()), report.path));
+    EXPECT_EQ(world().all_gather_bytes(report.path),
+              std::vector<std::string>(static_cast<std::size_t>(world().size()), report.path));
     expect_whole(checkpoints.newest(), step);
   }
 }
@@ -63,10 +67,12 @@ TEST(Checkpoints, OneThatMissesAShardIsPassedOverByAll) {
   Checkpoints checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
   const std::string newest = checkpoints.save(20, parts_of(20)).path;
-  if (world().rank() == 0) std::filesystem::remove(newest + "/" + checkpoint::file_name("own", world().size() - 1, "safetensors"));
+  if (world().rank() == 0)
+    std::filesystem::remove(newest + "/" + checkpoint::file_name("own", world().size() - 1, "safetensors"));
   world().barrier();
   expect_whole(checkpoints.newest(), 10);
-  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(newest); }), HasSubstr("cannot load the checkpoint " + newest));
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(newest); }),
+              HasSubstr("cannot load the checkpoint " + newest));
 }
 
 TEST(Checkpoints, ADiskThatFailsOneRankFailsAllAlike) {
@@ -90,7 +96,8 @@ TEST(Checkpoints, ADiskThatFailsOneRankFailsAllAlike) {
     const auto all = world().all_gather_bytes(said);
     ASSERT_EQ(all, std::vector<std::string>(all.size(), all[0])) << "ranks do not agree on what happened";
     if (!said.empty()) {
-      EXPECT_THAT(said, HasSubstr("checkpoint of step " + std::to_string(step) + ": rank " + std::to_string(last) + ": cannot "));
+      EXPECT_THAT(said, HasSubstr("checkpoint of step " + std::to_string(step) + ": rank " + std::to_string(last) +
+                                  ": cannot "));
     }
     const auto found = checkpoints.newest();
     ASSERT_TRUE(found);
@@ -122,8 +129,10 @@ TEST(Checkpoints, WrittenByThreadsWhileTheRanksGoOn) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->step(), 40);
   const double each = world().size() * (world().size() - 1) / 2.0;
-  for (int rank = 0; rank < world().size(); ++rank) EXPECT_TRUE(value_of<at::Tensor>(found->read("own", rank), "sum").equal(torch::full({1000}, 1 + 40 * each)));
-  EXPECT_TRUE(value_of<at::Tensor>(SavedCheckpoint(folder.path() + "/00000003-step-30").read("own"), "sum").equal(torch::full({1000}, 1 + 30 * each)));
+  for (int rank = 0; rank < world().size(); ++rank)
+    EXPECT_TRUE(value_of<at::Tensor>(found->read("own", rank), "sum").equal(torch::full({1000}, 1 + 40 * each)));
+  EXPECT_TRUE(value_of<at::Tensor>(SavedCheckpoint(folder.path() + "/00000003-step-30").read("own"), "sum")
+                  .equal(torch::full({1000}, 1 + 30 * each)));
 }
 
 TEST(Checkpoints, AThreadsErrorIsThrownOnAllByTheNextCall) {
@@ -133,7 +142,8 @@ TEST(Checkpoints, AThreadsErrorIsThrownOnAllByTheNextCall) {
   if (world().rank() == world().size() - 1) parts["own"]["bad"] = at::Tensor();
   checkpoints.save_async(10, parts);
   const auto said = message_of<base::UsageError>([&] { checkpoints.save_async(20, parts_of(20)); });
-  EXPECT_THAT(said, HasSubstr("checkpoint of step 10: rank " + std::to_string(world().size() - 1) + ": cannot save the undefined tensor \"bad\""));
+  EXPECT_THAT(said, HasSubstr("checkpoint of step 10: rank " + std::to_string(world().size() - 1) +
+                              ": cannot save the undefined tensor \"bad\""));
   EXPECT_FALSE(checkpoints.newest());
   checkpoints.save(30, parts_of(30));
   expect_whole(checkpoints.newest(), 30);
@@ -145,7 +155,8 @@ TEST(Checkpoints, AFolderThatARankDoesNotSeeIsAnErrorOnAll) {
   checkpoints.save(10, parts_of(10));
   const std::string path = world().rank() == 0 ? folder.path() + "/00000001-step-10" : folder.path() + "/elsewhere";
   if (world().size() == 1) return;
-  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(path); }), HasSubstr("elsewhere/MANIFEST.json: No such file or directory"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(path); }),
+              HasSubstr("elsewhere/MANIFEST.json: No such file or directory"));
 }
 
 // The group is closed after it: a job of its own.
@@ -157,9 +168,11 @@ TEST(CheckpointsFailures, ADesyncIsSeenAtOnceAlsoWhenThreadsWrite) {
   checkpoints.save_async(10, parts_of(10));
   checkpoints.wait();
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = message_of<base::DesyncError>([&] { world().rank() == 0 ? world().barrier() : part.all_reduce(torch::ones({4})); });
+  const auto said = message_of<base::DesyncError>(
+      [&] { world().rank() == 0 ? world().barrier() : part.all_reduce(torch::ones({4})); });
   EXPECT_THAT(said, HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << "not only at the limit on waiting for others";
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5))
+      << "not only at the limit on waiting for others";
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Every operation of a group, for every dtype and layout of tensors, against a reference that each rank computes by itself.
+// Every operation of a group, for every dtype and layout of tensors, against a reference that each rank computes by
+// itself.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +21,8 @@ constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf, at::kB
                                       at::kInt,    at::kChar,  at::kByte, at::kBool};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 enum class Layout { kContiguous, kTransposed, kStrided, kScalar, kEmpty };
-constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kTransposed, Layout::kStrided, Layout::kScalar, Layout::kEmpty};
+constexpr Layout kLayouts[] = {Layout::kContiguous, Layout::kTransposed, Layout::kStrided, Layout::kScalar,
+                               Layout::kEmpty};
 constexpr const char* kLayoutNames[] = {"contiguous", "transposed", "strided", "0-dim", "empty"};
 
 /// The shape of one rank's part, or of `parts` of them below each other.
@@ -32,9 +34,9 @@ std::vector<std::int64_t> shape_of(Layout layout, int parts = 1) {
 /// What rank `rank` puts in, row by row: small numbers, so that sums and products are exact in every dtype.
 at::Tensor values(int rank, at::ScalarType dtype, const std::vector<std::int64_t>& shape, int salt = 0) {
   at::Tensor flat = at::arange(at::IntArrayRef(shape).empty() ? 1 : c10::multiply_integers(shape), at::kLong);
-  flat = (flat * 7 + rank * 5 + salt * 3) % 4;                      // 0 to 3
+  flat = (flat * 7 + rank * 5 + salt * 3) % 4;  // 0 to 3
   if (dtype == at::kBool) return flat.eq(1).view(shape);
-  if (dtype != at::kByte) flat = flat.sub(1);                       // -1 to 2
+  if (dtype != at::kByte) flat = flat.sub(1);  // -1 to 2
   return flat.to(dtype).view(shape);
 }
 
@@ -67,11 +69,16 @@ at::Tensor reduced(ReduceOp op, const std::vector<at::Tensor>& all) {
     return op == ReduceOp::kProduct || op == ReduceOp::kMin ? stack.all(0) : stack.any(0);
   const at::Tensor exact = stack.to(at::kDouble);
   switch (op) {
-    case ReduceOp::kMin: return exact.amin(0).to(stack.scalar_type());
-    case ReduceOp::kMax: return exact.amax(0).to(stack.scalar_type());
-    case ReduceOp::kProduct: return exact.prod(0).to(stack.scalar_type());
-    case ReduceOp::kMean: return exact.sum(0).to(stack.scalar_type()).div(static_cast<double>(all.size()));
-    default: return exact.sum(0).to(stack.scalar_type());
+    case ReduceOp::kMin:
+      return exact.amin(0).to(stack.scalar_type());
+    case ReduceOp::kMax:
+      return exact.amax(0).to(stack.scalar_type());
+    case ReduceOp::kProduct:
+      return exact.prod(0).to(stack.scalar_type());
+    case ReduceOp::kMean:
+      return exact.sum(0).to(stack.scalar_type()).div(static_cast<double>(all.size()));
+    default:
+      return exact.sum(0).to(stack.scalar_type());
   }
 }
 
@@ -86,7 +93,8 @@ void for_each_case(const std::function<void(at::ScalarType, Layout, bool)>& chec
   for (const at::ScalarType dtype : kDtypes)
     for (const Layout layout : kLayouts)
       for (const bool async : {false, true}) {
-        SCOPED_TRACE(std::string(comm::name(dtype)) + " " + kLayoutNames[static_cast<int>(layout)] + (async ? " async" : " sync"));
+        SCOPED_TRACE(std::string(comm::name(dtype)) + " " + kLayoutNames[static_cast<int>(layout)] +
+                     (async ? " async" : " sync"));
         check(dtype, layout, async);
       }
 }
@@ -108,8 +116,10 @@ TEST(Collectives, AllReduce) {
     for (const ReduceOp op : kOps) {
       if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
       const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout)), layout);
-      if (async) world().all_reduce_async(mine, op).wait();
-      else world().all_reduce(mine, op);
+      if (async)
+        world().all_reduce_async(mine, op).wait();
+      else
+        world().all_reduce(mine, op);
       expect_same(mine, reduced(op, all_values(dtype, shape_of(layout))));
       EXPECT_TRUE(gaps_untouched(mine, layout));
     }
@@ -121,8 +131,10 @@ TEST(Collectives, Reduce) {
     for (const int root : roots(async)) {
       const ReduceOp op = root == 0 ? ReduceOp::kSum : ReduceOp::kMax;
       const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout), root), layout);
-      if (async) world().reduce_async(mine, root, op).wait();
-      else world().reduce(mine, root, op);
+      if (async)
+        world().reduce_async(mine, root, op).wait();
+      else
+        world().reduce(mine, root, op);
       if (world().rank() == root) expect_same(mine, reduced(op, all_values(dtype, shape_of(layout), root)));
     }
   });
@@ -140,8 +152,10 @@ TEST(Collectives, Broadcast) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const int root : roots(async)) {
       const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout), root), layout);
-      if (async) world().broadcast_async(mine, root).wait();
-      else world().broadcast(mine, root);
+      if (async)
+        world().broadcast_async(mine, root).wait();
+      else
+        world().broadcast(mine, root);
       expect_same(mine, values(root, dtype, shape_of(layout), root));
       EXPECT_TRUE(gaps_untouched(mine, layout));
     }
@@ -152,8 +166,10 @@ TEST(Collectives, AllGather) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout)), layout);
     const at::Tensor all = nothing(dtype, layout, world().size());
-    if (async) world().all_gather_async(all, mine).wait();
-    else world().all_gather(all, mine);
+    if (async)
+      world().all_gather_async(all, mine).wait();
+    else
+      world().all_gather(all, mine);
     expect_same(all.reshape({-1}), at::stack(all_values(dtype, shape_of(layout))).reshape({-1}));
     EXPECT_TRUE(gaps_untouched(all, layout));
     expect_same(mine, values(world().rank(), dtype, shape_of(layout)));
@@ -167,8 +183,10 @@ TEST(Collectives, ReduceScatter) {
       const auto whole = shape_of(layout, world().size());
       const at::Tensor input = laid_out(values(world().rank(), dtype, whole), layout);
       const at::Tensor part = nothing(dtype, layout, 1);
-      if (async) world().reduce_scatter_async(part, input, op).wait();
-      else world().reduce_scatter(part, input, op);
+      if (async)
+        world().reduce_scatter_async(part, input, op).wait();
+      else
+        world().reduce_scatter(part, input, op);
       const at::Tensor sum = reduced(op, all_values(dtype, whole)).reshape({-1});
       expect_same(part.reshape({-1}), sum.narrow(0, world().rank() * part.numel(), part.numel()));
       EXPECT_TRUE(gaps_untouched(part, layout));
@@ -182,8 +200,10 @@ TEST(Collectives, Gather) {
     for (const int root : roots(async)) {
       const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout), root), layout);
       const at::Tensor all = world().rank() == root ? nothing(dtype, layout, world().size()) : at::Tensor();
-      if (async) world().gather_async(all, mine, root).wait();
-      else world().gather(all, mine, root);
+      if (async)
+        world().gather_async(all, mine, root).wait();
+      else
+        world().gather(all, mine, root);
       if (world().rank() != root) continue;
       expect_same(all.reshape({-1}), at::stack(all_values(dtype, shape_of(layout), root)).reshape({-1}));
       EXPECT_TRUE(gaps_untouched(all, layout));
@@ -197,9 +217,12 @@ TEST(Collectives, Scatter) {
       const auto whole = shape_of(layout, world().size());
       const at::Tensor input = world().rank() == root ? laid_out(values(root, dtype, whole), layout) : at::Tensor();
       const at::Tensor part = nothing(dtype, layout, 1);
-      if (async) world().scatter_async(part, input, root).wait();
-      else world().scatter(part, input, root);
-      expect_same(part.reshape({-1}), values(root, dtype, whole).reshape({-1}).narrow(0, world().rank() * part.numel(), part.numel()));
+      if (async)
+        world().scatter_async(part, input, root).wait();
+      else
+        world().scatter(part, input, root);
+      expect_same(part.reshape({-1}),
+                  values(root, dtype, whole).reshape({-1}).narrow(0, world().rank() * part.numel(), part.numel()));
       EXPECT_TRUE(gaps_untouched(part, layout));
     }
   });
@@ -210,11 +233,14 @@ TEST(Collectives, AllToAll) {
     const auto whole = shape_of(layout, world().size());
     const at::Tensor input = laid_out(values(world().rank(), dtype, whole), layout);
     const at::Tensor output = nothing(dtype, layout, world().size());
-    if (async) world().all_to_all_async(output, input).wait();
-    else world().all_to_all(output, input);
+    if (async)
+      world().all_to_all_async(output, input).wait();
+    else
+      world().all_to_all(output, input);
     const std::int64_t part = input.numel() / world().size();
     std::vector<at::Tensor> parts;
-    for (const at::Tensor& theirs : all_values(dtype, whole)) parts.push_back(theirs.reshape({-1}).narrow(0, world().rank() * part, part));
+    for (const at::Tensor& theirs : all_values(dtype, whole))
+      parts.push_back(theirs.reshape({-1}).narrow(0, world().rank() * part, part));
     expect_same(output.reshape({-1}), at::cat(parts));
     EXPECT_TRUE(gaps_untouched(output, layout));
   });
@@ -224,12 +250,15 @@ TEST(Collectives, AllGatherUnequal) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     // Rank r has r rows (rank 0 none), but for the layouts that have one shape alone.
     const auto shape = [&](int rank) {
-      return layout == Layout::kScalar || layout == Layout::kEmpty ? shape_of(layout) : std::vector<std::int64_t>{rank, 2};
+      return layout == Layout::kScalar || layout == Layout::kEmpty ? shape_of(layout)
+                                                                   : std::vector<std::int64_t>{rank, 2};
     };
     const at::Tensor mine = laid_out(values(world().rank(), dtype, shape(world().rank())), layout);
     std::vector<at::Tensor> all;
-    if (async) world().all_gather_unequal_async(all, mine).wait();
-    else all = world().all_gather_unequal(mine);
+    if (async)
+      world().all_gather_unequal_async(all, mine).wait();
+    else
+      all = world().all_gather_unequal(mine);
     ASSERT_EQ(all.size(), static_cast<std::size_t>(world().size()));
     for (int r = 0; r < world().size(); ++r) expect_same(all[static_cast<std::size_t>(r)], values(r, dtype, shape(r)));
   });
@@ -249,7 +278,9 @@ TEST(Collectives, BytesTravel) {
       for (std::size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 31 + static_cast<std::size_t>(root));
       EXPECT_EQ(world().broadcast_bytes(world().rank() == root ? text : "not looked at", root), text);
     }
-  const auto bytes = [](int rank) { return std::string(static_cast<std::size_t>(rank) * 1000, static_cast<char>('a' + rank)); };
+  const auto bytes = [](int rank) {
+    return std::string(static_cast<std::size_t>(rank) * 1000, static_cast<char>('a' + rank));
+  };
   const auto all = world().all_gather_bytes(bytes(world().rank()));
   ASSERT_EQ(all.size(), static_cast<std::size_t>(world().size()));
   for (int r = 0; r < world().size(); ++r) EXPECT_EQ(all[static_cast<std::size_t>(r)], bytes(r));
@@ -283,7 +314,9 @@ at::Tensor outside(const at::Tensor& tensor) {
 }
 
 /// Large enough to be read where it lies, or to go through several pieces; whole numbers, so that sums are exact.
-at::Tensor many(int rank, std::int64_t count) { return at::arange(count, at::kLong).remainder(97).add(rank).to(at::kFloat); }
+at::Tensor many(int rank, std::int64_t count) {
+  return at::arange(count, at::kLong).remainder(97).add(rank).to(at::kFloat);
+}
 
 void every_operation_on(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& place) {
   Group& w = world();
@@ -330,7 +363,8 @@ void every_operation_on(std::int64_t n, const std::function<at::Tensor(const at:
 }
 
 TEST(Collectives, LargeTensorsOfEveryOperation) {
-  for (const std::int64_t count : {1500, 400'003}) every_operation_on(count, [](const at::Tensor& t) { return t.clone(); });
+  for (const std::int64_t count : {1500, 400'003})
+    every_operation_on(count, [](const at::Tensor& t) { return t.clone(); });
 }
 
 TEST(Collectives, TensorsThatOtherRanksCannotReach) {
@@ -339,7 +373,8 @@ TEST(Collectives, TensorsThatOtherRanksCannotReach) {
 
 TEST(Collectives, TensorsThatOnlySomeRanksCannotReach) {
   const int size = world().size();
-  const std::int64_t counts[] = {131'072, 131'073, 400'003, 1, 1'000'000, 9};  // the first is the largest that goes in one piece
+  const std::int64_t counts[] = {131'072, 131'073,   400'003,
+                                 1,       1'000'000, 9};  // the first is the largest that goes in one piece
   std::vector<at::Tensor> tensors;
   std::vector<Work> works;  // one behind the other
   for (std::size_t i = 0; i < std::size(counts); ++i) {

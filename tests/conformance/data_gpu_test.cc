@@ -1,5 +1,6 @@
-// Batches that come to GPUs by themselves. The GPUs are pretended (tests/support/gpu): each thing on a stream takes a while, and streams go on independently of each other, so that a copy
-// that nobody waits for, and memory that is used again too early, show as other numbers.
+// Batches that come to GPUs by themselves. The GPUs are pretended (tests/support/gpu): each thing on a stream takes a
+// while, and streams go on independently of each other, so that a copy that nobody waits for, and memory that is used
+// again too early, show as other numbers.
 #include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -12,8 +13,8 @@
 namespace lockstep::data {
 namespace {
 
-using tests::world;
 using ::testing::HasSubstr;
+using tests::world;
 
 constexpr std::int64_t kWidth = 4096;
 constexpr std::int64_t kBatchBytes = 4 * kWidth * 4 + 512;  // of four samples and, rounded up, their targets
@@ -32,7 +33,9 @@ struct Numbers {
   std::uint64_t size() const { return count; }
 };
 
-LoaderOptions options(int num_workers, at::Device device) { return {.batch_size = 4, .seed = 3, .num_workers = num_workers, .device = device}; }
+LoaderOptions options(int num_workers, at::Device device) {
+  return {.batch_size = 4, .seed = 3, .num_workers = num_workers, .device = device};
+}
 
 /// Where a batch is looked at only when all are there, so that the host waits for nothing in between.
 template <typename Batches>
@@ -46,7 +49,8 @@ void expect_same(const std::vector<Example>& found, const std::vector<Example>& 
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_EQ(found[i].data.device(), world().device());
-    EXPECT_TRUE(found[i].target.cpu().equal(expected[i].target)) << i << ": " << found[i].target.cpu() << expected[i].target;
+    EXPECT_TRUE(found[i].target.cpu().equal(expected[i].target))
+        << i << ": " << found[i].target.cpu() << expected[i].target;
     EXPECT_TRUE(found[i].data.cpu().equal(expected[i].data)) << i;
   }
 }
@@ -57,7 +61,8 @@ c10::CachingAllocator::Stat device_bytes() {
 
 TEST(DataGpu, TheSameBatchesInTheSameOrder) {
   for (const int workers : {0, 1, 3}) {
-    auto host = make_loader(Numbers(), world(), options(workers, at::kCPU)), gpu = make_loader(Numbers(), world(), options(workers, world().device()));
+    auto host = make_loader(Numbers(), world(), options(workers, at::kCPU)),
+         gpu = make_loader(Numbers(), world(), options(workers, world().device()));
     for (const std::uint64_t epoch : {0, 1}) {
       const auto expected = kept(host.epoch(epoch));
       expect_same(kept(gpu.epoch(epoch)), expected);
@@ -131,7 +136,8 @@ TEST(DataGpu, GoesOnInTheMiddle) {
       position = first.position();
       break;
     }
-    auto host = make_loader(Numbers(), world(), options(0, at::kCPU)), gpu = make_loader(Numbers(), world(), options(workers, world().device()));
+    auto host = make_loader(Numbers(), world(), options(0, at::kCPU)),
+         gpu = make_loader(Numbers(), world(), options(workers, world().device()));
     host.restore(position);
     gpu.restore(position);
     const auto expected = kept(host.epoch(1));
@@ -190,7 +196,10 @@ struct Page {
 struct Pages {
   Page get_batch(const std::vector<std::size_t>& indices) const {
     const auto first = static_cast<float>(indices.front());
-    return {"page", {{7, torch::full({3}, first)}, {8, torch::full({2}, first + 1)}}, {{"left", torch::full({1}, first + 2)}}, {}};
+    return {"page",
+            {{7, torch::full({3}, first)}, {8, torch::full({2}, first + 1)}},
+            {{"left", torch::full({1}, first + 2)}},
+            {}};
   }
   std::uint64_t size() const { return 4; }
 };
@@ -207,10 +216,12 @@ TEST(DataGpu, BatchesOfAnyShape) {
     EXPECT_FALSE(page.nothing.defined());
     first += 2;
   }
-  auto tensors = make_loader(6, [](std::size_t i) { return torch::full({2}, static_cast<float>(i)); }, ShardOf{}, {.batch_size = 3, .shuffle = false, .device = at::kCUDA});
+  auto tensors = make_loader(6, [](std::size_t i) { return torch::full({2}, static_cast<float>(i)); }, ShardOf{},
+                             {.batch_size = 3, .shuffle = false, .device = at::kCUDA});
   for (at::Tensor& batch : tensors.epoch(0)) EXPECT_EQ(batch.device(), world().device());
-  auto pairs = make_loader(6, [](std::size_t i) { return std::tuple(static_cast<int>(i), torch::full({2}, static_cast<float>(i))); }, ShardOf{},
-                           {.batch_size = 3, .shuffle = false, .device = world().device()});
+  auto pairs = make_loader(
+      6, [](std::size_t i) { return std::tuple(static_cast<int>(i), torch::full({2}, static_cast<float>(i))); },
+      ShardOf{}, {.batch_size = 3, .shuffle = false, .device = world().device()});
   for (auto& batch : pairs.epoch(0)) EXPECT_TRUE(std::get<1>(batch[2]).is_cuda());
 }
 
@@ -224,7 +235,8 @@ TEST(DataGpu, AWrongDeviceIsNamed) {
     return std::string("no error");
   };
   EXPECT_THAT(message(at::Device(at::kCUDA, 9)), HasSubstr("LoaderOptions.device is cuda:9, of "));
-  EXPECT_THAT(message(at::kMeta), HasSubstr("LoaderOptions.device is meta, which is no accelerator; allowed are cpu and Group::device()"));
+  EXPECT_THAT(message(at::kMeta),
+              HasSubstr("LoaderOptions.device is meta, which is no accelerator; allowed are cpu and Group::device()"));
 }
 
 }  // namespace

@@ -63,7 +63,8 @@ TEST(Data, APositionIsTheSameOnAllRanks) {
     if (batch.target.defined() && ++steps == 3) break;
   const auto mine = to_text(loader.position());
   for (const auto& other : world().all_gather_bytes(mine)) EXPECT_EQ(other, mine);
-  EXPECT_EQ(loader.position().samples, std::min<std::uint64_t>(kSamples, 6 * static_cast<std::uint64_t>(world().size())));
+  EXPECT_EQ(loader.position().samples,
+            std::min<std::uint64_t>(kSamples, 6 * static_cast<std::uint64_t>(world().size())));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Unused parameters, branches, several forwards and backwards, several models, frozen and tied parameters, sparse gradients.
+// Unused parameters, branches, several forwards and backwards, several models, frozen and tied parameters, sparse
+// gradients.
 #include "tests/conformance/ddp_models.h"
 
 namespace lockstep::tests {
@@ -65,7 +66,7 @@ TEST(DdpBranches, WhatNobodyUsesStopsTravelling) {
   } else {
     EXPECT_LT(few.bucket_bytes[0], all.bucket_bytes[0]);
   }
-  branch_and_compare(net, 2, [](int, int) { return 2; });  // and comes back when it is used again
+  branch_and_compare(net, 2, [](int, int) { return 2; });       // and comes back when it is used again
   EXPECT_EQ(ddp.stats().order.size(), few.in_place ? 4u : 6u);  // buckets keep what was used lately
 }
 
@@ -150,7 +151,8 @@ TEST(DdpBranches, AGansTwoModels) {
   for (int step = 0; step < 6; ++step) {
     const auto noise = batch_of(world().rank(), step, {4, 3});
     opt_c.zero_grad();
-    (critic->forward(batch_of(world().rank(), step + 30, {4, 7})).mean() - critic->forward(generator->forward(noise).detach()).mean())
+    (critic->forward(batch_of(world().rank(), step + 30, {4, 7})).mean() -
+     critic->forward(generator->forward(noise).detach()).mean())
         .backward();
     opt_c.step();
     opt_g.zero_grad();
@@ -180,7 +182,9 @@ TEST(DdpBranches, TiedParametersAreExchangedOnce) {
     net.forward(batch_of(world().rank(), step, {3, 5})).sum().backward();
     const auto expected = mean_over_ranks([&](int rank) {
       at::Tensor w = net.embed->weight.detach().clone().requires_grad_();
-      torch::linear(torch::tanh(torch::linear(batch_of(rank, step, {3, 5}), w, net.embed->bias.detach())), w).sum().backward();
+      torch::linear(torch::tanh(torch::linear(batch_of(rank, step, {3, 5}), w, net.embed->bias.detach())), w)
+          .sum()
+          .backward();
       return std::vector<at::Tensor>{w.grad()};
     });
     EXPECT_TRUE(torch::allclose(net.embed->weight.grad(), expected[0], 1e-5, 1e-6));
@@ -261,11 +265,11 @@ TEST(DdpBranches, SparseGradientsOfEmbeddings) {
       EXPECT_TRUE(net.table->weight.grad().is_sparse());
     }
     expect_gradients(net, mean_over_ranks([&](int rank) {
-      NetImpl alone;
-      copy_values(net, alone);
-      alone.forward(index_of(rank, step), uses(rank)).sum().backward();
-      return gradients(alone);
-    }));
+                       NetImpl alone;
+                       copy_values(net, alone);
+                       alone.forward(index_of(rank, step), uses(rank)).sum().backward();
+                       return gradients(alone);
+                     }));
   }
 }
 

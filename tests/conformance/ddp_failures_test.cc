@@ -1,4 +1,5 @@
-// Ranks that do not do the same: named on both sides within seconds, and never a gradient of another step. One job a case.
+// Ranks that do not do the same: named on both sides within seconds, and never a gradient of another step. One job a
+// case.
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -22,7 +23,8 @@ constexpr auto kPrompt = std::chrono::seconds(5);
 
 /// Runs `call`, which must throw an Error of `cause` within `limit` whose text has each of `words`.
 template <typename Call>
-void expect_error(Cause cause, const std::vector<std::string>& words, const Call& call, Clock::duration limit = kPrompt) {
+void expect_error(Cause cause, const std::vector<std::string>& words, const Call& call,
+                  Clock::duration limit = kPrompt) {
   const auto begin = Clock::now();
   try {
     call();
@@ -30,7 +32,8 @@ void expect_error(Cause cause, const std::vector<std::string>& words, const Call
   } catch (const base::Error& error) {
     EXPECT_EQ(name(error.cause()), name(cause)) << error.what();
     for (const std::string& word : words)
-      EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << "\"" << word << "\" is not in: " << error.what();
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+          << "\"" << word << "\" is not in: " << error.what();
   }
   EXPECT_LT(Clock::now() - begin, limit);
 }
@@ -98,13 +101,14 @@ TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
   world().all_reduce(sharing, comm::ReduceOp::kMax);
   const bool shared = sharing.item<int>() != 0;
   // With a copy on each rank it shows as soon as those are compared.
-  expect_error(shared ? Cause::kDesync : Cause::kReplicaDiverged, {shared ? "step() on ranks" : "differs between ranks"}, [&] {
-    for (int number = 0; number < 4; ++number) {
-      optimizer.zero_grad();
-      forward_backward(net, number);
-      optimizer.step();
-    }
-  });
+  expect_error(shared ? Cause::kDesync : Cause::kReplicaDiverged,
+               {shared ? "step() on ranks" : "differs between ranks"}, [&] {
+                 for (int number = 0; number < 4; ++number) {
+                   optimizer.zero_grad();
+                   forward_backward(net, number);
+                   optimizer.step();
+                 }
+               });
   if (optimizer.shares_parameters()) {
     EXPECT_TRUE(torch::equal(before, net->first->weight));
   }
@@ -132,7 +136,8 @@ TEST(DdpFailures, AReplicaThatDriftsIsFoundWithinItsInterval) {
   const int last = world().size() - 1;
   int found = -1;
   expect_error(
-      Cause::kReplicaDiverged, {"parameter second.bias differs between ranks", "rank " + std::to_string(last) + " has hash"},
+      Cause::kReplicaDiverged,
+      {"parameter second.bias differs between ranks", "rank " + std::to_string(last) + " has hash"},
       [&] {
         found = train_until_it_throws(net, [&](int number) {
           if (number != 23 || world().rank() != last) return;
@@ -177,7 +182,8 @@ TEST(DdpFailures, AModelOfAGroupIsNamedAsInTheWorld) {
   if (others.size() < 2) return;
   Mlp net;
   if (world().rank() == 2) net->register_parameter("extra", torch::ones({2}));
-  expect_error(Cause::kConfigMismatch, {"rank 1 has ", "rank 2 has parameter extra"}, [&] { DistributedDataParallel ddp(net, others); });
+  expect_error(Cause::kConfigMismatch, {"rank 1 has ", "rank 2 has parameter extra"},
+               [&] { DistributedDataParallel ddp(net, others); });
 }
 
 TEST(DdpFailures, AStepOfAGroupIsNamedAsInTheWorld) {
@@ -186,7 +192,8 @@ TEST(DdpFailures, AStepOfAGroupIsNamedAsInTheWorld) {
   Mlp net;
   DistributedDataParallel ddp(net, others);
   if (world().rank() == 2) others.count_batch();
-  expect_error(Cause::kDesync, {"rank 1 has drawn 0 batches, rank 2 has drawn 1 batch"}, [&] { forward_backward(net, 0); });
+  expect_error(Cause::kDesync, {"rank 1 has drawn 0 batches, rank 2 has drawn 1 batch"},
+               [&] { forward_backward(net, 0); });
 }
 
 /// Draws batches and trains with them.
@@ -195,7 +202,9 @@ void train_with(Loader& loader, Mlp& net, std::uint64_t epoch) {
   for (const auto& batch : loader.epoch(epoch)) net->forward(batch.data).pow(2).sum().backward();
 }
 
-data::Example seven_times(std::size_t index) { return {torch::full({7}, static_cast<double>(index)), torch::tensor(static_cast<std::int64_t>(index))}; }
+data::Example seven_times(std::size_t index) {
+  return {torch::full({7}, static_cast<double>(index)), torch::tensor(static_cast<std::int64_t>(index))};
+}
 
 TEST(DdpFailures, ALoaderWithAnotherSeed) {
   Mlp net;
@@ -209,7 +218,8 @@ TEST(DdpFailures, ALoaderInAnotherEpoch) {
   DistributedDataParallel ddp(net, world());
   auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2});
   train_with(loader, net, 0);
-  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"}, [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
+  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"},
+               [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
 }
 
 TEST(DdpFailures, NobodyLooksWhenNotAsked) {
@@ -304,7 +314,8 @@ TEST(DdpFailures, AnAliasOfAParameterThatBackwardUpdates) {
   };
   run(0, false);
   run(1, false);
-  EXPECT_THROW(run(2, true), std::exception);  // autograd's own error, or the other ranks' word that a backward() has failed
+  EXPECT_THROW(run(2, true),
+               std::exception);  // autograd's own error, or the other ranks' word that a backward() has failed
 }
 
 TEST(DdpFailures, OneBackwardTooManyAfterTheStepShowsByTheBatches) {
@@ -367,7 +378,8 @@ void expect_model_difference(const std::vector<std::string>& words, const Change
   Mlp net;
   std::vector<at::Tensor> keep = net->parameters();
   if (world().rank() == world().size() - 1) change(net);
-  expect_error(Cause::kConfigMismatch, words, [&] { DistributedDataParallel ddp(net, world()); }, std::chrono::seconds(2));
+  expect_error(
+      Cause::kConfigMismatch, words, [&] { DistributedDataParallel ddp(net, world()); }, std::chrono::seconds(2));
 }
 
 TEST(DdpFailures, AnotherShape) {
@@ -381,21 +393,28 @@ TEST(DdpFailures, AnotherNumberOfDimensions) {
   });
 }
 
-TEST(DdpFailures, AnotherDtype) { expect_model_difference({"first.weight", "Float", "Double"}, [](Mlp& net) { net->to(at::kDouble); }); }
+TEST(DdpFailures, AnotherDtype) {
+  expect_model_difference({"first.weight", "Float", "Double"}, [](Mlp& net) { net->to(at::kDouble); });
+}
 
-TEST(DdpFailures, AnotherRequiresGrad) { expect_model_difference({"second.bias", "frozen"}, [](Mlp& net) { net->second->bias.requires_grad_(false); }); }
+TEST(DdpFailures, AnotherRequiresGrad) {
+  expect_model_difference({"second.bias", "frozen"}, [](Mlp& net) { net->second->bias.requires_grad_(false); });
+}
 
 TEST(DdpFailures, OneMoreParameter) {
   expect_model_difference({"extra"}, [](Mlp& net) { net->register_parameter("extra", torch::ones({2})); });
 }
 
-TEST(DdpFailures, OneMoreBuffer) { expect_model_difference({"buffer extra"}, [](Mlp& net) { net->register_buffer("extra", torch::ones({2})); }); }
+TEST(DdpFailures, OneMoreBuffer) {
+  expect_model_difference({"buffer extra"}, [](Mlp& net) { net->register_buffer("extra", torch::ones({2})); });
+}
 
 TEST(DdpFailures, OtherOptions) {
   Mlp net;
   const std::int64_t cap = 1000 + world().rank();
-  expect_error(Cause::kConfigMismatch, {"bucket_bytes 1000", "bucket_bytes 1001"},
-               [&] { DistributedDataParallel ddp(net, world(), {.bucket_bytes = {cap}}); }, std::chrono::seconds(2));
+  expect_error(
+      Cause::kConfigMismatch, {"bucket_bytes 1000", "bucket_bytes 1001"},
+      [&] { DistributedDataParallel ddp(net, world(), {.bucket_bytes = {cap}}); }, std::chrono::seconds(2));
 }
 
 /// Pulls the parameters towards copies that it made when it was constructed.
@@ -437,7 +456,8 @@ TEST(DdpFailures, OneElementThatARankWritesAloneIsNamed) {
     net->second->bias[4].add_(1);
   }
   net->zero_grad();
-  expect_error(Cause::kReplicaDiverged, {"parameter second.bias differs between ranks"}, [&] { forward_backward(net, 1); });
+  expect_error(Cause::kReplicaDiverged, {"parameter second.bias differs between ranks"},
+               [&] { forward_backward(net, 1); });
 }
 
 /// Throws in its backward on the rank that is told.
@@ -446,7 +466,8 @@ struct Thrower : torch::autograd::Function<Thrower> {
     context->saved_data["throws"] = throws;
     return x.clone();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     if (context->saved_data["throws"].toBool()) throw std::logic_error("the user's own error");
     return {grads[0], at::Tensor()};
   }
@@ -460,7 +481,8 @@ TEST(DdpFailures, AnExceptionInBackwardComesOutUnchangedAndASecondOneWorks) {
     net->zero_grad();
     const auto begin = Clock::now();
     // Between the layers: gradients of the second layer are under way when it throws.
-    const at::Tensor h = Thrower::apply(torch::tanh(net->first(batch_of(world().rank(), 1, {4, 7}))), world().rank() == 0);
+    const at::Tensor h =
+        Thrower::apply(torch::tanh(net->first(batch_of(world().rank(), 1, {4, 7}))), world().rank() == 0);
     const at::Tensor loss = net->second(h).sum();
     if (world().rank() == 0) {
       EXPECT_THROW(loss.backward(), std::logic_error);

@@ -1,5 +1,5 @@
-// DistributedDataParallel of models on GPUs, which are pretended (tests/support/gpu). They know few kernels: backward() begins at the parameters, with gradients that
-// were made on the CPU.
+// DistributedDataParallel of models on GPUs, which are pretended (tests/support/gpu). They know few kernels: backward()
+// begins at the parameters, with gradients that were made on the CPU.
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -14,9 +14,9 @@ namespace lockstep {
 namespace {
 
 using ddp::DistributedDataParallel;
-using tests::world;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using tests::world;
 
 constexpr int kParameters = 4;
 
@@ -24,7 +24,8 @@ struct Model : torch::nn::Module {
   explicit Model(at::Device last = world().device()) {
     for (int i = 0; i < kParameters; ++i) {
       const at::Tensor start = at::full({50 + 10 * i}, world().rank() + i, at::kFloat);
-      all.push_back(register_parameter("p" + std::to_string(i), start.to(i + 1 < kParameters ? world().device() : last)));
+      all.push_back(
+          register_parameter("p" + std::to_string(i), start.to(i + 1 < kParameters ? world().device() : last)));
     }
     seen = register_buffer("seen", at::full({3}, world().rank(), at::kFloat).to(world().device()));
     count = register_buffer("count", at::full({}, world().rank(), at::kLong).to(world().device()));
@@ -93,7 +94,8 @@ TEST(DdpGpu, AccumulatesUnderNoSync) {
       backward(model, 1);
     }
     backward(model, 2);
-    for (int i = 0; i < kParameters; ++i) expect_near(model.all[static_cast<std::size_t>(i)].grad(), mean_of(1, i) + mean_of(2, i));
+    for (int i = 0; i < kParameters; ++i)
+      expect_near(model.all[static_cast<std::size_t>(i)].grad(), mean_of(1, i) + mean_of(2, i));
     world().step();
   }
 }

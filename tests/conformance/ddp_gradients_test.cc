@@ -1,4 +1,5 @@
-// When backward() returns, every gradient is the mean over the ranks. What PyTorch's DDP tests demand: see docs/conformance.md.
+// When backward() returns, every gradient is the mean over the ranks. What PyTorch's DDP tests demand: see
+// docs/conformance.md.
 #include "lockstep/base/error.h"
 #include "tests/conformance/ddp_models.h"
 
@@ -63,22 +64,24 @@ TEST(DdpGradients, MixedDtypesInOneModel) {
   for (int step = 0; step < 3; ++step) {
     net.zero_grad();
     at::Tensor loss = torch::zeros({}, at::kDouble);
-    for (const at::Tensor& w : net.weights) loss = loss + (w.to(at::kDouble) * batch_of(world().rank(), step, {3, 5}, at::kDouble)).sum();
+    for (const at::Tensor& w : net.weights)
+      loss = loss + (w.to(at::kDouble) * batch_of(world().rank(), step, {3, 5}, at::kDouble)).sum();
     loss.backward();
     expect_gradients(net, mean_over_ranks([&](int rank) {
-      std::vector<at::Tensor> all;
-      for (const at::Tensor& w : net.weights) all.push_back(batch_of(rank, step, {3, 5}, at::kDouble).to(w.scalar_type()));
-      return all;
-    }));
+                       std::vector<at::Tensor> all;
+                       for (const at::Tensor& w : net.weights)
+                         all.push_back(batch_of(rank, step, {3, 5}, at::kDouble).to(w.scalar_type()));
+                       return all;
+                     }));
   }
 }
 
 TEST(DdpGradients, TransposedParametersAndGradients) {
   struct NetImpl : torch::nn::Module {
     NetImpl() {
-      w = register_parameter("w", torch::ones({4, 6}).t());           // dense, not contiguous
+      w = register_parameter("w", torch::ones({4, 6}).t());  // dense, not contiguous
       v = register_parameter("v", torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
-      s = register_parameter("s", torch::ones({}));                   // no dimension at all
+      s = register_parameter("s", torch::ones({}));  // no dimension at all
     }
     at::Tensor w, v, s;
   } net;
@@ -89,9 +92,8 @@ TEST(DdpGradients, TransposedParametersAndGradients) {
     const auto b = [&](int rank) { return batch_of(rank, step, {2, 3, 4, 5}); };
     const int me = world().rank();
     ((net.w * a(me).t()).sum() * net.s + (net.v * b(me)).sum()).backward();
-    expect_gradients(net, mean_over_ranks([&](int rank) {
-      return std::vector<at::Tensor>{a(rank).t(), b(rank), a(rank).sum()};
-    }));
+    expect_gradients(
+        net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{a(rank).t(), b(rank), a(rank).sum()}; }));
   }
 }
 
@@ -115,11 +117,11 @@ TEST(DdpGradients, ParametersOfSeveralPieces) {
     net.zero_grad();
     net.loss(world().rank(), step).backward();
     expect_gradients(net, mean_over_ranks([&](int rank) {
-      NetImpl alone;
-      copy_values(net, alone);
-      alone.loss(rank, step).backward();
-      return gradients(alone);
-    }));
+                       NetImpl alone;
+                       copy_values(net, alone);
+                       alone.loss(rank, step).backward();
+                       return gradients(alone);
+                     }));
   }
 }
 
@@ -134,7 +136,8 @@ TEST(DdpGradients, OtherStridesOnOneRank) {
     // A gradient that is there is added to where it lies, in its own strides.
     net.w.mutable_grad() = world().rank() == 0 ? torch::ones({4, 6}).t() : torch::ones({6, 4});
     (net.w * batch_of(world().rank(), step, {6, 4})).sum().backward();
-    expect_gradients(net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{batch_of(rank, step, {6, 4}) + 1}; }));
+    expect_gradients(
+        net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{batch_of(rank, step, {6, 4}) + 1}; }));
   }
   const std::string said = testing::internal::GetCapturedStderr();
   const std::string copies = "lockstep: 1 of 1 gradients are copied before they are reduced, w first";
@@ -144,8 +147,11 @@ TEST(DdpGradients, OtherStridesOnOneRank) {
 }
 
 TEST(DdpGradients, KnobsChangeTheWayAndNotTheMean) {
-  const std::vector<DdpOptions> all = {
-      {.bucket_bytes = {}}, {.predivide = 1}, {.bucket_bytes = {1, 100}, .predivide = 1.5}, {.predivide = 1000}, {.overlap = false}};
+  const std::vector<DdpOptions> all = {{.bucket_bytes = {}},
+                                       {.predivide = 1},
+                                       {.bucket_bytes = {1, 100}, .predivide = 1.5},
+                                       {.predivide = 1000},
+                                       {.overlap = false}};
   for (const DdpOptions& options : all) {
     torch::manual_seed(1 + world().rank());
     Mlp net;
@@ -191,10 +197,12 @@ TEST(DdpGradients, CommunicationBeginsDuringBackward) {
 }
 
 TEST(DdpGradients, BucketsBeginBeforeTheLastGradientIsBorn) {
-  // The last node of the backward waits until every rank's header has come, so that the order of events is forced, not timed.
+  // The last node of the backward waits until every rank's header has come, so that the order of events is forced, not
+  // timed.
   struct Gate : torch::autograd::Function<Gate> {
     static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list grads) {
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                   torch::autograd::variable_list grads) {
       world().barrier();
       return {grads[0]};
     }
@@ -227,8 +235,10 @@ TEST(DdpGradients, OnePassInAndNoneOut) {
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 5; ++step) {
-    if (step % 2) optimizer.zero_grad(false);
-    else optimizer.zero_grad();
+    if (step % 2)
+      optimizer.zero_grad(false);
+    else
+      optimizer.zero_grad();
     net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
     optimizer.step();
   }
@@ -238,7 +248,8 @@ TEST(DdpGradients, OnePassInAndNoneOut) {
   if (world().size() > 1) {
     EXPECT_EQ(stats.passes_in, stats.in_place ? 0 : 5 * 4);
     // A header, one bucket and the flags; in the first also the order. In place a header and one meeting. Nothing else.
-    EXPECT_EQ(stats.operations, (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and the replicas' hashes in the four after the first
+    EXPECT_EQ(stats.operations,
+              (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and the replicas' hashes in the four after the first
   }
 }
 
@@ -309,7 +320,9 @@ TEST(DdpGradients, NoSyncSendsTheAccumulatedSumOnce) {
   for (int round = 0; round < 3; ++round) {
     net->zero_grad();
     for (int step = 0; step < kBatches; ++step) {
-      const auto forward_backward = [&] { net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward(); };
+      const auto forward_backward = [&] {
+        net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+      };
       if (step + 1 < kBatches) {
         const auto guard = ddp.no_sync();
         forward_backward();

@@ -61,7 +61,8 @@ TEST(DdpHosts, OnANarrowWireGradientsAreRoundedAndEqual) {
   std::vector<at::Tensor> means;
   for (int r = 0; r < world().size(); ++r) {
     const auto one = gradients_of(reference, batch_of(r, 2));
-    for (std::size_t i = 0; i < one.size(); ++i) r == 0 ? means.push_back(one[i]) : static_cast<void>(means[i].add_(one[i]));
+    for (std::size_t i = 0; i < one.size(); ++i)
+      r == 0 ? means.push_back(one[i]) : static_cast<void>(means[i].add_(one[i]));
   }
   for (std::size_t i = 0; i < means.size(); ++i) {
     const at::Tensor got = net->parameters()[i].grad();
@@ -72,7 +73,8 @@ TEST(DdpHosts, OnANarrowWireGradientsAreRoundedAndEqual) {
   }
 }
 
-/// Sums buckets, and holds the second one back until the sum of the first has been written, without asking for it: who asks carries it out.
+/// Sums buckets, and holds the second one back until the sum of the first has been written, without asking for it: who
+/// asks carries it out.
 class FirstThenSecond final : public comm::GradientHook {
  public:
   std::string name() const override { return "first then second"; }
@@ -140,7 +142,8 @@ TEST(DdpHosts, BetweenHostsParametersAreAveragedEveryNthTime) {
       for (int r = 0; r < world().size(); ++r) {
         if (hosts[static_cast<std::size_t>(r)] != static_cast<int>(host)) continue;
         const auto one = gradients_of(models[host], batch_of(r, step));
-        for (std::size_t i = 0; i < one.size(); ++i) ranks == 0 ? means[host].push_back(one[i]) : static_cast<void>(means[host][i].add_(one[i]));
+        for (std::size_t i = 0; i < one.size(); ++i)
+          ranks == 0 ? means[host].push_back(one[i]) : static_cast<void>(means[host][i].add_(one[i]));
         ++ranks;
       }
       for (at::Tensor& mean : means[host]) mean.div_(ranks);
@@ -152,10 +155,13 @@ TEST(DdpHosts, BetweenHostsParametersAreAveragedEveryNthTime) {
   }
   const auto expect_as = [&](const char* when) {
     for (std::size_t i = 0; i < net->parameters().size(); ++i)
-      EXPECT_TRUE(net->parameters()[i].allclose(models[static_cast<std::size_t>(world().node_rank())]->parameters()[i], 1e-4, 1e-6)) << when << i;
+      EXPECT_TRUE(net->parameters()[i].allclose(models[static_cast<std::size_t>(world().node_rank())]->parameters()[i],
+                                                1e-4, 1e-6))
+          << when << i;
   };
   expect_as("before ");
-  EXPECT_FALSE(models[0]->parameters()[0].allclose(models[1]->parameters()[0], 1e-4, 1e-6)) << "hosts differ between averages";
+  EXPECT_FALSE(models[0]->parameters()[0].allclose(models[1]->parameters()[0], 1e-4, 1e-6))
+      << "hosts differ between averages";
   ddp.average_hosts();
   average();
   expect_as("after ");
@@ -173,8 +179,10 @@ TEST(DdpHosts, WhatDoesNotGoTogetherIsRefused) {
     return "";
   };
   EXPECT_THAT(refusal({.wire = at::kDouble}), ::testing::HasSubstr("DdpOptions.wire is Double; allowed are"));
-  EXPECT_THAT(refusal({.hook = std::make_shared<FirstThenSecond>(), .wire = at::kHalf}), ::testing::HasSubstr("allowed with a hook is float32"));
-  EXPECT_THAT(refusal({.host_sync_every = 0}), ::testing::HasSubstr("DdpOptions.host_sync_every is 0; allowed is 1 or more"));
+  EXPECT_THAT(refusal({.hook = std::make_shared<FirstThenSecond>(), .wire = at::kHalf}),
+              ::testing::HasSubstr("allowed with a hook is float32"));
+  EXPECT_THAT(refusal({.host_sync_every = 0}),
+              ::testing::HasSubstr("DdpOptions.host_sync_every is 0; allowed is 1 or more"));
   DistributedDataParallel ddp(net, world(), {.host_sync_every = 2});
   try {
     join(ddp, [] {});

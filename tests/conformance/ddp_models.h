@@ -27,8 +27,7 @@ TORCH_MODULE(Mlp);
 struct BranchyImpl : torch::nn::Module {
   BranchyImpl() {
     trunk = register_module("trunk", torch::nn::Linear(6, 6));
-    for (int i = 0; i < 3; ++i)
-      heads.push_back(register_module("head" + std::to_string(i), torch::nn::Linear(6, 2)));
+    for (int i = 0; i < 3; ++i) heads.push_back(register_module("head" + std::to_string(i), torch::nn::Linear(6, 2)));
   }
   at::Tensor forward(const at::Tensor& x, int head) {
     const at::Tensor h = torch::relu(trunk(x));
@@ -47,7 +46,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     const at::NoGradGuard no_grad;
     return torch::tanh((*reinterpret_cast<torch::nn::LinearImpl*>(module)).forward(x));
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
     const at::AutoGradMode grad(true);
     at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
     auto* module = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["module"].toInt());
@@ -120,9 +120,13 @@ inline void expect_gradients(torch::nn::Module& module, const std::vector<at::Te
     ASSERT_EQ(got.defined(), expected[i].defined()) << name;
     if (!got.defined()) continue;
     const at::Tensor dense = got.to_dense();
-    const double tolerance = dense.scalar_type() == at::kBFloat16 ? 3e-2 : dense.scalar_type() == at::kHalf ? 4e-3 : 2e-6;
+    const double tolerance = dense.scalar_type() == at::kBFloat16 ? 3e-2
+                             : dense.scalar_type() == at::kHalf   ? 4e-3
+                                                                  : 2e-6;
     EXPECT_TRUE(torch::allclose(dense.to(at::kDouble), expected[i].to(at::kDouble), tolerance, tolerance))
-        << name << "\ngot\n" << dense << "\nexpected\n" << expected[i];
+        << name << "\ngot\n"
+        << dense << "\nexpected\n"
+        << expected[i];
     EXPECT_TRUE(same_bits(dense)) << name;
   }
 }

@@ -215,7 +215,10 @@ TEST(DdpHooks, APlainHookEqualsNoHook) {
   DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
   const std::string said = testing::internal::GetCapturedStderr();
   const bool exchanges = world().size() > 1 && world().rank() == 0;
-  EXPECT_EQ(said.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) != std::string::npos, exchanges) << said;
+  EXPECT_EQ(said.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
+                std::string::npos,
+            exchanges)
+      << said;
   DistributedDataParallel b(without, world());
   copy_values(*without, *with);
   for (int step = 0; step < 4; ++step) {
@@ -262,18 +265,17 @@ TEST(DdpJoin, DividesByAllRanksOrByThoseThatStillTrain) {
     DistributedDataParallel ddp(net, world());
     const int steps = world().rank() == 0 ? 1 : 3;
     const float size = static_cast<float>(world().size());
-    join(
-        ddp,
-        [&] {
-          for (int step = 0; step < steps; ++step) {
-            net.zero_grad();
-            (net.w * 50).sum().backward();
-            const bool short_of_one = step > 0 && world().size() > 1;
-            const float expected = short_of_one && initial ? 50 * (size - 1) / size : 50;
-            EXPECT_NEAR(net.w.grad().item<float>(), expected, 1e-4) << step;
-          }
-        },
-        {.divide_by_initial_world_size = initial});
+    join(ddp,
+         [&] {
+           for (int step = 0; step < steps; ++step) {
+             net.zero_grad();
+             (net.w * 50).sum().backward();
+             const bool short_of_one = step > 0 && world().size() > 1;
+             const float expected = short_of_one && initial ? 50 * (size - 1) / size : 50;
+             EXPECT_NEAR(net.w.grad().item<float>(), expected, 1e-4) << step;
+           }
+         },
+         {.divide_by_initial_world_size = initial});
   }
 }
 
@@ -311,7 +313,8 @@ TEST(DdpJoin, BuffersAreThoseOfARankThatStillTrains) {
 }
 
 TEST(DdpJoin, EqualsALocalRunOfTheSummedSteps) {
-  // Rank r trains 2 (r + 1) steps of SGD; divided by the initial size, each step is the sum of the active ranks' gradients / W.
+  // Rank r trains 2 (r + 1) steps of SGD; divided by the initial size, each step is the sum of the active ranks'
+  // gradients / W.
   Mlp net, alone;
   DistributedDataParallel ddp(net, world());
   copy_values(*net, *alone);
@@ -398,7 +401,8 @@ TEST(DdpOptimizer, StateDerivedFromInitialParametersIsBroadcast) {
 TEST(DdpOptimizer, StateOfTorchsOwnOptimizersIsBroadcast) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
-  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01 * (1 + world().rank())).betas({0.8, 0.9}));
+  torch::optim::AdamW optimizer(net->parameters(),
+                                torch::optim::AdamWOptions(0.01 * (1 + world().rank())).betas({0.8, 0.9}));
   for (int step = 0; step < 3; ++step) {  // another history on each rank
     optimizer.zero_grad();
     net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();

@@ -1,5 +1,5 @@
-// Ranks that do not do the same: who is told what, and how soon. Each case is a job of its own, for its error is the job's first
-// cause.
+// Ranks that do not do the same: who is told what, and how soon. Each case is a job of its own, for its error is the
+// job's first cause.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,8 @@ using comm::Work;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What a comparison finds is told at once, what two waits mean after looks at 0.2, 0.45 and 0.76 s. Bounds are for a busy machine.
+// What a comparison finds is told at once, what two waits mean after looks at 0.2, 0.45 and 0.76 s. Bounds are for a
+// busy machine.
 constexpr auto kAtOnce = 2s;
 constexpr auto kAfterLooks = 5s;
 
@@ -43,7 +44,8 @@ E thrown_within(Deadline::Clock::duration limit, Call call) {
   } catch (const E& error) {
     const auto took = Deadline::Clock::now() - begin;
     EXPECT_LT(took, limit);
-    if (world().rank() == 0) std::printf("told after %.2f s: %s\n", std::chrono::duration<double>(took).count(), error.what());
+    if (world().rank() == 0)
+      std::printf("told after %.2f s: %s\n", std::chrono::duration<double>(took).count(), error.what());
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
     return error;
   } catch (const std::exception& error) {
@@ -53,10 +55,11 @@ E thrown_within(Deadline::Clock::duration limit, Call call) {
   throw std::runtime_error("the test cannot go on");
 }
 
-/// Every rank is told that rank 0 made one call and another rank, the first that was found, a different one; `group`, in which this rank made it, is closed after it.
+/// Every rank is told that rank 0 made one call and another rank, the first that was found, a different one; `group`,
+/// in which this rank made it, is closed after it.
 template <typename Call>
-void expect_desync(const std::string& first, const std::string& second, Call call, Deadline::Clock::duration limit = kAtOnce,
-                   Group group = world()) {
+void expect_desync(const std::string& first, const std::string& second, Call call,
+                   Deadline::Clock::duration limit = kAtOnce, Group group = world()) {
   const auto error = thrown_within<DesyncError>(limit, call);
   EXPECT_EQ(error.cause(), Cause::kDesync);
   const auto names_both = AllOf(HasSubstr("rank 0 called " + first + ", rank "), HasSubstr(" called " + second));
@@ -88,10 +91,12 @@ TEST(Failures, OneComesLateToAnotherGroup) {
 }
 
 TEST(Failures, AClosedGroupThrowsTheSameError) {
-  const auto first = thrown_within<DesyncError>(kAtOnce, [] { on_rank(0) ? world().all_reduce(four()) : world().barrier(); });
+  const auto first =
+      thrown_within<DesyncError>(kAtOnce, [] { on_rank(0) ? world().all_reduce(four()) : world().barrier(); });
   const auto second = thrown_within<DesyncError>(100ms, [] { world().barrier(); });
   EXPECT_STREQ(second.what(), first.what());
-  const auto third = thrown_within<DesyncError>(100ms, [] { world().send_async(four(), (world().rank() + 1) % world().size()).wait(); });
+  const auto third = thrown_within<DesyncError>(
+      100ms, [] { world().send_async(four(), (world().rank() + 1) % world().size()).wait(); });
   EXPECT_STREQ(third.what(), first.what());
 }
 
@@ -150,7 +155,9 @@ TEST(Failures, DifferentKindsAsynchronously) {
 }
 
 TEST(Failures, WhatIsQueuedBehindAFailureFailsAlike) {
-  const auto start = [](int i) { return on_rank(0) && i == 2 ? world().barrier_async() : world().all_reduce_async(four()); };
+  const auto start = [](int i) {
+    return on_rank(0) && i == 2 ? world().barrier_async() : world().all_reduce_async(four());
+  };
   std::vector<Work> works;
   for (int i = 0; i < 3; ++i) works.push_back(start(i));
   try {
@@ -168,7 +175,8 @@ TEST(Failures, WhatIsQueuedBehindAFailureFailsAlike) {
 
 TEST(Failures, TheOddOneOfManyIsNamed) {
   // With three ranks the last, which differs, is at fault; with two it is rank 1 as far as anybody can tell.
-  const auto error = thrown_within<DesyncError>(kAtOnce, [] { last() ? world().barrier() : world().all_reduce(four()); });
+  const auto error =
+      thrown_within<DesyncError>(kAtOnce, [] { last() ? world().barrier() : world().all_reduce(four()); });
   EXPECT_EQ(error.peer(), world().size() - 1);
   EXPECT_EQ(error.rank(), world().rank());
   EXPECT_THAT(error.op(), HasSubstr("#1"));
@@ -193,32 +201,36 @@ TEST(Failures, ARankExitsWithoutLeaving) {
 
 TEST(Failures, BarrierAgainstAnotherGroup) {
   Group part = world().split(0);
-  expect_desync("barrier()", "all_reduce(float32[4])", [&] { on_rank(0) ? world().barrier() : part.all_reduce(four()); }, kAfterLooks,
-                on_rank(0) ? world() : part);
+  expect_desync(
+      "barrier()", "all_reduce(float32[4])", [&] { on_rank(0) ? world().barrier() : part.all_reduce(four()); },
+      kAfterLooks, on_rank(0) ? world() : part);
 }
 
 TEST(Failures, BarrierAgainstAReceive) {
-  expect_desync("barrier()", "recv(float32[4]) from rank 0", [] { on_rank(1) ? world().recv(four(), 0) : world().barrier(); }, kAfterLooks);
+  expect_desync(
+      "barrier()", "recv(float32[4]) from rank 0", [] { on_rank(1) ? world().recv(four(), 0) : world().barrier(); },
+      kAfterLooks);
 }
 
 TEST(Failures, AnAsynchronousOperationThatIsWaitedForAgainstAnother) {
   Group part = world().split(0);
-  expect_desync("barrier()", "all_reduce(float32[4])",
-                [&] { on_rank(0) ? world().barrier_async().wait() : part.all_reduce_async(four()).wait(); }, kAfterLooks,
-                on_rank(0) ? world() : part);
+  expect_desync(
+      "barrier()", "all_reduce(float32[4])",
+      [&] { on_rank(0) ? world().barrier_async().wait() : part.all_reduce_async(four()).wait(); }, kAfterLooks,
+      on_rank(0) ? world() : part);
 }
 
 TEST(Failures, TwoThatSendBeforeTheyReceive) {
   if (world().rank() > 1) return;
   const auto error = thrown_within<DesyncError>(kAfterLooks, [] { world().send(four(), 1 - world().rank()); });
-  EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]) to rank 1, rank 1 called send(float32[4]) to rank 0"));
+  EXPECT_THAT(error.what(),
+              HasSubstr("rank 0 called send(float32[4]) to rank 1, rank 1 called send(float32[4]) to rank 0"));
 }
 
 TEST(Failures, SenderAndReceiverDiffer) {
   if (world().rank() > 1) return;
-  const auto error = thrown_within<DesyncError>(kAfterLooks, [] {
-    on_rank(0) ? world().send(four(), 1) : world().recv(at::zeros({5}, at::kDouble), 0);
-  });
+  const auto error = thrown_within<DesyncError>(
+      kAfterLooks, [] { on_rank(0) ? world().send(four(), 1) : world().recv(at::zeros({5}, at::kDouble), 0); });
   EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
 }
 
@@ -231,7 +243,8 @@ void expect_timeout(std::chrono::milliseconds patience) {
   const std::string absent = std::to_string(world().size() - 1);
   if (last()) {
     for (int r = 0; r + 1 < world().size(); ++r)
-      for (const Deadline limit = Deadline::in(20s); !std::filesystem::exists(done(r)) && !limit.expired();) std::this_thread::sleep_for(1ms);
+      for (const Deadline limit = Deadline::in(20s); !std::filesystem::exists(done(r)) && !limit.expired();)
+        std::this_thread::sleep_for(1ms);
     return;
   }
   const auto error = thrown_within<TimeoutError>(patience + kAtOnce, [&] {
@@ -239,7 +252,8 @@ void expect_timeout(std::chrono::milliseconds patience) {
   });
   EXPECT_EQ(error.cause(), Cause::kRankStuck);
   const std::string waits = world().size() < 3 ? "" : "; ranks that wait too: ";
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce(loss: float32[4])"), HasSubstr("ranks that have not come: " + absent + waits)));
+  EXPECT_THAT(error.what(), AllOf(HasSubstr("all_reduce(loss: float32[4])"),
+                                  HasSubstr("ranks that have not come: " + absent + waits)));
   std::ofstream(done(world().rank())).put('x');
 }
 
@@ -249,7 +263,8 @@ TEST(Failures, AShortDeadlineNamesWhoHasNotCome) { expect_timeout(50ms); }
 TEST(Failures, AnErrorFromAboveKeepsItsType) {
   // As ddp reports a difference that it finds: there on rank 0, and the others wait.
   const auto error = thrown_within<DesyncError>(kAfterLooks, [] {
-    if (on_rank(0)) world().fail(DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
+    if (on_rank(0))
+      world().fail(DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
     world().all_reduce(four());
   });
   EXPECT_THAT(error.what(), HasSubstr("parameters differ"));

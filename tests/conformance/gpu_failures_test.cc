@@ -11,10 +11,10 @@
 namespace lockstep {
 namespace {
 
-using tests::world;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using tests::world;
 using Clock = std::chrono::steady_clock;
 
 at::Tensor ones() { return at::ones({4}).to(world().device()); }
@@ -30,13 +30,18 @@ Caught caught(const Call& call) {
   try {
     call();
   } catch (const base::CommError& error) {
-    return {error.what(), error.hint(), error.op(), error.cause(), dynamic_cast<const base::TimeoutError*>(&error) != nullptr,
+    return {error.what(),
+            error.hint(),
+            error.op(),
+            error.cause(),
+            dynamic_cast<const base::TimeoutError*>(&error) != nullptr,
             dynamic_cast<const base::PeerLost*>(&error) != nullptr};
   }
   return {};
 }
 
-/// What ends on the GPU after a call has returned is thrown by the next one. The stream ends by itself, though the operation could not.
+/// What ends on the GPU after a call has returned is thrown by the next one. The stream ends by itself, though the
+/// operation could not.
 Caught all_reduce_fails() {
   return caught([&] {
     const at::Tensor tensor = ones();
@@ -46,12 +51,14 @@ Caught all_reduce_fails() {
   });
 }
 
-const std::string kRankOne = "failed on rank 1, cuda:1 (GPU-00000000-0000-0000-0000-000000000002, pretended GPU) of host ";
+const std::string kRankOne =
+    "failed on rank 1, cuda:1 (GPU-00000000-0000-0000-0000-000000000002, pretended GPU) of host ";
 
 TEST(GpuFailures, MemoryWhenConnecting) {
   const Caught error = all_reduce_fails();
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kRankOne), HasSubstr("CUDA says cudaErrorMemoryAllocation"),
+  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kRankOne),
+                                HasSubstr("CUDA says cudaErrorMemoryAllocation"),
                                 HasSubstr("NCCL says: Cuda failure 2 'out of memory'")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), Not(HasSubstr("driver"))));
 }
@@ -62,20 +69,23 @@ TEST(GpuFailures, DriverInFirstBroadcast) {
     for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until;) world().barrier();
   });
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("broadcast(parameters)#1: ncclBroadcast(float32[4], root 0) " + kRankOne), HasSubstr("cudaErrorInsufficientDriver")));
+  EXPECT_THAT(error.text, AllOf(HasSubstr("broadcast(parameters)#1: ncclBroadcast(float32[4], root 0) " + kRankOne),
+                                HasSubstr("cudaErrorInsufficientDriver")));
   EXPECT_THAT(error.hint, HasSubstr("driver too old"));
 }
 
 TEST(GpuFailures, NumberOfTheGpu) {
   const Caught error = all_reduce_fails();
-  EXPECT_THAT(error.text, AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("cudaErrorInvalidDevice")));
+  EXPECT_THAT(error.text,
+              AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("cudaErrorInvalidDevice")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("is cuda:1 there?"), HasSubstr("CUDA_VISIBLE_DEVICES is not set")));
 }
 
 TEST(GpuFailures, NobodyKnowsWhy) {
   const Caught error = all_reduce_fails();
   EXPECT_THAT(error.text, HasSubstr("CUDA refused something"));
-  EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), HasSubstr("driver too old"), HasSubstr("CUDA_VISIBLE_DEVICES"), HasSubstr("another process")));
+  EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), HasSubstr("driver too old"), HasSubstr("CUDA_VISIBLE_DEVICES"),
+                                HasSubstr("another process")));
 }
 
 TEST(GpuFailures, TheSystem) {
@@ -83,15 +93,17 @@ TEST(GpuFailures, TheSystem) {
   EXPECT_THAT(error.text, HasSubstr("rank 1"));
   if (world().rank() == 0) return;
   EXPECT_TRUE(error.lost);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("interface wire7 of host "), HasSubstr("whose address for the others is 127.0.0.1"),
-                                HasSubstr("Connection refused")));
+  EXPECT_THAT(error.text,
+              AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("interface wire7 of host "),
+                    HasSubstr("whose address for the others is 127.0.0.1"), HasSubstr("Connection refused")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("LOCKSTEP_INTERFACE"), HasSubstr("firewalls"), HasSubstr("/dev/shm")));
 }
 
 TEST(GpuFailures, LaterOnTheGpu) {
   const Caught error = all_reduce_fails();
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("cudaErrorIllegalAddress")));
+  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclAllReduce(float32[4], sum) " + kRankOne),
+                                HasSubstr("cudaErrorIllegalAddress")));
 }
 
 TEST(GpuFailures, OneNeverBegins) {
@@ -106,7 +118,8 @@ TEST(GpuFailures, OneNeverBegins) {
 TEST(GpuFailures, ADeadlineEndsItToo) {
   const Caught error = caught([] {
     const at::Tensor tensor = ones();
-    comm::Work work = world().all_reduce_async(tensor, comm::ReduceOp::kSum, {.deadline = base::Deadline::in(std::chrono::seconds(1))});
+    comm::Work work = world().all_reduce_async(tensor, comm::ReduceOp::kSum,
+                                               {.deadline = base::Deadline::in(std::chrono::seconds(1))});
     work.wait();
   });
   EXPECT_TRUE(error.timeout) << error.text;

@@ -1,4 +1,5 @@
-// Tensors on GPUs, which are pretended (tests/support/gpu): by NCCL, and through the host's memory over other transports.
+// Tensors on GPUs, which are pretended (tests/support/gpu): by NCCL, and through the host's memory over other
+// transports.
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
@@ -9,14 +10,16 @@ namespace lockstep {
 namespace {
 
 using comm::ReduceOp;
-using tests::world;
 using ::testing::HasSubstr;
+using tests::world;
 
 at::Device gpu() { return world().device(); }
 int num_ranks() { return world().size(); }
 
 /// 1, 2, 3, ... times `factor`.
-at::Tensor numbers(std::int64_t count, double factor, at::ScalarType dtype) { return (at::arange(1, count + 1, at::kDouble) * factor).to(dtype); }
+at::Tensor numbers(std::int64_t count, double factor, at::ScalarType dtype) {
+  return (at::arange(1, count + 1, at::kDouble) * factor).to(dtype);
+}
 
 /// On the GPU when the stream gets there: the copy is not waited for.
 at::Tensor on_gpu(const at::Tensor& tensor) {
@@ -33,7 +36,8 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected) {
 double sum_of_ranks() { return num_ranks() * (num_ranks() + 1) / 2.0; }
 int mine() { return world().rank() + 1; }
 
-const at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte};
+const at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16,
+                                  at::kLong,   at::kInt,   at::kChar, at::kByte};
 
 TEST(Gpu, IsThisRanksOwn) {
   EXPECT_EQ(gpu().type(), at::kCUDA);
@@ -55,7 +59,8 @@ TEST(Gpu, AllReduce) {
   world().all_reduce(greatest, ReduceOp::kMax);
   expect_same(least, numbers(7, 1, at::kFloat));
   expect_same(greatest, numbers(7, num_ranks(), at::kFloat));
-  const at::Tensor any = on_gpu(at::arange(num_ranks()).eq(world().rank())), all = on_gpu(at::arange(num_ranks() + 1).ne(world().rank()));
+  const at::Tensor any = on_gpu(at::arange(num_ranks()).eq(world().rank())),
+                   all = on_gpu(at::arange(num_ranks() + 1).ne(world().rank()));
   world().all_reduce(any);
   world().all_reduce(all, ReduceOp::kProduct);
   expect_same(any, at::ones({num_ranks()}, at::kBool));
@@ -83,7 +88,8 @@ TEST(Gpu, WhatOneRankHas) {
 TEST(Gpu, WhatAllHave) {
   const at::Tensor all = at::empty({num_ranks() * 4}, at::TensorOptions(gpu()));
   world().all_gather(all, on_gpu(numbers(4, mine(), at::kFloat)));
-  for (int rank = 0; rank < num_ranks(); ++rank) expect_same(all.narrow(0, 4 * rank, 4), numbers(4, rank + 1, at::kFloat));
+  for (int rank = 0; rank < num_ranks(); ++rank)
+    expect_same(all.narrow(0, 4 * rank, 4), numbers(4, rank + 1, at::kFloat));
   const at::Tensor part = at::empty({3}, at::TensorOptions(gpu()));
   world().reduce_scatter(part, on_gpu(numbers(3 * num_ranks(), mine(), at::kFloat)));
   expect_same(part, numbers(3 * num_ranks(), sum_of_ranks(), at::kFloat).narrow(0, 3 * world().rank(), 3));
@@ -113,7 +119,8 @@ TEST(Gpu, AllMaySendBeforeTheyReceive) {
   const int next = (world().rank() + 1) % num_ranks(), before = (world().rank() + num_ranks() - 1) % num_ranks();
   const at::Tensor sent = on_gpu(numbers(9, mine(), at::kFloat)), more = on_gpu(numbers(4, 10 * mine(), at::kInt));
   comm::Work first = world().send_async(sent, next), second = world().send_async(more, next);
-  const at::Tensor got = at::empty({9}, at::TensorOptions(gpu())), rest = at::empty({4}, at::TensorOptions(gpu()).dtype(at::kInt));
+  const at::Tensor got = at::empty({9}, at::TensorOptions(gpu())),
+                   rest = at::empty({4}, at::TensorOptions(gpu()).dtype(at::kInt));
   world().recv(got, before);
   comm::Work last = world().recv_async(rest, before);
   last.wait();
@@ -163,7 +170,8 @@ TEST(GpuDesync, OneRankIsOnTheCpu) {
     world().all_reduce(world().rank() == 0 ? host : on_gpu(host));
     FAIL() << "nothing was thrown";
   } catch (const base::DesyncError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 0 called all_reduce(float32[3]), rank 1 called all_reduce(float32[3] on cuda)"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("rank 0 called all_reduce(float32[3]), rank 1 called all_reduce(float32[3] on cuda)"));
   }
 }
 

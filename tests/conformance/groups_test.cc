@@ -92,7 +92,8 @@ TEST(PointToPoint, MessagesToAPeerArriveInOrder) {
     }
   }
   for (Work& work : works) work.wait();
-  for (int i = 0; i < static_cast<int>(received.size()); ++i) EXPECT_TRUE(received[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
+  for (int i = 0; i < static_cast<int>(received.size()); ++i)
+    EXPECT_TRUE(received[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
 }
 
 TEST(PointToPoint, OnePeersMessageDoesNotWaitForAnothers) {
@@ -193,9 +194,12 @@ TEST(Barrier, NobodyPassesBeforeAllHaveCome) {
   for (int round = 0; round < 30; ++round) {
     const std::string name = std::to_string(round) + ".";
     folder.mark(name + std::to_string(world().rank()));
-    if (round % 2) world().barrier();
-    else world().barrier_async().wait();
-    for (int r = 0; r < world().size(); ++r) EXPECT_TRUE(folder.is_marked(name + std::to_string(r))) << "round " << round;
+    if (round % 2)
+      world().barrier();
+    else
+      world().barrier_async().wait();
+    for (int r = 0; r < world().size(); ++r)
+      EXPECT_TRUE(folder.is_marked(name + std::to_string(r))) << "round " << round;
   }
 }
 
@@ -274,9 +278,11 @@ TEST(Refused, BeforeAnythingIsSent) {
     refused("mean of bool[4]", [&] { world().reduce(good.to(at::kBool), 0, ReduceOp::kMean); });
     refused("dtype ComplexFloat", [&] { world().all_reduce(good.to(at::kComplexFloat)); });
     refused("undefined", [&] { world().all_reduce(at::Tensor()); });
-    refused("rank " + std::to_string(size) + " is not in world; allowed is 0 to", [&] { world().broadcast(good, size); });
+    refused("rank " + std::to_string(size) + " is not in world; allowed is 0 to",
+            [&] { world().broadcast(good, size); });
     refused("rank -1 is not in world", [&] { world().gather(good, good, -1); });
-    refused("does not hold " + std::to_string(size) + " parts", [&] { world().all_gather(at::zeros({4 * size + 1}), good); });
+    refused("does not hold " + std::to_string(size) + " parts",
+            [&] { world().all_gather(at::zeros({4 * size + 1}), good); });
     refused("parts", [&] { world().reduce_scatter_async(good, at::zeros({4 * size}, at::kDouble)); });
     refused("undefined", [&] { world().scatter(good, {}, 0); });
     refused("this rank", [&] { world().send(good, 0); });
@@ -287,7 +293,8 @@ TEST(Refused, BeforeAnythingIsSent) {
     refused("sparse", [&] { world().all_reduce(good.to_sparse()); });
     refused("control characters", [&] { world().barrier({.name = "two\nlines"}); });
   }
-  if (size > 1 && world().rank() == 0) refused("equal parts", [&] { world().all_to_all(at::zeros({size + 1}), at::zeros({size + 1})); });
+  if (size > 1 && world().rank() == 0)
+    refused("equal parts", [&] { world().all_to_all(at::zeros({size + 1}), at::zeros({size + 1})); });
   const at::Tensor one = number(1);
   world().all_reduce(one);
   EXPECT_EQ(one.item<double>(), size);
@@ -335,7 +342,9 @@ TEST(Wire, WhereNothingCrossesNothingIsRoundedAndWhoCannotRoundSaysSo) {
     world().all_reduce(tensor, ReduceOp::kSum, {.wire = at::kBFloat16});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find("does not send float32 as BFloat16; allowed is float32"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("does not send float32 as BFloat16; allowed is float32"),
+              std::string::npos)
+        << error.what();
   }
 }
 
@@ -345,7 +354,8 @@ TEST(Place, RanksOfOneHost) {
   EXPECT_EQ(world().node_rank(), 0);
   EXPECT_EQ(world().num_nodes(), 1);
   EXPECT_EQ(world().name(), "world");
-  EXPECT_EQ(world().transport(), world().size() == 1 ? "self" : base::Env::process().lockstep_transport.value_or("shm"));
+  EXPECT_EQ(world().transport(),
+            world().size() == 1 ? "self" : base::Env::process().lockstep_transport.value_or("shm"));
   EXPECT_TRUE(world().device().is_cpu());
 }
 

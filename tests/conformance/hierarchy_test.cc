@@ -88,13 +88,15 @@ TEST(Hierarchy, AWireForWhatIsNotFloat32IsRefused) {
     world().all_reduce(tensor, ReduceOp::kSum, {.wire = at::kBFloat16});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("all_reduce(float64[4]): wire is BFloat16, which is for float32 tensors"));
+    EXPECT_THAT(error.what(),
+                ::testing::HasSubstr("all_reduce(float64[4]): wire is BFloat16, which is for float32 tensors"));
   }
   try {
     world().all_reduce(at::ones({4}), ReduceOp::kSum, {.wire = at::kDouble});
     ADD_FAILURE() << "no error";
   } catch (const base::UsageError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("does not send float32 as Double; allowed is float32, bfloat16, float16"));
+    EXPECT_THAT(error.what(),
+                ::testing::HasSubstr("does not send float32 as Double; allowed is float32, bfloat16, float16"));
   }
 }
 
@@ -138,12 +140,19 @@ TEST(Hierarchy, LargeAndSmallOperationsInFlightKeepTheirOrder) {
   std::vector<at::Tensor> tensors;
   std::vector<Work> works;
   for (int i = 0; i < 12; ++i) {
-    tensors.push_back(at::full({i % 3 == 0 ? kLarge / 4 : i % 3 == 1 ? 10 : 5000}, static_cast<float>(world().rank() + i)));
+    tensors.push_back(at::full({i % 3 == 0   ? kLarge / 4
+                                : i % 3 == 1 ? 10
+                                             : 5000},
+                               static_cast<float>(world().rank() + i)));
     works.push_back(world().all_reduce_async(tensors.back()));
   }
   for (int i = 0; i < 12; ++i) {
     works[static_cast<std::size_t>(i)].wait();
-    EXPECT_TRUE(tensors[static_cast<std::size_t>(i)].eq(static_cast<float>(size * (size - 1) / 2 + size * i)).all().item<bool>()) << i;
+    EXPECT_TRUE(tensors[static_cast<std::size_t>(i)]
+                    .eq(static_cast<float>(size * (size - 1) / 2 + size * i))
+                    .all()
+                    .item<bool>())
+        << i;
   }
 }
 
@@ -151,7 +160,8 @@ TEST(Hierarchy, RunTwiceTheBitsAreTheSame) {
   std::vector<at::Tensor> results;
   for (int run = 0; run < 2; ++run) {
     at::Tensor state = values_of(world().rank(), 50000);
-    for (int step = 0; step < 20; ++step) world().all_reduce(state.mul_(0.9), ReduceOp::kMean, {.wire = step % 2 ? at::kBFloat16 : at::kFloat});
+    for (int step = 0; step < 20; ++step)
+      world().all_reduce(state.mul_(0.9), ReduceOp::kMean, {.wire = step % 2 ? at::kBFloat16 : at::kFloat});
     results.push_back(state);
   }
   EXPECT_TRUE(results[0].equal(results[1]));

@@ -38,11 +38,12 @@ int main(int argc, char** argv) {
     }
     const at::Tensor sum = at::full({1}, world.rank() + 1, at::kLong);
     world.all_reduce(sum);
-    std::printf("rank %d of %d, local %d of %d, host %d of %d, %s, sum %ld\n", world.rank(), world.size(), world.local_rank(),
-                world.local_size(), world.node_rank(), world.num_nodes(), std::string(world.transport()).c_str(),
-                static_cast<long>(sum.item<std::int64_t>()));
+    std::printf("rank %d of %d, local %d of %d, host %d of %d, %s, sum %ld\n", world.rank(), world.size(),
+                world.local_rank(), world.local_size(), world.node_rank(), world.num_nodes(),
+                std::string(world.transport()).c_str(), static_cast<long>(sum.item<std::int64_t>()));
   } catch (const base::Error& error) {
-    std::printf("error %s: %s (%s)\n", std::string(base::name(error.cause())).c_str(), error.what(), error.hint().c_str());
+    std::printf("error %s: %s (%s)\n", std::string(base::name(error.cause())).c_str(), error.what(),
+                error.hint().c_str());
     return base::exit_code(error.cause());
   }
   return 0;

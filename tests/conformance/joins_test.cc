@@ -1,4 +1,5 @@
-// How ranks find each other without our launcher: variables set by hand, torchrun, the program itself; and what can be wrong.
+// How ranks find each other without our launcher: variables set by hand, torchrun, the program itself; and what can be
+// wrong.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -24,7 +25,10 @@ class FreePort {
 };
 
 Variables by_hand(const FreePort& port, int rank, int size) {
-  return {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(size)}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port.text()}};
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", port.text()}};
 }
 
 /// Starts all at once; their ends, in the order of the list.
@@ -61,10 +65,12 @@ TEST(Joins, VariablesByHand) {
       const std::string rank = std::to_string(size - 1 - i);
       const std::string n = std::to_string(size);
       EXPECT_EQ(exits[static_cast<std::size_t>(i)].code, 0);
-      EXPECT_EQ(exits[static_cast<std::size_t>(i)].out, "rank " + rank + " of " + n + ", local " + rank + " of " + n + ", host 0 of 1, " +
-                                (size == 1 ? "self" : "shm") + ", sum " + std::to_string(size * (size + 1) / 2) + "\n");
+      EXPECT_EQ(exits[static_cast<std::size_t>(i)].out, "rank " + rank + " of " + n + ", local " + rank + " of " + n +
+                                                            ", host 0 of 1, " + (size == 1 ? "self" : "shm") +
+                                                            ", sum " + std::to_string(size * (size + 1) / 2) + "\n");
     }
-    EXPECT_THAT(exits.back().err, HasSubstr("lockstep: " + std::to_string(size) + (size == 1 ? " rank" : " ranks") + " on 1 host (env://); transport "));
+    EXPECT_THAT(exits.back().err, HasSubstr("lockstep: " + std::to_string(size) + (size == 1 ? " rank" : " ranks") +
+                                            " on 1 host (env://); transport "));
   }
 }
 
@@ -87,7 +93,8 @@ TEST(Joins, TheProgramSaysIt) {
   const FreePort port;
   const std::string address = "127.0.0.1:" + port.text();
   const Variables misleading = {{"RANK", "7"}, {"WORLD_SIZE", "9"}};
-  const auto exits = run_all({probe(misleading, {"--explicit", "0", "2", address}), probe(misleading, {"--explicit", "1", "2", address})});
+  const auto exits = run_all(
+      {probe(misleading, {"--explicit", "0", "2", address}), probe(misleading, {"--explicit", "1", "2", address})});
   EXPECT_EQ(exits[0].out, "rank 0 of 2, local 0 of 2, host 0 of 1, shm, sum 3\n");
   EXPECT_EQ(exits[1].out, "rank 1 of 2, local 1 of 2, host 0 of 1, shm, sum 3\n");
 }
@@ -107,14 +114,16 @@ TEST(Joins, Torchrun) {
 TEST(Joins, TorchrunsStoreOutlivesAJob) {
   const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
   if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
-  // Rank 1 comes to the second and the third job when the word of the one before is still there. It fails when rank 0 has said all that it says, since torchrun
-  // ends that then.
+  // Rank 1 comes to the second and the third job when the word of the one before is still there. It fails when rank 0
+  // has said all that it says, since torchrun ends that then.
   const TempDir done;
-  const std::string script = "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; " +
-                             "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && { : > $0/$RANK; until [ -e $0/0 ]; do sleep 0.1; done; exit $RANK; }; " +
-                             "[ $RANK = 0 ] && sleep 1.5; " + kProbe;
+  const std::string script =
+      "[ $RANK$TORCHELASTIC_RESTART_COUNT = 01 ] && sleep 1.5; " + kProbe + " || exit 9; " +
+      "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && { : > $0/$RANK; until [ -e $0/0 ]; do sleep 0.1; done; exit $RANK; }; " +
+      "[ $RANK = 0 ] && sleep 1.5; " + kProbe;
   SpawnOptions options;
-  options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh", "-c", script, done.path()};
+  options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh",
+                  "-c",     script,         done.path()};
   const Exit exit = run_process(options, 90s);
   EXPECT_EQ(exit.code, 0) << exit.err;
   for (const char* rank : {"rank 0", "rank 1"}) {
@@ -144,8 +153,9 @@ TEST(Joins, ARankNumberThatComesTwice) {
     for (const auto& process : processes) {
       const Exit exit = process->wait(Deadline::in(60s));
       EXPECT_EQ(exit.code, 64);
-      EXPECT_THAT(exit.out, AllOf(HasSubstr("error BAD_ARG: rank " + std::to_string(twice) + " joined twice: from host "),
-                                  HasSubstr(" pid " + pids[0]), HasSubstr(" pid " + pids[1])));
+      EXPECT_THAT(exit.out,
+                  AllOf(HasSubstr("error BAD_ARG: rank " + std::to_string(twice) + " joined twice: from host "),
+                        HasSubstr(" pid " + pids[0]), HasSubstr(" pid " + pids[1])));
       EXPECT_LT(exit.after, 10s);
     }
   }
@@ -165,7 +175,8 @@ TEST(Joins, WhatIsHalfSetIsNamed) {
   expect_refused({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "123456"}},
                  "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
   expect_refused({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
-  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}}, "transport is \"gluu\"; allowed are auto, self, shm, hierarchy, gloo, mpi");
+  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}},
+                 "transport is \"gluu\"; allowed are auto, self, shm, hierarchy, gloo, mpi");
   expect_refused({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
   expect_refused({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }
@@ -176,7 +187,8 @@ TEST(Joins, WhoDidNotComeIsListed) {
   second["LOCKSTEP_JOIN_TIMEOUT"] = "1.5";
   for (const Exit& exit : run_all({probe(by_hand(port, 0, 4), {"--join-timeout", "1500"}), probe(std::move(second))})) {
     EXPECT_EQ(exit.code, 124);
-    EXPECT_THAT(exit.out, AllOf(HasSubstr("error JOIN_TIMEOUT: 2 of 4 ranks did not join in time: 1, 3"), HasSubstr(port.text())));
+    EXPECT_THAT(exit.out, AllOf(HasSubstr("error JOIN_TIMEOUT: 2 of 4 ranks did not join in time: 1, 3"),
+                                HasSubstr(port.text())));
     EXPECT_LT(exit.after, 15s);
   }
 }
@@ -199,7 +211,8 @@ TEST(Joins, ADeathIsNoticedWithoutALauncher) {
   }
   const auto exits = run_all(ranks);
   // The one is seen by shared memory, the other by rank 0's store: whichever comes first.
-  EXPECT_THAT(exits[0].out, AnyOf(HasSubstr("the process of rank 1 has ended"), HasSubstr("rank 1 ended without saying why")));
+  EXPECT_THAT(exits[0].out,
+              AnyOf(HasSubstr("the process of rank 1 has ended"), HasSubstr("rank 1 ended without saying why")));
   EXPECT_LT(exits[0].after, 20s);
 }
 
@@ -252,7 +265,8 @@ TEST(Joins, AnInterfaceThatIsNotThereIsNamed) {
 TEST(Joins, APortOfSomebodyElse) {
   const base::Fd listener = base::listen_on({"127.0.0.1", 0});
   const std::string port = std::to_string(base::local_address(listener.get()).port);
-  const Exit exit = run_process(probe({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}));
+  const Exit exit =
+      run_process(probe({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(exit.out, HasSubstr("error PORT_IN_USE: cannot bind 127.0.0.1:" + port + ": Address already in use"));
   EXPECT_LT(exit.after, 8s);

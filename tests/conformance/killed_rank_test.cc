@@ -11,8 +11,9 @@ using ::testing::StartsWith;
 
 TEST(KilledRank, TheOthersAreToldWhoAndTheLauncherTells) {
   for (const int ranks : {2, 3}) {
-    const Exit exit = run_process(lockstep_run({"-n", std::to_string(ranks), "--bind", "none", "--fail-grace", "8", LOCKSTEP_FAILURES_PATH,
-                                                "--gtest_filter=Killed.TheLastRankIsKilled"}), 60s);
+    const Exit exit = run_process(lockstep_run({"-n", std::to_string(ranks), "--bind", "none", "--fail-grace", "8",
+                                                LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.TheLastRankIsKilled"}),
+                                  60s);
     EXPECT_EQ(exit.code, 137);
     const job::Fatal fatal = fatal_in(exit.err);
     EXPECT_EQ(fatal.cause, base::Cause::kRankDied);

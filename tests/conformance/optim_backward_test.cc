@@ -17,7 +17,8 @@ struct WaitFor final : torch::autograd::Function<WaitFor> {
   static inline std::function<bool()> changed;
   static inline int seen = 0;
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, const torch::autograd::variable_list& gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (!changed() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
     seen += changed();
@@ -35,7 +36,9 @@ struct DeepImpl : torch::nn::Module {
     third = register_parameter("third", torch::randn({1000, 7}).t());
   }
   at::Tensor hidden(int rank, int step) { return torch::relu(first->forward(batch_of(rank, step, {4, 40}))); }
-  at::Tensor loss(const at::Tensor& h) { return torch::mm(torch::relu(second->forward(h)), third.t()).pow(2).mean() * 1e-3; }
+  at::Tensor loss(const at::Tensor& h) {
+    return torch::mm(torch::relu(second->forward(h)), third.t()).pow(2).mean() * 1e-3;
+  }
   torch::nn::Linear first{nullptr}, second{nullptr}, unused{nullptr};
   at::Tensor third;
 };
@@ -80,7 +83,9 @@ TEST(OptimBackward, BitsAreThoseOfStep) {
   expect_bits_of_step<optim::SGD>(optim::SGDOptions{.lr = 0.05, .momentum = 0.9}, whole_loss);
   expect_bits_of_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, whole_loss);
 }
-TEST(OptimBackward, BitsAreThoseOfStepWhenBranchesDiffer) { expect_bits_of_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, branching_loss); }
+TEST(OptimBackward, BitsAreThoseOfStepWhenBranchesDiffer) {
+  expect_bits_of_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, branching_loss);
+}
 TEST(OptimBackward, BitsAreThoseOfStepWithoutOverlap) {
   expect_bits_of_step<optim::SGD>(optim::SGDOptions{.lr = 0.05}, whole_loss, {.overlap = false});
 }
@@ -169,7 +174,8 @@ TEST(OptimBackward, GradientCheckpointingIsRefused) {
   optim::SGD optimizer(ddp, {.lr = 0.1});
   optimizer.update_in_backward();
   const at::Tensor x = batch_of(world().rank(), 0, {2, 5}).requires_grad_();
-  expect_refused("backward() inside backward()", [&] { Checkpoint::apply(x, reinterpret_cast<std::int64_t>(net.layer.get())).sum().backward(); });
+  expect_refused("backward() inside backward()",
+                 [&] { Checkpoint::apply(x, reinterpret_cast<std::int64_t>(net.layer.get())).sum().backward(); });
 }
 
 TEST(OptimBackward, JoinedRanksKeepCompany) {

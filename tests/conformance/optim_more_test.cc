@@ -28,19 +28,21 @@ double length_of(const at::Tensor& tensor) { return tensor.to(at::kDouble).norm(
 
 /// You et al., arXiv:1904.00962, algorithm 2, by ATen.
 Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
-  return [options_of, moments = std::make_shared<std::array<States, 2>>(), step = std::make_shared<std::map<std::size_t, int>>()](
-             std::size_t i, const at::Tensor& p, const at::Tensor& g) {
-    const optim::LAMBOptions o = options_of(p);
-    const int t = ++(*step)[i];
-    at::Tensor& m = (*moments)[0].of(i, p);
-    at::Tensor& v = (*moments)[1].of(i, p);
-    m = o.betas[0] * m + (1 - o.betas[0]) * g;
-    v = o.betas[1] * v + (1 - o.betas[1]) * g * g;
-    const double bias1 = o.bias_correction ? 1 - std::pow(o.betas[0], t) : 1, bias2 = o.bias_correction ? 1 - std::pow(o.betas[1], t) : 1;
-    const at::Tensor r = (m / bias1) / ((v / bias2).sqrt() + o.eps) + o.weight_decay * p;
-    const double ratio = o.adapt && length_of(p) != 0 && length_of(r) != 0 ? length_of(p) / length_of(r) : 1;
-    p.sub_(o.lr * ratio * r);
-  };
+  return
+      [options_of, moments = std::make_shared<std::array<States, 2>>(),
+       step = std::make_shared<std::map<std::size_t, int>>()](std::size_t i, const at::Tensor& p, const at::Tensor& g) {
+        const optim::LAMBOptions o = options_of(p);
+        const int t = ++(*step)[i];
+        at::Tensor& m = (*moments)[0].of(i, p);
+        at::Tensor& v = (*moments)[1].of(i, p);
+        m = o.betas[0] * m + (1 - o.betas[0]) * g;
+        v = o.betas[1] * v + (1 - o.betas[1]) * g * g;
+        const double bias1 = o.bias_correction ? 1 - std::pow(o.betas[0], t) : 1,
+                     bias2 = o.bias_correction ? 1 - std::pow(o.betas[1], t) : 1;
+        const at::Tensor r = (m / bias1) / ((v / bias2).sqrt() + o.eps) + o.weight_decay * p;
+        const double ratio = o.adapt && length_of(p) != 0 && length_of(r) != 0 ? length_of(p) / length_of(r) : 1;
+        p.sub_(o.lr * ratio * r);
+      };
 }
 
 /// You, Gitman and Ginsburg, arXiv:1708.03888, with the rate outside of the momentum, by ATen.
@@ -57,12 +59,16 @@ Formula lars(std::function<optim::LARSOptions(const at::Tensor&)> options_of) {
 }
 
 Formula adagrad(optim::AdagradOptions o) {
-  return [o, optimizers = std::make_shared<std::map<std::size_t, std::unique_ptr<torch::optim::Adagrad>>>()](std::size_t i, const at::Tensor& p, const at::Tensor& g) {
+  return [o, optimizers = std::make_shared<std::map<std::size_t, std::unique_ptr<torch::optim::Adagrad>>>()](
+             std::size_t i, const at::Tensor& p, const at::Tensor& g) {
     auto& optimizer = (*optimizers)[i];
     if (!optimizer)
-      optimizer = std::make_unique<torch::optim::Adagrad>(
-          std::vector<at::Tensor>{p}, torch::optim::AdagradOptions(o.lr).lr_decay(o.lr_decay).weight_decay(o.weight_decay).initial_accumulator_value(
-                                          o.initial_accumulator_value).eps(o.eps));
+      optimizer = std::make_unique<torch::optim::Adagrad>(std::vector<at::Tensor>{p},
+                                                          torch::optim::AdagradOptions(o.lr)
+                                                              .lr_decay(o.lr_decay)
+                                                              .weight_decay(o.weight_decay)
+                                                              .initial_accumulator_value(o.initial_accumulator_value)
+                                                              .eps(o.eps));
     optimizer->parameters()[0].mutable_grad() = g;  // it is the p of the first call, on the same memory
     optimizer->step();
   };
@@ -83,31 +89,55 @@ std::vector<at::Tensor> of_one_dimension(torch::nn::Module& net) {
 
 template <typename Fused, typename Options>
 Kind kind(const std::string& name, Options options, Formula (*formula)(Options), optim::FusedOptions how = {}) {
-  return {name, [=](auto& ddp, auto&) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), how); }, [=] { return formula(options); }};
+  return {name,
+          [=](auto& ddp, auto&) {
+            return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), how);
+          },
+          [=] { return formula(options); }};
 }
 /// What is of one dimension neither decays nor has a rate of its own.
 template <typename Fused, typename Options>
-Kind layerwise(const std::string& name, Options options, Formula (*formula)(std::function<Options(const at::Tensor&)>), optim::FusedOptions how = {}) {
+Kind layerwise(const std::string& name, Options options, Formula (*formula)(std::function<Options(const at::Tensor&)>),
+               optim::FusedOptions how = {}) {
   Options other = options;
   other.weight_decay = 0;
   other.adapt = false;
-  return {name, [=](auto& ddp, auto& net) { return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>{{of_one_dimension(net), other}}, how); },
+  return {name,
+          [=](auto& ddp, auto& net) {
+            return std::make_unique<Fused>(ddp, options,
+                                           std::vector<typename Fused::Group>{{of_one_dimension(net), other}}, how);
+          },
           [=] { return formula([=](const at::Tensor& p) { return p.dim() == 1 ? other : options; }); }};
 }
 
 const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = {
       kind<optim::Adagrad>("Adagrad", optim::AdagradOptions{.lr = 0.05}, adagrad),
-      kind<optim::Adagrad>("AdagradDecay", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5}, adagrad),
+      kind<optim::Adagrad>(
+          "AdagradDecay",
+          optim::AdagradOptions{
+              .lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5},
+          adagrad),
       layerwise<optim::LAMB>("Lamb", optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.1}, lamb),
-      layerwise<optim::LAMB>("LambUncorrected", optim::LAMBOptions{.lr = 0.02, .betas = {0.8, 0.99}, .bias_correction = false}, lamb),
-      layerwise<optim::LARS>("Lars", optim::LARSOptions{.lr = 0.02, .weight_decay = 0.1, .trust_coefficient = 0.5}, lars),
-      layerwise<optim::LARS>("LarsNesterov", optim::LARSOptions{.lr = 0.02, .momentum = 0.7, .trust_coefficient = 0.5, .nesterov = true}, lars),
-      kind<optim::Adagrad>("AdagradByOperations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5}, adagrad,
-                           {.by_operations = true}),
-      layerwise<optim::LAMB>("LambByOperations", optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.1}, lamb, {.by_operations = true}),
-      layerwise<optim::LARS>("LarsByOperations", optim::LARSOptions{.lr = 0.02, .momentum = 0.7, .weight_decay = 0.1, .trust_coefficient = 0.5, .nesterov = true}, lars,
+      layerwise<optim::LAMB>("LambUncorrected",
+                             optim::LAMBOptions{.lr = 0.02, .betas = {0.8, 0.99}, .bias_correction = false}, lamb),
+      layerwise<optim::LARS>("Lars", optim::LARSOptions{.lr = 0.02, .weight_decay = 0.1, .trust_coefficient = 0.5},
+                             lars),
+      layerwise<optim::LARS>(
+          "LarsNesterov", optim::LARSOptions{.lr = 0.02, .momentum = 0.7, .trust_coefficient = 0.5, .nesterov = true},
+          lars),
+      kind<optim::Adagrad>(
+          "AdagradByOperations",
+          optim::AdagradOptions{
+              .lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5},
+          adagrad, {.by_operations = true}),
+      layerwise<optim::LAMB>("LambByOperations", optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.1}, lamb,
                              {.by_operations = true}),
+      layerwise<optim::LARS>(
+          "LarsByOperations",
+          optim::LARSOptions{
+              .lr = 0.02, .momentum = 0.7, .weight_decay = 0.1, .trust_coefficient = 0.5, .nesterov = true},
+          lars, {.by_operations = true}),
   };
   return all;
 }
@@ -164,7 +194,8 @@ TEST_P(FusedMore, LowPrecisionKeepsItsStateInFloat) {
       mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
       apply(formula, *reference);
       for (const auto& item : net->named_parameters()) {
-        EXPECT_TRUE(torch::allclose(item.value().to(at::kFloat), reference->named_parameters()[item.key()], 3e-2, 3e-2)) << item.key();
+        EXPECT_TRUE(torch::allclose(item.value().to(at::kFloat), reference->named_parameters()[item.key()], 3e-2, 3e-2))
+            << item.key();
         EXPECT_TRUE(same_bits(item.value().detach()));
       }
       copy_values(*net, *reference);
@@ -191,7 +222,8 @@ TEST_P(FusedMore, ParametersOfSeveralPiecesAndClipping) {
     if (step == 1) torch::nn::utils::clip_grad_norm_(reference.parameters(), 1e-4);
     if (step == 3) torch::nn::utils::clip_grad_value_(reference.parameters(), 1e-5);
     apply(formula, reference);
-    expect_equal(net, reference, 1e-4);  // a first step of Adagrad is as long for a gradient of rounding errors as for any
+    expect_equal(net, reference,
+                 1e-4);  // a first step of Adagrad is as long for a gradient of rounding errors as for any
     copy_values(net, reference);
     dynamic_cast<optim::FusedOptimizer&>(*fused).change_parameters([] {});  // which changes nothing
   }
@@ -268,7 +300,8 @@ TEST_P(FusedMore, StateGoesRound) {
       dynamic_cast<optim::FusedOptimizer&>(*again).load_state_dict(saved);
     }
     steps(*again, 3, 6);
-    for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(torch::allclose(net->parameters()[i], after[i], 1e-6, 1e-6)) << i << " " << archive;
+    for (std::size_t i = 0; i < after.size(); ++i)
+      EXPECT_TRUE(torch::allclose(net->parameters()[i], after[i], 1e-6, 1e-6)) << i << " " << archive;
   }
 }
 
@@ -296,7 +329,8 @@ TEST_P(FusedMore, StateThatIsNotThereBegins) {
   EXPECT_TRUE(torch::allclose(first_step(true), first_step(false), 1e-7, 1e-7));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, FusedMore, ::testing::Range<std::size_t>(0, kinds().size()), [](const auto& one) { return kinds()[one.param].name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, FusedMore, ::testing::Range<std::size_t>(0, kinds().size()),
+                         [](const auto& one) { return kinds()[one.param].name; });
 
 TEST(OptimMore, WhatIsNotAllowedIsRefusedByName) {
   Mlp net;

@@ -23,7 +23,8 @@ void mean_gradients(Net& reference, const std::function<void(Net&, int rank)>& r
     return gradients(reference);
   });
   const auto parameters = reference.parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = means[i].defined() ? means[i].clone() : at::Tensor();
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    parameters[i].mutable_grad() = means[i].defined() ? means[i].clone() : at::Tensor();
 }
 
 inline void expect_equal(torch::nn::Module& got, torch::nn::Module& expected, double tolerance) {
@@ -47,7 +48,10 @@ struct WideImpl : torch::nn::Module {
     right = register_parameter("right", both[1]);
   }
   at::Tensor loss(int rank, int step) {
-    return (torch::mm(torch::relu(wide->forward(batch_of(rank, step, {4, 500}))), odd.t()) * left + right).pow(2).mean() * 1e-3;
+    return (torch::mm(torch::relu(wide->forward(batch_of(rank, step, {4, 500}))), odd.t()) * left + right)
+               .pow(2)
+               .mean() *
+           1e-3;
   }
   torch::nn::Linear wide{nullptr};
   at::Tensor odd, left, right;

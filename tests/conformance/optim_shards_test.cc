@@ -69,7 +69,8 @@ TEST(OptimShards, ByOperationsAreTheSameBitsAsWithout) {
   const auto state = plain.state_dict();
   const auto gathered = sharded.state_dict();
   ASSERT_EQ(gathered.size(), state.size());
-  for (std::size_t i = 0; i < state.size(); ++i) EXPECT_TRUE(torch::equal(gathered[i].second, state[i].second)) << state[i].first;
+  for (std::size_t i = 0; i < state.size(); ++i)
+    EXPECT_TRUE(torch::equal(gathered[i].second, state[i].second)) << state[i].first;
 }
 
 template <typename Options>
@@ -111,7 +112,8 @@ TEST(OptimShards, NormsAreOfWholeParameters) {
 }
 
 TEST(OptimShards, OfEveryDtype) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) train_alike(dtype, optim::SGDOptions{.lr = 0.001, .momentum = 0.9}, false);
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    train_alike(dtype, optim::SGDOptions{.lr = 0.001, .momentum = 0.9}, false);
 }
 TEST(OptimShards, WithoutAnyState) { train_alike(at::kFloat, optim::SGDOptions{.lr = 0.01}, false); }
 TEST(OptimShards, UpdatesInBackward) { train_alike(at::kFloat, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}, true); }
@@ -164,7 +166,8 @@ TEST(OptimShards, StateGoesRound) {
     });
     again.load_state_dict(saved);
     for (int step = 3; step < 5; ++step) step_of(net, again, step);
-    for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(torch::equal(net.parameters()[i], after[i])) << net.named_parameters()[i].key();
+    for (std::size_t i = 0; i < after.size(); ++i)
+      EXPECT_TRUE(torch::equal(net.parameters()[i], after[i])) << net.named_parameters()[i].key();
   }
 }
 

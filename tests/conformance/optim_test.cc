@@ -17,25 +17,39 @@ struct Kind {
 };
 
 Kind sgd(const char* name, optim::SGDOptions options, optim::FusedOptions how = {}) {
-  return {name, [=](auto& ddp) { return std::make_unique<optim::SGD>(ddp, options, std::vector<optim::SGD::Group>(), how); },
+  return {name,
+          [=](auto& ddp) { return std::make_unique<optim::SGD>(ddp, options, std::vector<optim::SGD::Group>(), how); },
           [o = options](auto parameters) {
-            return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(o.lr).momentum(o.momentum).dampening(o.dampening).weight_decay(
-                                                                       o.weight_decay).nesterov(o.nesterov));
+            return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(o.lr)
+                                                                       .momentum(o.momentum)
+                                                                       .dampening(o.dampening)
+                                                                       .weight_decay(o.weight_decay)
+                                                                       .nesterov(o.nesterov));
           }};
 }
 Kind adam(const char* name, optim::AdamOptions options, optim::FusedOptions how = {}) {
-  return {name, [=](auto& ddp) { return std::make_unique<optim::Adam>(ddp, options, std::vector<optim::Adam::Group>(), how); },
-          [o = options](auto parameters) {
-            return std::make_unique<torch::optim::Adam>(
-                parameters, torch::optim::AdamOptions(o.lr).betas({o.betas[0], o.betas[1]}).eps(o.eps).weight_decay(o.weight_decay).amsgrad(o.amsgrad));
-          }};
+  return {
+      name,
+      [=](auto& ddp) { return std::make_unique<optim::Adam>(ddp, options, std::vector<optim::Adam::Group>(), how); },
+      [o = options](auto parameters) {
+        return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(o.lr)
+                                                                    .betas({o.betas[0], o.betas[1]})
+                                                                    .eps(o.eps)
+                                                                    .weight_decay(o.weight_decay)
+                                                                    .amsgrad(o.amsgrad));
+      }};
 }
 Kind adamw(const char* name, optim::AdamWOptions options, optim::FusedOptions how = {}) {
-  return {name, [=](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, options, std::vector<optim::AdamW::Group>(), how); },
-          [o = options](auto parameters) {
-            return std::make_unique<torch::optim::AdamW>(
-                parameters, torch::optim::AdamWOptions(o.lr).betas({o.betas[0], o.betas[1]}).eps(o.eps).weight_decay(o.weight_decay).amsgrad(o.amsgrad));
-          }};
+  return {
+      name,
+      [=](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, options, std::vector<optim::AdamW::Group>(), how); },
+      [o = options](auto parameters) {
+        return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(o.lr)
+                                                                     .betas({o.betas[0], o.betas[1]})
+                                                                     .eps(o.eps)
+                                                                     .weight_decay(o.weight_decay)
+                                                                     .amsgrad(o.amsgrad));
+      }};
 }
 
 const std::vector<Kind>& kinds() {
@@ -50,7 +64,8 @@ const std::vector<Kind>& kinds() {
       adamw("AdamW", {.lr = 0.01}),
       adamw("AdamWAmsGrad", {.lr = 0.01, .weight_decay = 0.2, .amsgrad = true}),
       sgd("SgdByOperations", {.lr = 0.02, .weight_decay = 0.1}, {.by_operations = true}),
-      sgd("NesterovByOperations", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true}, {.by_operations = true}),
+      sgd("NesterovByOperations", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true},
+          {.by_operations = true}),
       sgd("DampenedByOperations", {.lr = 0.02, .momentum = 0.9, .dampening = 0.3}, {.by_operations = true}),
       adam("AdamByOperations", {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true}, {.by_operations = true}),
       adamw("AdamWByOperations", {.lr = 0.01, .weight_decay = 0.1}, {.by_operations = true}),
@@ -84,7 +99,8 @@ void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance
 
 TEST_P(Fused, IsTorchsOnTheMeanInDouble) { train_beside_torch(kinds()[GetParam()], at::kDouble, 1e-9); }
 TEST_P(Fused, IsTorchsOnTheMeanInFloat) { train_beside_torch(kinds()[GetParam()], at::kFloat, 1e-5); }
-INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, kinds().size()), [](const auto& kind) { return kinds()[kind.param].name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, kinds().size()),
+                         [](const auto& kind) { return kinds()[kind.param].name; });
 
 /// The same bits as one process that adds in the order of the ranks, by the same loops.
 TEST(Optim, BitsOfASerialReference) {
@@ -107,8 +123,15 @@ TEST(Optim, BitsOfASerialReference) {
       all.push_back(gradients(*reference));
     }
     const double now = step + 1;
-    const optim::AdamRule rule = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2,
-                                  .bias1 = 1 - std::pow(0.9, now), .bias2 = 1 - std::pow(0.999, now), .decoupled = true, .amsgrad = false};
+    const optim::AdamRule rule = {.lr = 0.01,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.999,
+                                  .eps = 1e-8,
+                                  .weight_decay = 1e-2,
+                                  .bias1 = 1 - std::pow(0.9, now),
+                                  .bias2 = 1 - std::pow(0.999, now),
+                                  .decoupled = true,
+                                  .amsgrad = false};
     std::size_t i = 0;
     for (auto& item : reference->named_parameters()) {
       auto& state = states[item.key()];
@@ -116,8 +139,13 @@ TEST(Optim, BitsOfASerialReference) {
       std::vector<const void*> pointers;
       for (const auto& one : all) pointers.push_back(one[i].const_data_ptr());
       void* addresses[] = {state[0].mutable_data_ptr(), state[1].mutable_data_ptr()};
-      optim::update({.dtype = at::kFloat, .gradients = pointers.data(), .num_gradients = pointers.size(), .divisor = static_cast<double>(world().size()),
-                     .parameter = item.value().mutable_data_ptr(), .states = addresses, .count = static_cast<std::size_t>(item.value().numel())},
+      optim::update({.dtype = at::kFloat,
+                     .gradients = pointers.data(),
+                     .num_gradients = pointers.size(),
+                     .divisor = static_cast<double>(world().size()),
+                     .parameter = item.value().mutable_data_ptr(),
+                     .states = addresses,
+                     .count = static_cast<std::size_t>(item.value().numel())},
                     rule);
       ++i;
     }
@@ -176,7 +204,8 @@ TEST(Optim, LowPrecisionKeepsItsStateInFloat) {
       plain.step();
     }
     for (const auto& item : net->named_parameters()) {
-      EXPECT_TRUE(torch::allclose(item.value().to(at::kFloat), reference->named_parameters()[item.key()], 3e-2, 3e-2)) << item.key();
+      EXPECT_TRUE(torch::allclose(item.value().to(at::kFloat), reference->named_parameters()[item.key()], 3e-2, 3e-2))
+          << item.key();
       EXPECT_TRUE(same_bits(item.value().detach()));
     }
     for (const auto& [name, state] : fused.state_dict())
@@ -211,7 +240,8 @@ TEST(Optim, UnusedParametersStayAndThoseOfSomeRanksMove) {
     // Head 0 on all ranks, head 1 on the last alone and in some steps, head 2 on none.
     const auto run = [step](BranchyImpl& one, int rank) {
       at::Tensor loss = one.forward(batch_of(rank, step, {3, 6}), 0).pow(2).sum();
-      if (rank == world().size() - 1 && step % 2 == 1) loss = loss + one.forward(batch_of(rank, step, {3, 6}), 1).pow(2).sum();
+      if (rank == world().size() - 1 && step % 2 == 1)
+        loss = loss + one.forward(batch_of(rank, step, {3, 6}), 1).pow(2).sum();
       loss.backward();
     };
     fused.zero_grad();
@@ -314,7 +344,11 @@ TEST(Optim, ClippingOfValuesIsOfTheMean) {
         fused.clip_grad_norm(1.0);
         torch::nn::utils::clip_grad_norm_(reference.parameters(), 1.0);
       }
-      const double limit = 0.3 * torch::cat({reference.parameters()[0].grad().flatten(), reference.parameters()[1].grad().flatten()}).abs().max().item<double>();
+      const double limit =
+          0.3 * torch::cat({reference.parameters()[0].grad().flatten(), reference.parameters()[1].grad().flatten()})
+                    .abs()
+                    .max()
+                    .item<double>();
       if (step != 2) {
         fused.clip_grad_value(2 * limit);
         fused.clip_grad_value(limit);  // as if both had been done
@@ -354,7 +388,8 @@ TEST(Optim, AverageGradientsGivesThemToTheUser) {
     expect_gradients(*net, gradients(*reference));
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
     torch::nn::utils::clip_grad_value_(reference->parameters(), 0.5);
-    EXPECT_NEAR(fused.clip_grad_norm(0.7).item<double>(), torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.7), 1e-5);
+    EXPECT_NEAR(fused.clip_grad_norm(0.7).item<double>(),
+                torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.7), 1e-5);
     fused.step();
     plain.step();
     expect_equal(*net, *reference, 1e-6);
@@ -382,10 +417,12 @@ TEST(Optim, GroupsAndSchedulers) {
   DistributedDataParallel ddp(net, world());
   Mlp reference;
   copy_values(*net, *reference);
-  optim::AdamW fused(ddp, {.lr = 0.01}, {{.parameters = net->second->parameters(), .options = {.lr = 0.1, .weight_decay = 0}}});
+  optim::AdamW fused(ddp, {.lr = 0.01},
+                     {{.parameters = net->second->parameters(), .options = {.lr = 0.1, .weight_decay = 0}}});
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(reference->first->parameters());
-  groups.emplace_back(reference->second->parameters(), std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.1).weight_decay(0)));
+  groups.emplace_back(reference->second->parameters(),
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.1).weight_decay(0)));
   torch::optim::AdamW plain(groups, torch::optim::AdamWOptions(0.01));
   torch::optim::StepLR fused_schedule(fused, 2, 0.5), plain_schedule(plain, 2, 0.5);
   for (int step = 0; step < 6; ++step) {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <sstream>
 
-#include "lockstep/comm/gradient_hook.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank_page.h"
+#include "lockstep/comm/gradient_hook.h"
 #include "lockstep/ddp/replicas.h"
 #include "lockstep/launch/status.h"
 #include "lockstep/optim/adam.h"
@@ -33,7 +33,10 @@ TEST(OptimUse, WhatIsNotAllowedIsRefusedByName) {
   refuses("with nesterov", [&] { optim::SGD(ddp, {.nesterov = true}); });
   refuses("betas is 1.0", [&] { optim::AdamW(ddp, {.betas = {0.9, 1.0}}); });
   refuses("group 0", [&] { optim::Adam(ddp, {}, {{.parameters = other->parameters(), .options = {}}}); });
-  refuses("group 1", [&] { optim::Adam(ddp, {}, {{.parameters = net->parameters(), .options = {}}, {.parameters = net->parameters(), .options = {}}}); });
+  refuses("group 1", [&] {
+    optim::Adam(ddp, {},
+                {{.parameters = net->parameters(), .options = {}}, {.parameters = net->parameters(), .options = {}}});
+  });
   optim::SGD fused(ddp, {.lr = 0.1});
   refuses("max_norm is 0", [&] { fused.clip_grad_norm(0); });
   refuses("max is 0", [&] { fused.clip_grad_value(0); });
@@ -159,7 +162,8 @@ TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
   for (const auto& [early, hooked] : {std::pair{false, false}, {true, false}, {false, true}}) {
     torch::manual_seed(1);
     Mlp net;
-    DistributedDataParallel ddp(net, world(), {.hook = hooked ? std::make_shared<SumHook>() : nullptr, .host_sync_every = 2});
+    DistributedDataParallel ddp(net, world(),
+                                {.hook = hooked ? std::make_shared<SumHook>() : nullptr, .host_sync_every = 2});
     std::vector<Mlp> references(static_cast<std::size_t>(world().num_nodes()));
     for (Mlp& reference : references) copy_values(*net, *reference);
     optim::SGD fused(ddp, {.lr = 0.02});
@@ -189,7 +193,8 @@ TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
         if (step % 2 == 0)
           for (Mlp& reference : references) reference->parameters()[i].copy_(sums[i] / world().size());
         const at::Tensor& expected = references[static_cast<std::size_t>(world().node_rank())]->parameters()[i];
-        EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6)) << "early " << early << ", hook " << hooked << ", step " << step << ", parameter " << i;
+        EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6))
+            << "early " << early << ", hook " << hooked << ", step " << step << ", parameter " << i;
       }
       world().barrier();  // all have looked
     }
@@ -304,7 +309,8 @@ TEST(OptimUse, TorchsArchiveAndBroadcastWork) {
   EXPECT_EQ(again.param_groups()[0].options().get_lr(), 0.01);
   const auto loaded = again.state_dict();
   ASSERT_EQ(loaded.size(), saved.size());
-  for (std::size_t i = 0; i < saved.size(); ++i) EXPECT_TRUE(torch::equal(loaded[i].second, saved[i].second)) << saved[i].first;
+  for (std::size_t i = 0; i < saved.size(); ++i)
+    EXPECT_TRUE(torch::equal(loaded[i].second, saved[i].second)) << saved[i].first;
   world().barrier();
   backward(*net, world().rank(), 9);
   again.step();
@@ -339,7 +345,9 @@ TEST(OptimUse, JoinedRanksKeepCompany) {
 
 TEST(OptimUse, SparseGradientsAreRefused) {
   struct WordsImpl : torch::nn::Module {
-    WordsImpl() { words = register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true))); }
+    WordsImpl() {
+      words = register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)));
+    }
     torch::nn::Embedding words{nullptr};
   } net;
   DistributedDataParallel ddp(net, world());

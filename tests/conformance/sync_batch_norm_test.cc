@@ -23,19 +23,25 @@ std::int64_t samples_before(int rank) {
   return sum;
 }
 
-at::Tensor mine(const at::Tensor& whole) { return whole.narrow(0, samples_before(world().rank()), samples_of(world().rank())); }
+at::Tensor mine(const at::Tensor& whole) {
+  return whole.narrow(0, samples_before(world().rank()), samples_of(world().rank()));
+}
 
 std::vector<std::int64_t> whole_shape(std::vector<std::int64_t> shape) {
   shape.insert(shape.begin(), samples_before(world().size()));
   return shape;
 }
 
-double tolerance(at::ScalarType dtype) { return dtype == at::kDouble ? 1e-10 : dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 4e-3 : 3e-2; }
+double tolerance(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-10 : dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 4e-3 : 3e-2;
+}
 
 void expect_near(const at::Tensor& got, const at::Tensor& expected, at::ScalarType dtype, const std::string& what) {
   ASSERT_EQ(got.sizes(), expected.sizes()) << what;
   const double bound = tolerance(dtype);
-  EXPECT_TRUE(torch::allclose(got.to(at::kDouble), expected.to(at::kDouble), bound, bound)) << what << "\ngot\n" << got << "\nexpected\n" << expected;
+  EXPECT_TRUE(torch::allclose(got.to(at::kDouble), expected.to(at::kDouble), bound, bound)) << what << "\ngot\n"
+                                                                                            << got << "\nexpected\n"
+                                                                                            << expected;
 }
 
 /// Sums of what each rank has.
@@ -100,7 +106,8 @@ TEST(SyncBatchNorm, EqualsOneBatchNormOnTheWholeBatch) {
 }
 
 TEST(SyncBatchNorm, TakesInputsOfAnyDimensions) {
-  SyncBatchNorm flat(world(), BatchNormOptions(6)), line(world(), BatchNormOptions(6)), volume(world(), BatchNormOptions(6));
+  SyncBatchNorm flat(world(), BatchNormOptions(6)), line(world(), BatchNormOptions(6)),
+      volume(world(), BatchNormOptions(6));
   torch::nn::BatchNorm1d flat_whole(6), line_whole(6);
   torch::nn::BatchNorm3d volume_whole(6);
   expect_equal_training(flat, flat_whole, {6}, at::kFloat);
@@ -122,8 +129,8 @@ TEST(SyncBatchNorm, HalfPrecisionHasStatisticsInFloat) {
 
 TEST(SyncBatchNorm, WithoutWeightsWithoutRunningStatisticsAndWithTheirCumulativeMean) {
   for (const auto& options : {BatchNormOptions(4).affine(false), BatchNormOptions(4).track_running_stats(false),
-                              BatchNormOptions(4).affine(false).track_running_stats(false), BatchNormOptions(4).momentum(std::nullopt),
-                              BatchNormOptions(4).momentum(0.3).eps(0.1)}) {
+                              BatchNormOptions(4).affine(false).track_running_stats(false),
+                              BatchNormOptions(4).momentum(std::nullopt), BatchNormOptions(4).momentum(0.3).eps(0.1)}) {
     SyncBatchNorm sync(world(), options);
     torch::nn::BatchNorm1d whole(options);
     expect_equal_training(sync, whole, {4}, at::kFloat);
@@ -132,7 +139,9 @@ TEST(SyncBatchNorm, WithoutWeightsWithoutRunningStatisticsAndWithTheirCumulative
 
 TEST(SyncBatchNorm, LosesNothingWhereTheMeanIsLarge) {
   SyncBatchNorm sync(world(), BatchNormOptions(3).momentum(1.0));
-  const at::Tensor values = (random(whole_shape({3, 50}), 1) + 3e4 + 10 * torch::arange(samples_before(world().size())).view({-1, 1, 1})).to(at::kFloat);
+  const at::Tensor values =
+      (random(whole_shape({3, 50}), 1) + 3e4 + 10 * torch::arange(samples_before(world().size())).view({-1, 1, 1}))
+          .to(at::kFloat);
   sync->forward(mine(values));
   const at::Tensor expected = values.to(at::kDouble).transpose(0, 1).flatten(1).var(1, /*unbiased=*/true);
   EXPECT_TRUE(torch::allclose(sync->running_var.to(at::kDouble), expected, 1e-4, 0)) << sync->running_var << expected;
@@ -144,7 +153,8 @@ TEST(SyncBatchNorm, StridesOfAnyKind) {
   const at::Tensor values = random(whole_shape({4, 6, 5}), 3).to(at::kFloat);
   const at::Tensor y = sync->forward(mine(values).contiguous(at::MemoryFormat::ChannelsLast));
   expect_near(y, mine(whole->forward(values)), at::kFloat, "channels last");
-  expect_near(sync->forward(mine(values).transpose(2, 3)), mine(whole->forward(values.transpose(2, 3))), at::kFloat, "transposed");
+  expect_near(sync->forward(mine(values).transpose(2, 3)), mine(whole->forward(values.transpose(2, 3))), at::kFloat,
+              "transposed");
 }
 
 TEST(SyncBatchNorm, EvaluationWaitsForNobody) {
@@ -193,7 +203,8 @@ struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {
     conv = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 4, 3).padding(1).bias(false)));
     norm = register_module("norm", torch::nn::BatchNorm2d(4));
-    body = register_module("body", torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(4 * 5 * 5, 6), torch::nn::BatchNorm1d(6), torch::nn::Tanh()));
+    body = register_module("body", torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(4 * 5 * 5, 6),
+                                                         torch::nn::BatchNorm1d(6), torch::nn::Tanh()));
   }
   at::Tensor forward(const at::Tensor& x) { return body->forward(torch::relu(norm(conv(x)))); }
   torch::nn::Conv2d conv{nullptr};
@@ -221,7 +232,8 @@ void expect_same_training(ConvNet& net, torch::optim::SGD& optimizer, const ddp:
   const auto expected = whole->named_parameters();
   for (const auto& p : net->named_parameters()) {
     EXPECT_TRUE(same_bits(p.value().detach())) << p.key();
-    EXPECT_TRUE(torch::allclose(p.value().to(at::kDouble), expected[p.key()], 1e-3, 1e-4)) << p.key() << p.value() << expected[p.key()];
+    EXPECT_TRUE(torch::allclose(p.value().to(at::kDouble), expected[p.key()], 1e-3, 1e-4))
+        << p.key() << p.value() << expected[p.key()];
   }
   const auto buffers = whole->named_buffers();
   for (const auto& b : net->named_buffers())
@@ -296,7 +308,8 @@ TEST(ConvertSyncBatchNorm, BackwardMayRunWhileGradientsTravel) {
 }
 
 TEST(ConvertSyncBatchNorm, FilesAreThoseOfABatchNorm) {
-  torch::nn::Sequential plain(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4)), converted(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  torch::nn::Sequential plain(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4)),
+      converted(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
   torch::nn::Sequential synced(torch::nn::Linear(3, 4), SyncBatchNorm(world(), BatchNormOptions(4)));
   convert_sync_batch_norm(converted, world());
   const std::string file = std::filesystem::temp_directory_path() / ("sync_batch_norm." + std::to_string(::getpid()));
@@ -348,7 +361,8 @@ TEST(ConvertSyncBatchNorm, AgainAndTheModuleItself) {
 TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
   torch::nn::Sequential none(torch::nn::Linear(2, 2));
   EXPECT_THROW(convert_sync_batch_norm(none, world()), base::UsageError);
-  torch::nn::Sequential unknown(torch::nn::BatchNorm1d(2), torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
+  torch::nn::Sequential unknown(torch::nn::BatchNorm1d(2),
+                                torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false).track_running_stats(false)));
   try {
     convert_sync_batch_norm(unknown, world());
     FAIL() << "converted";
@@ -356,11 +370,13 @@ TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
     EXPECT_NE(std::string(error.what()).find(": 1 has neither"), std::string::npos) << error.what();
   }
   EXPECT_FALSE(nn::has_synced_batch_norm(*unknown));
-  torch::nn::Sequential known(torch::nn::BatchNorm1d(BatchNormOptions(2).track_running_stats(false)), torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false)));
+  torch::nn::Sequential known(torch::nn::BatchNorm1d(BatchNormOptions(2).track_running_stats(false)),
+                              torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false)));
   EXPECT_EQ(convert_sync_batch_norm(known, world()), 2);
   const at::Tensor whole = random(whole_shape({2}), 1).to(at::kFloat);
   torch::nn::BatchNorm1d one(BatchNormOptions(2).affine(false));
-  expect_near(known->forward(mine(whole)), mine(one->forward(one->forward(whole))), at::kFloat, "known by weight, and by running mean");
+  expect_near(known->forward(mine(whole)), mine(one->forward(one->forward(whole))), at::kFloat,
+              "known by weight, and by running mean");
   known->eval();
   if (world().rank() == 0) known->forward(torch::randn({3, 2}));  // alone: of its own batch, as without
 }
@@ -376,7 +392,8 @@ TEST(SyncBatchNormFailures, ARankThatLeavesTheNormOutIsNamed) {
       net->forward(torch::randn({3, 2, 5, 5}));
     FAIL() << "nobody was told";
   } catch (const base::DesyncError& error) {
-    EXPECT_NE(std::string(error.what()).find("all_gather(norm.forward: float64[9])"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("all_gather(norm.forward: float64[9])"), std::string::npos)
+        << error.what();
   }
 }
 

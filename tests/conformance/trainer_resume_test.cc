@@ -36,16 +36,21 @@ Example sample(std::size_t index) {
 }
 
 data::Loader<Example> loader_of() { return data::make_loader(52, sample, world(), {.batch_size = 4, .seed = 3}); }
-data::Loader<Example> exact_loader() { return data::make_loader(11, sample, world(), {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact}); }
+data::Loader<Example> exact_loader() {
+  return data::make_loader(11, sample, world(), {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact});
+}
 
 using MakeOptimizers = std::function<std::vector<OptimizerPlan>(torch::nn::Module& net, TrainingSetup& setup)>;
 
 /// Draws random numbers in every step, and has a buffer.
 struct NetImpl : MlpImpl {
-  explicit NetImpl(MakeOptimizers make_them) : make(std::move(make_them)) { norm = register_module("norm", torch::nn::BatchNorm1d(7)); }
+  explicit NetImpl(MakeOptimizers make_them) : make(std::move(make_them)) {
+    norm = register_module("norm", torch::nn::BatchNorm1d(7));
+  }
   at::Tensor loss(const Example& batch) {
     const at::Tensor x = norm(batch.data.to(first->weight.scalar_type()));
-    return torch::mse_loss(forward(torch::dropout(x, 0.2, is_training())).to(torch::kFloat), batch.target.to(torch::kFloat));
+    return torch::mse_loss(forward(torch::dropout(x, 0.2, is_training())).to(torch::kFloat),
+                           batch.target.to(torch::kFloat));
   }
   at::Tensor training_step(Example& batch, StepLog&) { return loss(batch); }
   at::Tensor validation_step(Example& batch, StepLog& log) {
@@ -62,7 +67,9 @@ TORCH_MODULE(Net);
 struct Drawn : checkpoint::Stateful {
   std::int64_t count = 0;
   checkpoint::StateDict state_dict() const override { return {{"count", count}}; }
-  void load_state_dict(const checkpoint::StateDict& state) override { count = checkpoint::value_of<std::int64_t>(state, "count"); }
+  void load_state_dict(const checkpoint::StateDict& state) override {
+    count = checkpoint::value_of<std::int64_t>(state, "count");
+  }
 };
 
 /// Counts on each rank, and ends the training after a step as a signal would.
@@ -112,10 +119,13 @@ void expect_equal(const Ran& got, const Ran& expected, std::int64_t stopped_at) 
   EXPECT_EQ(got.best, expected.best);
   ASSERT_EQ(got.result.train_values.size(), expected.result.train_values.size());
   for (std::size_t i = 0; i < got.result.train_values.size(); ++i)  // sums of two parts
-    EXPECT_NEAR(got.result.train_values[i].second, expected.result.train_values[i].second, 1e-12) << got.result.train_values[i].first;
+    EXPECT_NEAR(got.result.train_values[i].second, expected.result.train_values[i].second, 1e-12)
+        << got.result.train_values[i].first;
   EXPECT_EQ(got.result.val_values, expected.result.val_values);
   ASSERT_EQ(got.weights.size(), expected.weights.size());
-  for (std::size_t i = 0; i < got.weights.size(); ++i) EXPECT_TRUE(torch::equal(got.weights[i], expected.weights[i])) << i << ": " << got.weights[i] << expected.weights[i];
+  for (std::size_t i = 0; i < got.weights.size(); ++i)
+    EXPECT_TRUE(torch::equal(got.weights[i], expected.weights[i]))
+        << i << ": " << got.weights[i] << expected.weights[i];
 }
 
 /// Stopped after each of some steps, the last of an epoch of `each` among them, and gone on from there.
@@ -142,20 +152,28 @@ void expect_to_go_on(const MakeOptimizers& make, TrainerOptions options, const P
 
 MakeOptimizers sgd() {
   return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
-    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)), optim::cosine_decay({.steps = setup.total_steps()})}};
+    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
+             optim::cosine_decay({.steps = setup.total_steps()})}};
   };
 }
 MakeOptimizers adam_of_torch() {
-  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> { return {{std::make_shared<torch::optim::AdamW>(setup.parameters(), torch::optim::AdamWOptions(0.01).amsgrad(true))}}; };
+  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {
+        {std::make_shared<torch::optim::AdamW>(setup.parameters(), torch::optim::AdamWOptions(0.01).amsgrad(true))}};
+  };
 }
 MakeOptimizers fused(optim::FusedOptions options = {}) {
   return [options](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
-    return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01}, std::vector<optim::AdamW::Group>{}, options), optim::step_decay({.every = 1, .factor = 0.5}), /*schedule_by_epoch=*/true}};
+    return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01},
+                                            std::vector<optim::AdamW::Group>{}, options),
+             optim::step_decay({.every = 1, .factor = 0.5}), /*schedule_by_epoch=*/true}};
   };
 }
 
 TEST(Resume, SgdWithMomentumAndASchedule) { expect_to_go_on(sgd(), {}, many); }
-TEST(Resume, AdamOfTorchAccumulatingClippedAndAveraged) { expect_to_go_on(adam_of_torch(), {.accumulate = 2, .clip_norm = 0.5, .ema = 0.9}); }
+TEST(Resume, AdamOfTorchAccumulatingClippedAndAveraged) {
+  expect_to_go_on(adam_of_torch(), {.accumulate = 2, .clip_norm = 0.5, .ema = 0.9});
+}
 TEST(Resume, AFusedOptimizerAndAScheduleOfEpochs) { expect_to_go_on(fused(), {.ema = 0.9}); }
 TEST(Resume, AFusedOptimizerWhoseStateIsDivided) { expect_to_go_on(fused({.shard_state = true}), {}); }
 TEST(Resume, LossScaling) { expect_to_go_on(sgd(), {.precision = "fp16-mixed"}); }
@@ -171,7 +189,9 @@ TEST(Resume, TwoOptimizers) {
         std::vector<at::Tensor> rest = net.second->parameters();
         for (const at::Tensor& tensor : net.norm->parameters()) rest.push_back(tensor);
         setup.ddp();
-        return {{std::make_shared<torch::optim::SGD>(net.first->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5))}, {std::make_shared<torch::optim::Adam>(rest, torch::optim::AdamOptions(0.01))}};
+        return {
+            {std::make_shared<torch::optim::SGD>(net.first->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5))},
+            {std::make_shared<torch::optim::Adam>(rest, torch::optim::AdamOptions(0.01))}};
       },
       {});
 }
@@ -179,7 +199,8 @@ TEST(Resume, TwoOptimizers) {
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   if (std::filesystem::exists(folder))
-    for (const auto& item : std::filesystem::directory_iterator(folder)) names.push_back(item.path().filename().string());
+    for (const auto& item : std::filesystem::directory_iterator(folder))
+      names.push_back(item.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -189,7 +210,8 @@ TEST(Resume, ARunThatBeginsAnewHasAFolderOfItsOwn) {
   const TrainerOptions options{.max_epochs = 1, .folder = dir.path(), .name = "net"};
   EXPECT_EQ(run(sgd(), options, -1).result.folder, dir.path() + "/net");
   EXPECT_EQ(run(sgd(), options, -1).result.folder, dir.path() + "/net-2");
-  EXPECT_EQ(run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "net", .resume = "auto"}, -1).result.folder, dir.path() + "/net-2");
+  EXPECT_EQ(run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "net", .resume = "auto"}, -1).result.folder,
+            dir.path() + "/net-2");
   world().barrier();
   EXPECT_THAT(names_in(dir.path()), ElementsAre("net", "net-2"));
   EXPECT_THAT(names_in(dir.path() + "/net-2/checkpoints"), SizeIs(3)) << "two, and LATEST";
@@ -198,7 +220,12 @@ TEST(Resume, ARunThatBeginsAnewHasAFolderOfItsOwn) {
 TEST(Resume, TwoTrainingsOfAProgramGoOnEachInItsOwn) {
   const SharedDir dir;
   for (const char* resume : {"", "auto"}) {
-    TrainerOptions options{.max_epochs = 1, .folder = dir.path(), .name = "net", .resume = resume, .progress_bar = false, .model_summary = false};
+    TrainerOptions options{.max_epochs = 1,
+                           .folder = dir.path(),
+                           .name = "net",
+                           .resume = resume,
+                           .progress_bar = false,
+                           .model_summary = false};
     Trainer trainer(options);
     Net first(sgd()), second(sgd());
     EXPECT_EQ(trainer.fit(first, loader_of()).folder, dir.path() + "/net");
@@ -216,7 +243,8 @@ TEST(Resume, FromAPathIntoAFolderOfItsOwn) {
   std::string checkpoint;
   for (const std::string& name : names_in(dir.path() + "/first/checkpoints"))
     if (name != "LATEST") checkpoint = name;
-  for (const std::string& path : {dir.path() + "/first", dir.path() + "/first/", dir.path() + "/first/checkpoints/" + checkpoint}) {
+  for (const std::string& path :
+       {dir.path() + "/first", dir.path() + "/first/", dir.path() + "/first/checkpoints/" + checkpoint}) {
     const Ran got = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "second", .resume = path}, -1);
     EXPECT_THAT(got.result.folder, HasSubstr("/second"));
     expect_equal(got, expected, 3);
@@ -239,7 +267,9 @@ TEST(Resume, SaysWhatIsWrongWithAPath) {
 
 TEST(Resume, CheckpointsAtStepsAndEpochs) {
   const SharedDir dir;
-  const Ran ran = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "net", .save_every_n_steps = 2, .keep_checkpoints = 100}, -1);
+  const Ran ran =
+      run(sgd(),
+          {.max_epochs = 2, .folder = dir.path(), .name = "net", .save_every_n_steps = 2, .keep_checkpoints = 100}, -1);
   world().barrier();
   std::vector<std::int64_t> steps;
   for (const auto& name : checkpoint::list_checkpoints(dir.path() + "/net/checkpoints")) steps.push_back(name.step);
@@ -283,7 +313,8 @@ TEST(Resume, ATrainingGoesOnWhenTheDiskIsFull) {
     const FitResult result = run_with_a_full_disk(net, {.folder = dir.path(), .name = "full", .save_async = async});
     EXPECT_EQ(result.reason, EndReason::kDone);
     const Ran alone = run(sgd(), {.max_epochs = 1, .limit_val_batches = 0, .folder = ""}, -1);
-    for (std::size_t i = 0; i < net->parameters().size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], alone.weights[i]));
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      EXPECT_TRUE(torch::equal(net->parameters()[i], alone.weights[i]));
     world().barrier();
     std::vector<std::int64_t> steps;
     for (const auto& name : checkpoint::list_checkpoints(dir.path() + "/full/checkpoints")) steps.push_back(name.step);
@@ -296,7 +327,8 @@ TEST(Resume, ATrainingStopsWhenTheDiskIsFull) {
   const SharedDir dir;
   Net net(nullptr);
   try {
-    run_with_a_full_disk(net, {.folder = dir.path(), .name = "full", .save_async = false, .on_disk_error = OnDiskError::kStop});
+    run_with_a_full_disk(
+        net, {.folder = dir.path(), .name = "full", .save_async = false, .on_disk_error = OnDiskError::kStop});
     FAIL();
   } catch (const base::SystemError& error) {
     EXPECT_EQ(error.cause(), base::Cause::kSaveFailed);
@@ -316,7 +348,14 @@ TEST(ResumeFailures, ATrainingStopsWhenTheDiskIsFullBehindItsBack) {
   const auto count = std::make_shared<Count>();
   Net net(nullptr);
   try {
-    run_with_a_full_disk(net, {.max_epochs = 10000, .folder = folder, .name = "full", .save_every_n_steps = 300, .save_every_n_epochs = 0, .on_disk_error = OnDiskError::kStop}, count);
+    run_with_a_full_disk(net,
+                         {.max_epochs = 10000,
+                          .folder = folder,
+                          .name = "full",
+                          .save_every_n_steps = 300,
+                          .save_every_n_epochs = 0,
+                          .on_disk_error = OnDiskError::kStop},
+                         count);
     FAIL();
   } catch (const base::Error& error) {
     EXPECT_EQ(error.cause(), base::Cause::kSaveFailed) << error.what();
@@ -335,7 +374,12 @@ TEST(Resume, TheBestWeightsAreKept) {
   const auto noted = std::make_shared<Noted>();
   torch::manual_seed(1);
   Net net(sgd());
-  Trainer trainer({.max_epochs = 6, .ema = 0.5, .folder = dir.path(), .name = "net", .progress_bar = false, .model_summary = false});
+  Trainer trainer({.max_epochs = 6,
+                   .ema = 0.5,
+                   .folder = dir.path(),
+                   .name = "net",
+                   .progress_bar = false,
+                   .model_summary = false});
   trainer.add(best);
   trainer.add(noted);
   trainer.fit(net, loader_of(), exact_loader());
@@ -347,7 +391,8 @@ TEST(Resume, TheBestWeightsAreKept) {
   Net loaded(sgd());
   checkpoint::load(loaded, best->best_path());
   Trainer again({.folder = "", .progress_bar = false, .model_summary = false});
-  EXPECT_NEAR(again.validate(loaded, exact_loader()).back().second, sorted.front(), 1e-6) << "of the averages, with which was validated";
+  EXPECT_NEAR(again.validate(loaded, exact_loader()).back().second, sorted.front(), 1e-6)
+      << "of the averages, with which was validated";
   world().barrier();
 }
 
@@ -366,7 +411,8 @@ TEST(Resume, AUsersErrorSaysWhere) {
     trainer.fit(net, loader_of());
     FAIL();
   } catch (const StepError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("training_step() of step " + std::to_string(each + 3) + " (epoch 2, batch 3, samples "));
+    EXPECT_THAT(error.what(),
+                HasSubstr("training_step() of step " + std::to_string(each + 3) + " (epoch 2, batch 3, samples "));
     EXPECT_THAT(error.what(), HasSubstr("): no such word"));
     EXPECT_THROW(std::rethrow_if_nested(error), std::invalid_argument);
   }
@@ -386,7 +432,10 @@ TEST(Resume, ANumberThatIsNoneIsToldWithItsPlace) {
   trainer.fit(net, loader_of());
   const std::string said = testing::internal::GetCapturedStderr();
   if (world().rank() == 0) {
-    EXPECT_THAT(said, HasSubstr("NONFINITE odd is infinite or NaN on rank 0 since training_step() of step 2 (epoch 1, batch 2, samples "));
+    EXPECT_THAT(
+        said,
+        HasSubstr(
+            "NONFINITE odd is infinite or NaN on rank 0 since training_step() of step 2 (epoch 1, batch 2, samples "));
     EXPECT_EQ(said.find("NONFINITE"), said.rfind("NONFINITE")) << "once: " << said;
   } else {
     EXPECT_EQ(said.find("NONFINITE"), std::string::npos) << said;
@@ -396,13 +445,15 @@ TEST(Resume, ANumberThatIsNoneIsToldWithItsPlace) {
 /// The steps of a table of values, line by line.
 std::vector<std::int64_t> steps_in(const std::string& table) {
   std::vector<std::int64_t> steps;
-  for (std::size_t at = table.find('\n') + 1; at < table.size(); at = table.find('\n', at) + 1) steps.push_back(std::stoll(table.substr(at)));
+  for (std::size_t at = table.find('\n') + 1; at < table.size(); at = table.find('\n', at) + 1)
+    steps.push_back(std::stoll(table.substr(at)));
   return steps;
 }
 
 TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   const SharedDir dir;
-  const TrainerOptions options{.max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
+  const TrainerOptions options{
+      .max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
   const Ran first = run(sgd(), options, 2);
   TrainerOptions again = options;
   again.resume = "auto";
@@ -411,15 +462,19 @@ TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   if (world().rank() != 0) return world().barrier();
   const std::string folder = dir.path() + "/net";
   const std::string text = read_file(folder + "/metrics.csv");
-  for (const char* column : {"train/loss", "train/lr", "val/loss", "val/near", "throughput/steps_per_second", "time/backward"}) EXPECT_THAT(text.substr(0, text.find('\n')), HasSubstr(column));
+  for (const char* column :
+       {"train/loss", "train/lr", "val/loss", "val/near", "throughput/steps_per_second", "time/backward"})
+    EXPECT_THAT(text.substr(0, text.find('\n')), HasSubstr(column));
   std::vector<std::int64_t> different = steps_in(text);
   different.erase(std::unique(different.begin(), different.end()), different.end());
-  for (std::int64_t step = 1; step <= second.result.steps; ++step) EXPECT_EQ(std::count(different.begin(), different.end(), step), 1) << step << " in\n" << text;
+  for (std::int64_t step = 1; step <= second.result.steps; ++step)
+    EXPECT_EQ(std::count(different.begin(), different.end(), step), 1) << step << " in\n" << text;
   const std::string page = read_file(folder + "/report.html");
   EXPECT_THAT(page, HasSubstr("went on from step"));
   // The first drawing is the loss's, with a point a step, and those of the run before.
   const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
-  EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1, second.result.steps);
+  EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1,
+            second.result.steps);
   EXPECT_TRUE(std::filesystem::exists(folder + "/trace.json"));
   EXPECT_TRUE(std::filesystem::exists(folder + "/metrics.jsonl"));
   world().barrier();
@@ -438,7 +493,13 @@ TEST(Resume, ValuesOfStepsThatComeAgainAreTakenBack) {
   const auto fit = [&](bool fails) {
     auto net = std::make_shared<Failing>(sgd());
     net->fails = fails;
-    TrainerOptions options{.max_epochs = 1, .folder = dir.path(), .name = "net", .save_every_n_steps = 2, .log_every_n_steps = 1, .progress_bar = false, .model_summary = false};
+    TrainerOptions options{.max_epochs = 1,
+                           .folder = dir.path(),
+                           .name = "net",
+                           .save_every_n_steps = 2,
+                           .log_every_n_steps = 1,
+                           .progress_bar = false,
+                           .model_summary = false};
     if (!fails) options.resume = "auto";
     return Trainer(options).fit(net, loader_of());
   };

@@ -34,8 +34,13 @@ Example sample(std::size_t index) {
 }
 
 constexpr std::uint64_t kSamples = 50;
-data::Loader<Example> loader_of(std::int64_t batch_size = 4, std::uint64_t samples = kSamples) { return data::make_loader(samples, sample, world(), {.batch_size = batch_size, .seed = 3}); }
-data::Loader<Example> exact_loader(std::uint64_t samples) { return data::make_loader(samples, sample, world(), {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact}); }
+data::Loader<Example> loader_of(std::int64_t batch_size = 4, std::uint64_t samples = kSamples) {
+  return data::make_loader(samples, sample, world(), {.batch_size = batch_size, .seed = 3});
+}
+data::Loader<Example> exact_loader(std::uint64_t samples) {
+  return data::make_loader(samples, sample, world(),
+                           {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact});
+}
 
 using MakeOptimizers = std::function<std::vector<OptimizerPlan>(torch::nn::Module& net, TrainingSetup& setup)>;
 
@@ -45,7 +50,10 @@ struct NetImpl : MlpImpl {
   std::vector<std::int64_t> validated;  // sizes of batches
   bool was_training = false, was_in_eval = false;
 
-  at::Tensor loss(const Example& batch) { return torch::mse_loss(forward(batch.data.to(first->weight.scalar_type())).to(torch::kFloat), batch.target.to(torch::kFloat)); }
+  at::Tensor loss(const Example& batch) {
+    return torch::mse_loss(forward(batch.data.to(first->weight.scalar_type())).to(torch::kFloat),
+                           batch.target.to(torch::kFloat));
+  }
   at::Tensor training_step(Example& batch, StepLog& log) {
     trained.push_back(log.batch);
     was_training |= is_training();
@@ -71,7 +79,8 @@ Net make_net(MakeOptimizers make) {
 
 MakeOptimizers sgd(optim::Schedule schedule = nullptr) {
   return [schedule](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
-    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)), schedule}};
+    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
+             schedule}};
   };
 }
 
@@ -83,7 +92,8 @@ TrainerOptions quiet(TrainerOptions options = {}) {
 
 void expect_same_bits(torch::nn::Module& got, torch::nn::Module& expected) {
   const auto a = got.parameters(), b = expected.parameters();
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << i << ": by " << (a[i] - b[i]).abs().max().item<double>();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_TRUE(torch::equal(a[i], b[i])) << i << ": by " << (a[i] - b[i]).abs().max().item<double>();
 }
 
 TEST(Trainer, IsThePlainLoop) {
@@ -141,7 +151,9 @@ TEST(Trainer, AScheduleMovesOncePerUpdateOrEpoch) {
     Net net = make_net([&](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
       optimizer = std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(1e-3));
       EXPECT_EQ(setup.total_steps(), 3 * setup.steps_per_epoch());
-      return {{.optimizer = optimizer, .schedule = optim::by_factor([](std::int64_t step) { return 1.0 / (1.0 + static_cast<double>(step)); }), .schedule_by_epoch = by_epoch}};
+      return {{.optimizer = optimizer,
+               .schedule = optim::by_factor([](std::int64_t step) { return 1.0 / (1.0 + static_cast<double>(step)); }),
+               .schedule_by_epoch = by_epoch}};
     });
     Trainer trainer(quiet({.max_epochs = 3, .accumulate = 2}));
     const FitResult result = trainer.fit(net, loader_of());
@@ -151,7 +163,9 @@ TEST(Trainer, AScheduleMovesOncePerUpdateOrEpoch) {
 }
 
 TEST(Trainer, TakesFusedOptimizersAndTheirSteps) {
-  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> { return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01})}}; });
+  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01})}};
+  });
   Net plain = make_net(nullptr);
   Trainer trainer(quiet({.max_epochs = 1, .clip_norm = 0.5}));
   const std::int64_t before = world().steps();
@@ -197,11 +211,15 @@ struct PairImpl : torch::nn::Module {
   at::Tensor training_step(Example& batch, StepLog& log) {
     const at::Tensor made = generator->forward(batch.data);
     const at::Tensor looked_at = torch::cat({made, made.slice(1, 0, 2)}, 1);
-    return log.optimizer == 0 ? judge->forward(looked_at).mean() : torch::mse_loss(judge->forward(looked_at.detach()), batch.target);
+    return log.optimizer == 0 ? judge->forward(looked_at).mean()
+                              : torch::mse_loss(judge->forward(looked_at.detach()), batch.target);
   }
   std::vector<OptimizerPlan> configure_optimizers(TrainingSetup& setup) {
-    if (fused) return {{std::make_shared<optim::SGD>(setup.ddp(generator), optim::SGDOptions{.lr = 0.05})}, {std::make_shared<optim::SGD>(setup.ddp(judge), optim::SGDOptions{.lr = 0.02})}};
-    return {{std::make_shared<torch::optim::SGD>(generator->parameters(), torch::optim::SGDOptions(0.05))}, {std::make_shared<torch::optim::SGD>(judge->parameters(), torch::optim::SGDOptions(0.02))}};
+    if (fused)
+      return {{std::make_shared<optim::SGD>(setup.ddp(generator), optim::SGDOptions{.lr = 0.05})},
+              {std::make_shared<optim::SGD>(setup.ddp(judge), optim::SGDOptions{.lr = 0.02})}};
+    return {{std::make_shared<torch::optim::SGD>(generator->parameters(), torch::optim::SGDOptions(0.05))},
+            {std::make_shared<torch::optim::SGD>(judge->parameters(), torch::optim::SGDOptions(0.02))}};
   }
 };
 TORCH_MODULE(Pair);
@@ -219,7 +237,8 @@ TEST(Trainer, SeveralOptimizersTakeTurns) {
     trainer.fit(pair, loader_of());
 
     DistributedDataParallel first(plain->generator, world()), second(plain->judge, world());
-    torch::optim::SGD generator(plain->generator->parameters(), torch::optim::SGDOptions(0.05)), judge(plain->judge->parameters(), torch::optim::SGDOptions(0.02));
+    torch::optim::SGD generator(plain->generator->parameters(), torch::optim::SGDOptions(0.05)),
+        judge(plain->judge->parameters(), torch::optim::SGDOptions(0.02));
     Metrics unused;
     StepLog log(unused, "");
     auto loader = loader_of();
@@ -241,7 +260,8 @@ TEST(Trainer, SeveralOptimizersTakeTurns) {
       ++index;
     }
     const auto a = pair->parameters(), b = plain->parameters();
-    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-5, 1e-6)) << fused << " " << i;
+    for (std::size_t i = 0; i < a.size(); ++i)
+      EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-5, 1e-6)) << fused << " " << i;
   }
 }
 
@@ -267,7 +287,8 @@ TEST(Trainer, AValidationThatCountsSamplesTwiceIsRefused) {
   if (world().size() == 1) return;
   Net net = make_net(sgd());
   Trainer trainer(quiet());
-  const auto padded = data::make_loader(kSamples * static_cast<std::uint64_t>(world().size()) + 1, sample, world(), {.batch_size = 2});
+  const auto padded =
+      data::make_loader(kSamples * static_cast<std::uint64_t>(world().size()) + 1, sample, world(), {.batch_size = 2});
   try {
     trainer.validate(net, padded);
     ADD_FAILURE() << "not refused";
@@ -296,7 +317,8 @@ TEST(Trainer, TellsCallbacksInOrder) {
   const auto notes = std::make_shared<Notes>();
   trainer.add(notes);
   trainer.fit(net, loader_of(), exact_loader(20));
-  EXPECT_THAT(notes->told, ElementsAre("start", "step 1", "validation", "step 2", "validation", "epoch 0", "step 3", "validation", "step 4", "validation", "epoch 1", "end"));
+  EXPECT_THAT(notes->told, ElementsAre("start", "step 1", "validation", "step 2", "validation", "epoch 0", "step 3",
+                                       "validation", "step 4", "validation", "epoch 1", "end"));
   EXPECT_TRUE(net->was_in_eval);
 }
 
@@ -316,7 +338,9 @@ TEST(Trainer, EndsWhenACallbackHasSeenEnough) {
 }
 
 TEST(Trainer, StopsEarlyWhenNothingGetsBetter) {
-  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> { return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}}; });
+  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}};
+  });
   Trainer trainer(quiet({.max_epochs = 50}));
   trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 2}));
   const FitResult result = trainer.fit(net, loader_of(), exact_loader(20));
@@ -335,7 +359,8 @@ TEST(Trainer, EndsAfterItsTime) {
     EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));  // it is its clock that counts
   }
   const std::int64_t steps = result.steps;
-  for (const std::string& other : world().all_gather_bytes(std::to_string(steps))) EXPECT_EQ(other, std::to_string(steps));
+  for (const std::string& other : world().all_gather_bytes(std::to_string(steps)))
+    EXPECT_EQ(other, std::to_string(steps));
 }
 
 TEST(Trainer, LogsMeansOverRanksAndSamples) {
@@ -343,7 +368,9 @@ TEST(Trainer, LogsMeansOverRanksAndSamples) {
     std::vector<NamedValues> values;
     void on_log(Fit&, const NamedValues& now) override { values.push_back(now); }
   };
-  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> { return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}}; });
+  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}};
+  });
   Trainer trainer(quiet({.max_epochs = 1, .log_every_n_steps = 2}));
   const auto seen = std::make_shared<Seen>();
   trainer.add(seen);
@@ -374,7 +401,10 @@ TEST(Trainer, AnExceptionOfTheUserComesOutWithItsPlace) {
     trainer.fit(net, loader_of());
     FAIL();
   } catch (const StepError& error) {
-    EXPECT_THAT(error.what(), testing::MatchesRegex("training_step\\(\\) of step 1 \\(epoch 1, batch 1, samples [0-9]+, [0-9]+, [0-9]+, [0-9]+\\): mine"));
+    EXPECT_THAT(
+        error.what(),
+        testing::MatchesRegex(
+            "training_step\\(\\) of step 1 \\(epoch 1, batch 1, samples [0-9]+, [0-9]+, [0-9]+, [0-9]+\\): mine"));
     EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
   }
 }
@@ -384,7 +414,8 @@ TEST(Trainer, RefusesAnotherNumberOfHosts) {
     const Trainer trainer(quiet({.nodes = 9}));
     ADD_FAILURE() << "not refused";
   } catch (const base::UsageError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("TrainerOptions.nodes is 9, and this job has " + std::to_string(world().num_nodes())));
+    EXPECT_THAT(error.what(),
+                HasSubstr("TrainerOptions.nodes is 9, and this job has " + std::to_string(world().num_nodes())));
   }
 }
 
@@ -408,7 +439,8 @@ TEST(Trainer, LeavesInTheSameStepWhenOneRankIsAskedTo) {
   EXPECT_EQ(result.reason, EndReason::kStopped);
   EXPECT_EQ(result.exit_code(), 75);
   EXPECT_LE(result.steps, 5);
-  for (const std::string& other : world().all_gather_bytes(std::to_string(result.steps))) EXPECT_EQ(other, std::to_string(result.steps));
+  for (const std::string& other : world().all_gather_bytes(std::to_string(result.steps)))
+    EXPECT_EQ(other, std::to_string(result.steps));
 }
 
 }  // namespace

@@ -30,10 +30,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   refused_or_taken([&] {
     launcher::Command command = launcher::parse_command_line(words);
     if (command.verb != launcher::Verb::kRun || command.run.ranks < 1 || command.run.ranks > 64) return;
-    launcher::Node here{.name = "here", .ranks = command.run.ranks}, there{.name = "there", .ranks = 1, .here = false, .interface = "eth0"};
+    launcher::Node here{.name = "here", .ranks = command.run.ranks},
+        there{.name = "there", .ranks = 1, .here = false, .interface = "eth0"};
     here.site.cpus = {{}};
     there.site.gpus = 1;
-    launcher::plan_jobs(command.run, {.environment = launcher::with_exports(words, command.run.exports), .program = "/bin/true", .here = "/", .exported = words, .store = {"127.0.0.1", 1}, .job = "job"},
+    launcher::plan_jobs(command.run,
+                        {.environment = launcher::with_exports(words, command.run.exports),
+                         .program = "/bin/true",
+                         .here = "/",
+                         .exported = words,
+                         .store = {"127.0.0.1", 1},
+                         .job = "job"},
                         {here, there});
   });
   refused_or_taken([&] { job::parse_injection("--inject", text); });

@@ -67,7 +67,9 @@ void jpeg(std::string_view bytes) {
     return part;
   };
   data::decode_jpeg(bytes.substr(1), "file", choose, pixels);
-  if (pixels.width != part.box.width / part.shrink || pixels.rgb.size() != static_cast<std::size_t>(3 * pixels.width * pixels.height)) std::abort();
+  if (pixels.width != part.box.width / part.shrink ||
+      pixels.rgb.size() != static_cast<std::size_t>(3 * pixels.width * pixels.height))
+    std::abort();
 }
 
 }  // namespace

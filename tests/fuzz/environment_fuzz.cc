@@ -1,4 +1,5 @@
-// An environment, one variable a line: who this process is; SLURM's lists; and the lines that ranks and launcher leave each other.
+// An environment, one variable a line: who this process is; SLURM's lists; and the lines that ranks and launcher leave
+// each other.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -24,11 +25,13 @@ void expand(const std::string& text) {
     const auto hosts = job::expand_hosts("LIST", text);
     if (hosts.empty() || hosts.size() > job::kMaxNodes) std::abort();
     for (const std::string& host : hosts)
-      if (host.empty() || host.size() > 255 || host[0] == '-' || host.find_first_of(",[] \n") != std::string::npos) std::abort();
+      if (host.empty() || host.size() > 255 || host[0] == '-' || host.find_first_of(",[] \n") != std::string::npos)
+        std::abort();
   } catch (const base::UsageError&) {
   }
   try {
-    if (const auto counts = job::expand_counts("COUNTS", text); counts.empty() || counts.size() > job::kMaxNodes) std::abort();
+    if (const auto counts = job::expand_counts("COUNTS", text); counts.empty() || counts.size() > job::kMaxNodes)
+      std::abort();
   } catch (const base::UsageError&) {
   }
   if (job::pmi_field(text, "value").size() > text.size()) std::abort();
@@ -40,7 +43,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string text(reinterpret_cast<const char*>(data), size);
   std::map<std::string, std::string> variables;
   for (const std::string& line : base::split(text, '\n'))
-    if (const std::size_t equals = line.find('='); equals != std::string::npos) variables[line.substr(0, equals)] = line.substr(equals + 1);
+    if (const std::size_t equals = line.find('='); equals != std::string::npos)
+      variables[line.substr(0, equals)] = line.substr(equals + 1);
   const base::Env env = base::Env::from([&](const char* name) -> base::Env::Value {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : base::Env::Value(found->second);

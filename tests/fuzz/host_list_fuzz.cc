@@ -1,4 +1,5 @@
-// What stands after -H, in a host file and after --interface; every complaint says where. A host that is taken is one word for ssh.
+// What stands after -H, in a host file and after --interface; every complaint says where. A host that is taken is one
+// word for ssh.
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,9 @@ void must_be_harmless(const std::vector<launcher::Host>& hosts) {
     const std::vector<std::string> words = launcher::ssh_words(host, std::chrono::seconds(1));
     const std::string &destination = words[words.size() - 2], &command = words.back();
     if (words[words.size() - 3] != "--" || destination.empty() || destination[0] == '-') std::abort();
-    if (destination.find_first_of(" \t\n;&|$`'\"\\<>(){}*?!#~") != std::string::npos || command.find_first_of(";&|$`'\"\\<>(){}*?!#~\n\t") != std::string::npos) std::abort();
+    if (destination.find_first_of(" \t\n;&|$`'\"\\<>(){}*?!#~") != std::string::npos ||
+        command.find_first_of(";&|$`'\"\\<>(){}*?!#~\n\t") != std::string::npos)
+      std::abort();
     if (host.slots < 0 || host.slots > 4096 || host.port < 0 || host.port > 65535) std::abort();
     launcher::start_error(host, 255, destination);
   }

@@ -48,7 +48,8 @@ void member(std::string_view bytes, std::size_t piece) {
   StoreSession session(kJob, 7, store);
   const std::string hello = wire::hello(kJob, 1, Mac{});
   session.receive(hello);
-  const wire::Handshake agreed = wire::handshake(kJob.key, hello, session.out().substr(0, wire::kChallengeSize - wire::kMac));
+  const wire::Handshake agreed =
+      wire::handshake(kJob.key, hello, session.out().substr(0, wire::kChallengeSize - wire::kMac));
   session.out().clear();
   session.receive(bytes_of(agreed.of_client));
   require(session.admitted());
@@ -70,7 +71,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size < 2) return 0;
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 2, size - 2);
   const std::size_t piece = 1 + data[1];
-  if (data[0] % 2 == 0) stranger(bytes, piece);
-  else member(bytes, piece);
+  if (data[0] % 2 == 0)
+    stranger(bytes, piece);
+  else
+    member(bytes, piece);
   return 0;
 }

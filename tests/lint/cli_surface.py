@@ -18,8 +18,14 @@ TOP = "lockstep.txt"
 
 def help_text(bin_dir, command):
     program, *arguments = command.split()
-    done = subprocess.run([os.path.join(bin_dir, program), *arguments], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=20, env={**os.environ, "COLUMNS": "100"})
+    done = subprocess.run(
+        [os.path.join(bin_dir, program), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        env={**os.environ, "COLUMNS": "100"},
+    )
     if done.returncode != 0 or done.stderr:
         sys.exit(f"cli: {command} ended with {done.returncode} and said on stderr: {done.stderr.strip() or 'nothing'}")
     return done.stdout
@@ -52,7 +58,9 @@ def check(bin_dir, write):
                 file.write(now)
             continue
         good = False
-        sys.stdout.writelines(difflib.unified_diff(frozen.splitlines(True), now.splitlines(True), f"tests/lint/cli/{name}", command))
+        sys.stdout.writelines(
+            difflib.unified_diff(frozen.splitlines(True), now.splitlines(True), f"tests/lint/cli/{name}", command)
+        )
     return check_verbs(bin_dir) and good
 
 
@@ -60,7 +68,9 @@ def check_verbs(bin_dir):
     listed = verbs(help_text(bin_dir, "lockstep --help"))
     missing = [verb for verb in listed if not os.path.exists(os.path.join(CLI, f"lockstep_{verb}.txt"))]
     for verb in missing:
-        print(f"cli: the verb {verb} has no file tests/lint/cli/lockstep_{verb}.txt; begin it with the line '$ lockstep {verb} --help'")
+        print(
+            f"cli: the verb {verb} has no file tests/lint/cli/lockstep_{verb}.txt; begin it with the line '$ lockstep {verb} --help'"
+        )
     if not listed:
         print("cli: lockstep --help lists no verbs below a heading 'Commands'")
     return bool(listed) and not missing

@@ -41,8 +41,12 @@ def self_test(names):
     good = True
     for name in names:
         sample = rule(name).SAMPLE
-        marked = {(path, number) for path, text in sample.items()
-                  for number, line in enumerate(text.splitlines(), start=1) if line.endswith(FLAG)}
+        marked = {
+            (path, number)
+            for path, text in sample.items()
+            for number, line in enumerate(text.splitlines(), start=1)
+            if line.endswith(FLAG)
+        }
         clean = {path: text.replace(FLAG + "\n", "\n") for path, text in sample.items()}
         flagged = {(finding.path, finding.line) for finding in rule(name).check(Tree(clean)) if not finding.warning}
         for path, number in sorted(marked - flagged):

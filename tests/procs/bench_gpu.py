@@ -4,6 +4,7 @@
 usage: bench_gpu.py --gpu PATH --bin FOLDER [--python PATH]
 Without a python that has torch what it would be compared with is left out, and said.
 """
+
 import argparse
 import json
 import pathlib
@@ -14,7 +15,26 @@ import tempfile
 PARAMETERS = {"gpt": 29216, "resnet50": 11181642}
 # Of losses after updates, which round differently. A layer that adds its bias in a pass of its own is 8e-4 away with bfloat16.
 APART = {"32": 1e-6, "bf16-mixed": 3e-4}
-STEP = {"what", "impl", "model", "precision", "batch", "device", "libtorch", "parameters", "ms", "min_ms", "runs", "ratio", "ratio_to", "peak_bytes", "reserved_bytes", "losses", "apart", "equal"}
+STEP = {
+    "what",
+    "impl",
+    "model",
+    "precision",
+    "batch",
+    "device",
+    "libtorch",
+    "parameters",
+    "ms",
+    "min_ms",
+    "runs",
+    "ratio",
+    "ratio_to",
+    "peak_bytes",
+    "reserved_bytes",
+    "losses",
+    "apart",
+    "equal",
+}
 
 
 def fail(text):
@@ -24,8 +44,27 @@ def fail(text):
 def gpu(args, *words, expect=0):
     with tempfile.TemporaryDirectory() as folder:
         kept = pathlib.Path(folder) / "lines"
-        done = subprocess.run([sys.executable, args.gpu, "--bin", args.bin, f"--python={args.python}", "--tiny", "--rounds", "2", "--steps", "2", "--json", str(kept), *words],
-                              capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            [
+                sys.executable,
+                args.gpu,
+                "--bin",
+                args.bin,
+                f"--python={args.python}",
+                "--tiny",
+                "--rounds",
+                "2",
+                "--steps",
+                "2",
+                "--json",
+                str(kept),
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
         rows = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode != expect:
             fail(f"{words} ended with {done.returncode}:\n{done.stderr}{done.stdout}")
@@ -41,13 +80,29 @@ def check_steps(rows, precision, impls):
         if [row["impl"] for row in race] != impls:
             fail(f"{model}, {precision}: the implementations are {[row['impl'] for row in race]}, not {impls}")
         for row in race:
-            if not STEP <= row.keys() or row["parameters"] != parameters or row["device"] != "cpu" or row["ratio_to"] != impls[0] or row["runs"] != 2:
+            if (
+                not STEP <= row.keys()
+                or row["parameters"] != parameters
+                or row["device"] != "cpu"
+                or row["ratio_to"] != impls[0]
+                or row["runs"] != 2
+            ):
                 fail(f"a line is wrong: {row}")
-            if not 0 < row["min_ms"] <= row["ms"] < 60000 or not 1 << 20 < row["peak_bytes"] <= row["reserved_bytes"] or row["equal"] is not True:
+            if (
+                not 0 < row["min_ms"] <= row["ms"] < 60000
+                or not 1 << 20 < row["peak_bytes"] <= row["reserved_bytes"]
+                or row["equal"] is not True
+            ):
                 fail(f"a line's numbers are wrong: {row}")
             # The same libtorch, weights and data: the first forward has the same bits whoever calls it.
-            if row["losses"][0] != race[0]["losses"][0] or len(set(row["losses"])) != 3 or row["apart"] > APART[precision]:
-                fail(f"{precision}: the losses of {impls[0]} are {race[0]['losses']}, and these are {row['impl']}'s: {row['losses']}")
+            if (
+                row["losses"][0] != race[0]["losses"][0]
+                or len(set(row["losses"])) != 3
+                or row["apart"] > APART[precision]
+            ):
+                fail(
+                    f"{precision}: the losses of {impls[0]} are {race[0]['losses']}, and these are {row['impl']}'s: {row['losses']}"
+                )
 
 
 def main():
@@ -58,23 +113,59 @@ def main():
     args = parser.parse_args()
 
     impls = ["lockstep", "lockstep-fused"] + (["pytorch-ddp", "pytorch-ddp-fused"] if args.python else [])
-    rows, said = gpu(args, "--device", "cpu", "--parts", "step,ranks", "--precisions", "32,bf16-mixed", "--impl", ",".join(impls))
+    rows, said = gpu(
+        args, "--device", "cpu", "--parts", "step,ranks", "--precisions", "32,bf16-mixed", "--impl", ",".join(impls)
+    )
     steps = [row for row in rows if row["what"] == "gpu_step"]
     for precision in ("32", "bf16-mixed"):
         check_steps(steps, precision, impls)
         if f"parameters), {precision}, batch 4, cpu" not in said:
             fail(f"no table of {precision}:\n{said}")
     ranks = [row for row in rows if row["what"] == "gpu_ranks"]
-    if [row["model"] for row in ranks] != list(PARAMETERS) or any(row["ranks"] != 2 or row["transport"] != "gloo" or row["equal"] is not True for row in ranks):
+    if [row["model"] for row in ranks] != list(PARAMETERS) or any(
+        row["ranks"] != 2 or row["transport"] != "gloo" or row["equal"] is not True for row in ranks
+    ):
         fail(f"two ranks: {ranks}")
     if not args.python:
         print("no python with torch: the same in Python was left out")
 
     # A limit that the process comes to: found, and no more than a sixteenth away from it.
-    rows, _ = gpu(args, "--device", "cpu", "--parts", "batch", "--models", "gpt", "--levels", "O0", "--impl", "lockstep", "--memory-limit", "160")
-    if len(rows) != 1 or not 0 < rows[0]["batch"] < rows[0]["more_than"] <= max(rows[0]["batch"] + 1, rows[0]["batch"] * 17 / 16):
+    rows, _ = gpu(
+        args,
+        "--device",
+        "cpu",
+        "--parts",
+        "batch",
+        "--models",
+        "gpt",
+        "--levels",
+        "O0",
+        "--impl",
+        "lockstep",
+        "--memory-limit",
+        "160",
+    )
+    if len(rows) != 1 or not 0 < rows[0]["batch"] < rows[0]["more_than"] <= max(
+        rows[0]["batch"] + 1, rows[0]["batch"] * 17 / 16
+    ):
         fail(f"the largest batch: {rows}")
-    rows, _ = gpu(args, "--device", "cpu", "--parts", "batch", "--models", "gpt", "--levels", "O0", "--impl", "lockstep", "--memory-limit", "4000", "--most-samples", "4")
+    rows, _ = gpu(
+        args,
+        "--device",
+        "cpu",
+        "--parts",
+        "batch",
+        "--models",
+        "gpt",
+        "--levels",
+        "O0",
+        "--impl",
+        "lockstep",
+        "--memory-limit",
+        "4000",
+        "--most-samples",
+        "4",
+    )
     if rows[0]["batch"] != 4 or rows[0]["more_than"] is not None:
         fail(f"the largest batch that was asked for: {rows}")
     rows, said = gpu(args, "--device", "cpu", "--parts", "batch", "--models", "gpt")
@@ -84,7 +175,14 @@ def main():
     rows, said = gpu(args, "--device", "cpu", "--parts", "step", "--impl", "somebody", expect=2)
     if "somebody" not in said or "lockstep-fused" not in said:
         fail(f"a wrong word: {said}")
-    if subprocess.run([str(pathlib.Path(args.bin) / "bench_gpu_step"), "lockstep", "gpt", "tiny", "32", "1", "cuda", "1", "1"], capture_output=True, check=False).returncode == 0:
+    if (
+        subprocess.run(
+            [str(pathlib.Path(args.bin) / "bench_gpu_step"), "lockstep", "gpt", "tiny", "32", "1", "cuda", "1", "1"],
+            capture_output=True,
+            check=False,
+        ).returncode
+        == 0
+    ):
         print("there is a GPU: what is said without one was left out")
         return
     rows, said = gpu(args, "--device", "cuda", expect=1)

@@ -3,6 +3,7 @@
 
 usage: bench_page.py --bench FOLDER
 """
+
 import argparse
 import json
 import pathlib
@@ -11,24 +12,63 @@ import sys
 import tempfile
 import xml.etree.ElementTree
 
-MACHINE = {"what": "machine", "cpu": "Test CPU", "cores": 2, "memory_bytes": 8 << 30, "kernel": "6.1", "libtorch": "2.11.0", "compiler": "GNU 12",
-           "lockstep": "0.1.0", "load_before": "0.01"}
+MACHINE = {
+    "what": "machine",
+    "cpu": "Test CPU",
+    "cores": 2,
+    "memory_bytes": 8 << 30,
+    "kernel": "6.1",
+    "libtorch": "2.11.0",
+    "compiler": "GNU 12",
+    "lockstep": "0.1.0",
+    "load_before": "0.01",
+}
 
 
 def row(impl, ratio, what="all_reduce", first="lockstep", **more):
-    return {"what": what, "impl": impl, "ranks": 2, "hosts": 1, **more, "median_s": 0.01 * ratio, "min_s": 0.009 * ratio, "runs": 21,
-            "spread": 0.01, "ratio": ratio, "ratio_to": first, "noisy": impl == "gloo"}
+    return {
+        "what": what,
+        "impl": impl,
+        "ranks": 2,
+        "hosts": 1,
+        **more,
+        "median_s": 0.01 * ratio,
+        "min_s": 0.009 * ratio,
+        "runs": 21,
+        "spread": 0.01,
+        "ratio": ratio,
+        "ratio_to": first,
+        "noisy": impl == "gloo",
+    }
 
 
-LINES = [MACHINE, *(row(impl, ratio, bytes=250 << 20, ratio_to_memcpy=ratio / 2, bandwidth=4e10)
-                    for impl, ratio in (("lockstep", 1), ("gloo", 13), ("openmpi-4.1.4", 8), ("memcpy", 2))),
-         *(row(impl, ratio, bytes=4096) for impl, ratio in (("lockstep", 1), ("openmpi-4.1.4", 2))),
-         *(row(impl, ratio, what="step", model="cnn-1m", optimizer="sgd", parameters=1097610, bandwidth=4e10)
-           for impl, ratio in (("lockstep-fused", 1), ("lockstep", 1.1), ("unsynchronised-tuned", 1.05), ("pytorch-ddp", 1.25)))]
-ASKED = {"250M beside memcpy on both cores: 0.500": "holds", "250M: gloo takes so many times as long: 13.000": "holds",
-         "250M: openmpi-4 takes so many times as long: 8.000": "MISSED", "4K: of Open MPI 4.1's time: 0.500": "holds",
-         "step cnn-1m, fused: of unsynchronised ranks' time: 0.952": "holds", "step cnn-1m, torch's SGD: of unsynchronised ranks' time: 1.048": "holds",
-         "step cnn-1m: PyTorch's DDP takes, of the fused step's time: 1.250": "MISSED", "250M: mpich takes so many times as long: not measured": "-"}
+LINES = [
+    MACHINE,
+    *(
+        row(impl, ratio, bytes=250 << 20, ratio_to_memcpy=ratio / 2, bandwidth=4e10)
+        for impl, ratio in (("lockstep", 1), ("gloo", 13), ("openmpi-4.1.4", 8), ("memcpy", 2))
+    ),
+    *(row(impl, ratio, bytes=4096) for impl, ratio in (("lockstep", 1), ("openmpi-4.1.4", 2))),
+    *(
+        row(impl, ratio, what="step", model="cnn-1m", optimizer="sgd", parameters=1097610, bandwidth=4e10)
+        for impl, ratio in (
+            ("lockstep-fused", 1),
+            ("lockstep", 1.1),
+            ("unsynchronised-tuned", 1.05),
+            ("pytorch-ddp", 1.25),
+        )
+    ),
+]
+ASKED = {
+    "250M beside memcpy on both cores: 0.500": "holds",
+    "250M: gloo takes so many times as long: 13.000": "holds",
+    "250M: openmpi-4 takes so many times as long: 8.000": "MISSED",
+    "4K: of Open MPI 4.1's time: 0.500": "holds",
+    "step cnn-1m, fused: of unsynchronised ranks' time: 0.952": "holds",
+    "step cnn-1m, torch's SGD: of unsynchronised ranks' time: 1.048": "holds",
+    "step cnn-1m: PyTorch's DDP takes, of the fused step's time: 1.250": "MISSED",
+    "250M: mpich takes so many times as long: not measured": "-",
+}
 
 
 def main():
@@ -38,18 +78,32 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         docs, source = pathlib.Path(folder), pathlib.Path(folder) / "lines"
         source.write_text("".join(json.dumps(line) + "\n" for line in LINES))
-        said = subprocess.run([sys.executable, "-B", args.bench / "make_page.py", "--from", source, "--out", docs], check=True,
-                              capture_output=True, text=True, timeout=30).stdout
+        said = subprocess.run(
+            [sys.executable, "-B", args.bench / "make_page.py", "--from", source, "--out", docs],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        ).stdout
         page = (docs / "benchmarks.md").read_text()
         plots = sorted(docs.glob("benchmarks/*.svg"))
         for plot in plots:
             xml.etree.ElementTree.parse(plot)
         drawn = {plot.name: plot.read_text() for plot in plots}
-    for words in ("Test CPU, 2 cores, 8 GiB", "| gloo (noisy) | 130 ms | 117 ms | 1.0 % | 13.000 | 6.500 |", "2 ranks, 250M. Memory: 40 GB/s",
-                  "cnn-1m (1,097,610 parameters), sgd, 2 ranks", "| pytorch-ddp | 12.5 ms | 11.2 ms | 1.0 % | 1.250 |"):
+    for words in (
+        "Test CPU, 2 cores, 8 GiB",
+        "| gloo (noisy) | 130 ms | 117 ms | 1.0 % | 13.000 | 6.500 |",
+        "2 ranks, 250M. Memory: 40 GB/s",
+        "cnn-1m (1,097,610 parameters), sgd, 2 ranks",
+        "| pytorch-ddp | 12.5 ms | 11.2 ms | 1.0 % | 1.250 |",
+    ):
         if words not in page:
             sys.exit(f"the page lacks '{words}':\n{page}")
-    if set(drawn) != {"all_reduce_2.svg", "step.svg"} or "openmpi-4.1.4" not in drawn["all_reduce_2.svg"] or "1.25  (12 ms)" not in drawn["step.svg"]:
+    if (
+        set(drawn) != {"all_reduce_2.svg", "step.svg"}
+        or "openmpi-4.1.4" not in drawn["all_reduce_2.svg"]
+        or "1.25  (12 ms)" not in drawn["step.svg"]
+    ):
         sys.exit(f"the plots are {drawn}")
     for words, verdict in ASKED.items():
         if not any(words in line and line.split()[0] == verdict for line in said.splitlines()):

@@ -11,6 +11,7 @@ run is good when
   - nothing is left: no process, no file in its folder for temporary files, nothing in /dev/shm.
 Prints the seed, a line a run that is not good, and the table; exit code 1 when a run was not good.
 """
+
 import argparse
 import collections
 import os
@@ -31,10 +32,12 @@ from marked import marked
 MARK = "LOCKSTEP_TEST_CHAOS"
 TOLD_S = 1.0
 STEPS = 400  # 2 s and more
-EDGE = 25    # a fault comes after this many steps
+EDGE = 25  # a fault comes after this many steps
 # `after`: the victim has come so far when it is disturbed. `place`: what the FATAL line must say of where it was. `busy`: a rank that is in its own code then, where
 # nobody can tell it anything.
-Plan = collections.namedtuple("Plan", "options words disturb cause code told_s gone_s after place env busy", defaults=(EDGE, "", {}, None))
+Plan = collections.namedtuple(
+    "Plan", "options words disturb cause code told_s gone_s after place env busy", defaults=(EDGE, "", {}, None)
+)
 PRETEND_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "support/pretend_hosts.sh"
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"  # Debian: libfaketime
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
@@ -64,9 +67,17 @@ class Run:
             command += ["--transport", self.transport, "--", *self.pretend_hosts()]
             command += [self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
             (folder / "clock").write_text("+0\n")
-            env = {**os.environ, MARK: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1", "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
-                   **self.plan.env}
-            job = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            env = {
+                **os.environ,
+                MARK: self.mark,
+                "TMPDIR": str(folder / "tmp"),
+                "OMP_NUM_THREADS": "1",
+                "FAKETIME_TIMESTAMP_FILE": str(folder / "clock"),
+                **self.plan.env,
+            }
+            job = subprocess.Popen(
+                command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
             try:
                 self.disturb(folder)
                 try:
@@ -121,7 +132,10 @@ class Run:
                     wrong.append(f"rank {rank} was told {[line['told'] for line in told]}")
                 for line in told:
                     told_s = max(told_s or 0, (line["ns"] - self.known(histories)) / 1e9)
-                    if self.plan.cause == "DESYNC" and (f"rank {self.victim} " not in line["text"] or len(set(re.findall(r"\brank (\d+)", line["text"]))) < 2):
+                    if self.plan.cause == "DESYNC" and (
+                        f"rank {self.victim} " not in line["text"]
+                        or len(set(re.findall(r"\brank (\d+)", line["text"]))) < 2
+                    ):
                         wrong.append(f"rank {rank} was told: {line['text']}")
         if told_s is not None and told_s > self.plan.told_s:
             wrong.append(f"told after {told_s:.2f} s")
@@ -174,16 +188,47 @@ def plan_for(name, victim, rng, args):
     if name == "none":
         return Plan([], [], None, None, 0, 0, 0)
     if name == "kill":
-        return Plan([], [], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5, place=r" op=\w+\S*#\d+ |the last operation that it finished was \w+\S*#\d+ of ")
+        return Plan(
+            [],
+            [],
+            kill(signal.SIGKILL),
+            "RANK_DIED",
+            137,
+            TOLD_S,
+            5,
+            place=r" op=\w+\S*#\d+ |the last operation that it finished was \w+\S*#\d+ of ",
+        )
     if name == "killin":  # while it waits in an all_reduce for a rank that is late
         late = rng.choice([rank for rank in range(args.ranks) if rank != victim])
-        return Plan([], ["late", str(late), str(step)], kill(signal.SIGKILL), "RANK_DIED", 137, TOLD_S, 5, after=step, place=r"op=all_reduce\(votes\)#\d+ ", busy=late)
+        return Plan(
+            [],
+            ["late", str(late), str(step)],
+            kill(signal.SIGKILL),
+            "RANK_DIED",
+            137,
+            TOLD_S,
+            5,
+            after=step,
+            place=r"op=all_reduce\(votes\)#\d+ ",
+            busy=late,
+        )
     if name == "pause":
         return Plan([], [], pause, None, 0, 0, 0)
     if name == "clock":
-        return Plan([], [], set_clocks, None, 0, 0, 0, env={"LD_PRELOAD": LIBFAKETIME, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"})
+        return Plan(
+            [],
+            [],
+            set_clocks,
+            None,
+            0,
+            0,
+            0,
+            env={"LD_PRELOAD": LIBFAKETIME, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"},
+        )
     if name == "stop":  # both clocks run, and the one that is first tells
-        return Plan(["--hang-timeout", "30", "--stall-timeout", "10"], [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15)
+        return Plan(
+            ["--hang-timeout", "30", "--stall-timeout", "10"], [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15
+        )
     if name == "loop":
         return Plan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(options=limits + inject("loop"))
     if name == "deadlock":

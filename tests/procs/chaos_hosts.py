@@ -10,6 +10,7 @@ done. A run is good when
   - no process is left.
 Exit code 77: skipped.
 """
+
 import argparse
 import collections
 import os
@@ -35,7 +36,11 @@ EDGE = 25
 LIMIT_S = 90
 # `causes`: of a rank of the victim's host, and of the others; none: the job goes on. `within_s`: until all ranks have ended.
 # `told_by_mpirun`: mpirun sees the fault or the first rank that ends by it, and then ends the others, which may be before they are told; so many are.
-Plan = collections.namedtuple("Plan", "disturb undo causes within_s words limit_s env told_by_mpirun", defaults=(None, None, None, 0, [], LIMIT_S, {}, None))
+Plan = collections.namedtuple(
+    "Plan",
+    "disturb undo causes within_s words limit_s env told_by_mpirun",
+    defaults=(None, None, None, 0, [], LIMIT_S, {}, None),
+)
 
 
 class Run:
@@ -48,7 +53,13 @@ class Run:
         """(what is wrong, seconds until all were told, seconds until all had ended)"""
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            env = {MARK: self.mark, "LOCKSTEP_LOG": "quiet", "LOCKSTEP_TRANSPORT": self.args.transport, "LOCKSTEP_KEY_FILE": self.args.key, **self.plan.env}
+            env = {
+                MARK: self.mark,
+                "LOCKSTEP_LOG": "quiet",
+                "LOCKSTEP_TRANSPORT": self.args.transport,
+                "LOCKSTEP_KEY_FILE": self.args.key,
+                **self.plan.env,
+            }
             words = [self.args.program, "chaos", folder, STEPS, *self.plan.words]
             job = (MpiJob if self.args.mpi else Job)(self.bed, self.where, words, env, stderr=subprocess.DEVNULL)
             try:
@@ -64,7 +75,9 @@ class Run:
 
     def disturb(self, folder):
         limit = time.monotonic() + 60
-        while time.monotonic() < limit and min(len(history.read(folder, rank)) for rank in range(len(self.where))) <= EDGE:
+        while (
+            time.monotonic() < limit and min(len(history.read(folder, rank)) for rank in range(len(self.where))) <= EDGE
+        ):
             time.sleep(0.01)
         time.sleep(self.rng.uniform(0, 0.7))
         began_ns = time.monotonic_ns()
@@ -100,8 +113,11 @@ class Run:
         if ended_s is None:
             return wrong + [f"not ended after {self.plan.limit_s} s"], None, None
         if self.plan.causes is None:
-            unfinished = [f"rank {rank} did not finish: {[(line['told'], line['text']) for line in lines if 'told' in line]}"
-                          for rank, lines in enumerate(histories) if not any("done" in line for line in lines)]
+            unfinished = [
+                f"rank {rank} did not finish: {[(line['told'], line['text']) for line in lines if 'told' in line]}"
+                for rank, lines in enumerate(histories)
+                if not any("done" in line for line in lines)
+            ]
             return wrong + unfinished, None, ended_s
         told_s = None
         for rank, lines in enumerate(histories):
@@ -154,12 +170,21 @@ def plan_for(name, args, bed):
         "kill": Plan(kill(signal.SIGKILL), None, {"near": dead, "far": dead}, 5, told_by_mpirun=0),
         "pause": Plan(pause),
         "cut": Plan(lambda run, folder: bed.cut(host), lambda: bed.heal(host), both, 10),
-        "cut_to": Plan(lambda run, folder: bed.cut_one_way(1, host), lambda: bed.heal_one_way(1, host), both, 10, told_by_mpirun=1),
-        "cut_from": Plan(lambda run, folder: bed.cut_one_way(host, 1), lambda: bed.heal_one_way(host, 1), both, 10, told_by_mpirun=1),
+        "cut_to": Plan(
+            lambda run, folder: bed.cut_one_way(1, host), lambda: bed.heal_one_way(1, host), both, 10, told_by_mpirun=1
+        ),
+        "cut_from": Plan(
+            lambda run, folder: bed.cut_one_way(host, 1), lambda: bed.heal_one_way(host, 1), both, 10, told_by_mpirun=1
+        ),
         "blink": Plan(blink),
         # 10 min on a link on which each of the last five steps takes longer than a rank waits for others that do not get on.
-        "slow": Plan(lambda run, folder: bed.shape("1mbit", [host]), lambda: bed.unshape([host]), words=["heavy", "0", str(STEPS - 5)], limit_s=1200,
-                     env={"LOCKSTEP_TIMEOUT": "60"}),
+        "slow": Plan(
+            lambda run, folder: bed.shape("1mbit", [host]),
+            lambda: bed.unshape([host]),
+            words=["heavy", "0", str(STEPS - 5)],
+            limit_s=1200,
+            env={"LOCKSTEP_TIMEOUT": "60"},
+        ),
     }
     return plans[name]
 
@@ -178,7 +203,10 @@ def main():
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     if not os.environ.get(hosts_bed.IN_CELL):
         sys.argv += ["--seed", str(seed)]  # it starts again in its cell
-        print(f"seed {seed}, {args.hosts} hosts x {args.ranks_per_host} ranks, transport {args.transport}{' by mpirun' if args.mpi else ''}", flush=True)
+        print(
+            f"seed {seed}, {args.hosts} hosts x {args.ranks_per_host} ranks, transport {args.transport}{' by mpirun' if args.mpi else ''}",
+            flush=True,
+        )
     hosts_bed.enter_cell(("ip", "tc", *(["mpirun"] if args.mpi else [])))
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:

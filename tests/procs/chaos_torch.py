@@ -4,6 +4,7 @@
 usage: chaos_torch.py --python PYTHON [--ranks N] [--limit S] [--only NAME,...]
 PYTHON is one that has torch. A run that has not ended after the limit is killed, by process id. Prints a table; says nothing about right or wrong.
 """
+
 import argparse
 import os
 import pathlib
@@ -23,6 +24,7 @@ FAULTS = ("kill", "stop", "loop", "throw", "segv", "skip", "extra", "shape", "dt
 def rank_main(folder, fault, victim):
     import torch
     import torch.distributed as dist
+
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(1)
@@ -49,7 +51,9 @@ def rank_main(folder, fault, victim):
         if wrong == "flip":
             next(net.parameters()).grad.view(-1)[0] *= 1.5
         optimizer.step()
-        votes = torch.full((65 if wrong == "shape" else 64,), 1.0 + rank, dtype=torch.double if wrong == "dtype" else torch.float)
+        votes = torch.full(
+            (65 if wrong == "shape" else 64,), 1.0 + rank, dtype=torch.double if wrong == "dtype" else torch.float
+        )
         if wrong == "extra":
             dist.barrier()
         if wrong != "skip":
@@ -61,10 +65,24 @@ def rank_main(folder, fault, victim):
 def one(args, fault):
     mark = f"{os.getpid()}.{fault}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [args.python, "-m", "torch.distributed.run", f"--nproc-per-node={args.ranks}", "--master-port=0", "--rdzv-backend=c10d",
-                   "--rdzv-endpoint=127.0.0.1:0", os.path.abspath(__file__), "--as-rank", folder, fault, "1"]
+        command = [
+            args.python,
+            "-m",
+            "torch.distributed.run",
+            f"--nproc-per-node={args.ranks}",
+            "--master-port=0",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            os.path.abspath(__file__),
+            "--as-rank",
+            folder,
+            fault,
+            "1",
+        ]
         env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
-        job = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        job = subprocess.Popen(
+            command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
         begin = None
         text = ""
         try:
@@ -84,7 +102,11 @@ def one(args, fault):
                 os.kill(pid, signal.SIGKILL)
             rest, _ = job.communicate()
             text = text or rest
-        said = [line.strip() for line in text.splitlines() if any(word in line for word in ("Error", "error", "finished", "Signal", "exitcode"))]
+        said = [
+            line.strip()
+            for line in text.splitlines()
+            if any(word in line for word in ("Error", "error", "finished", "Signal", "exitcode"))
+        ]
         return took, said
 
 

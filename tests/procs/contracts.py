@@ -4,6 +4,7 @@
 contracts.py --program PATH [--mpi TEXT] [--fake-mpi PATH] [CASE]; without a case all. TEXT: what the MPI library of the build calls itself. SLURM's cases need root,
 for a cell of their own with two nodes, and so does that of two hosts. Exit code 77: skipped.
 """
+
 import argparse
 import os
 import pathlib
@@ -31,27 +32,46 @@ def check(good, text):
 def environment(**more):
     """That of this process without what a launcher around it has set."""
     other = re.compile(r"^(OMPI_|PMI|SLURM_(?!CONF)|LOCKSTEP_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_)")
-    return {**{key: value for key, value in os.environ.items() if not other.match(key)}, "OMP_NUM_THREADS": "1", "LOCKSTEP_JOIN_TIMEOUT": "20", **more}
+    return {
+        **{key: value for key, value in os.environ.items() if not other.match(key)},
+        "OMP_NUM_THREADS": "1",
+        "LOCKSTEP_JOIN_TIMEOUT": "20",
+        **more,
+    }
 
 
 def run(words, **options):
     """(exit code, output) of a command; the text of both streams."""
-    done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
-                          check=False, **{"env": environment(), **options})
+    done = subprocess.run(
+        [str(word) for word in words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        **{"env": environment(), **options},
+    )
     return done.returncode, done.stdout
 
 
 def agree(done, ranks, contract, worlds=1, hosts="1 host"):
     """All ranks of `worlds` jobs have come to one sum, and rank 0 has said whose variables it read."""
     code, output = done
-    check(code == 0 and output.count(f"sum {NUMBERS * ranks}\n") == ranks * worlds, f"{ranks} ranks agree; exit code {code} {output if code else ''}")
+    check(
+        code == 0 and output.count(f"sum {NUMBERS * ranks}\n") == ranks * worlds,
+        f"{ranks} ranks agree; exit code {code} {output if code else ''}",
+    )
     said = f"{ranks} {'rank' if ranks == 1 else 'ranks'} on {hosts} ({contract})"
     check(output.count(said) == worlds, f"init() says: {said} {'' if said in output else output}")
 
 
 def refused(done, *parts):
     code, output = done
-    check(code != 0 and all(part in output for part in parts), f"refused, naming {', '.join(parts)}; exit code {code} {'' if all(part in output for part in parts) else output}")
+    check(
+        code != 0 and all(part in output for part in parts),
+        f"refused, naming {', '.join(parts)}; exit code {code} {'' if all(part in output for part in parts) else output}",
+    )
 
 
 def open_mpi(args):
@@ -60,7 +80,15 @@ def open_mpi(args):
     for name in ("mpirun.openmpi", "mpirun"):
         if shutil.which(name):
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-            return [name, *root, "--oversubscribe", "--bind-to", "none", "-x", "LSAN_OPTIONS=detect_leaks=0"]  # its plugins leak, and are gone when a sanitizer looks
+            return [
+                name,
+                *root,
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+                "-x",
+                "LSAN_OPTIONS=detect_leaks=0",
+            ]  # its plugins leak, and are gone when a sanitizer looks
     return hosts_bed.skip("mpirun is not installed (Debian: openmpi-bin)")
 
 
@@ -93,13 +121,28 @@ def a_launcher_of_another_mpi(args, folder):
     """What asks for MPI there is refused: each rank would be a world of one."""
     open_mpi(args)
     for variable in ("LOCKSTEP_TRANSPORT", "LOCKSTEP_OUTER"):
-        refused(run([*hydra(), "-n", 2, args.program, "none", 0], env=environment(**{variable: "mpi"})), "started by a launcher of another MPI", "this program's MPI is Open MPI")
+        refused(
+            run([*hydra(), "-n", 2, args.program, "none", 0], env=environment(**{variable: "mpi"})),
+            "started by a launcher of another MPI",
+            "this program's MPI is Open MPI",
+        )
     # A launcher that says neither PMI_FD nor what it is.
     alone = environment(PMI_RANK="1", PMI_SIZE="2")
-    refused(run([args.program, "none", 0], env=alone), "does not say where the ranks meet", "this program's MPI is Open MPI", "PMI_RANK")
+    refused(
+        run([args.program, "none", 0], env=alone),
+        "does not say where the ranks meet",
+        "this program's MPI is Open MPI",
+        "PMI_RANK",
+    )
     # One whose library says otherwise.
-    refused(run([args.program, "none", 0], env=environment(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", PMIX_NAMESPACE="x")),
-            "the launcher says that this is rank 1 of 2, but MPI (Open MPI", "that it is rank 0 of 1")
+    refused(
+        run(
+            [args.program, "none", 0],
+            env=environment(OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", PMIX_NAMESPACE="x"),
+        ),
+        "the launcher says that this is rank 1 of 2, but MPI (Open MPI",
+        "that it is rank 0 of 1",
+    )
 
 
 def another_mpi_library(args, folder):
@@ -109,16 +152,33 @@ def another_mpi_library(args, folder):
     for text, named in (("Open MPI v9.8.7, package: fake", "Open MPI 9.8"), ("MPICH Version:\t4.0.2", "MPICH 4.0")):
         loaded = [*started, "-x", f"LD_PRELOAD={args.fake_mpi}", "-x", f"FAKE_MPI_VERSION={text}", "-n", 2]
         done = run([*loaded, args.program, "none", 0])
-        refused(done, built, "the MPI library that is loaded is " + named) if named.startswith("Open") else refused(done, "this program's MPI is " + named)
+        refused(done, built, "the MPI library that is loaded is " + named) if named.startswith("Open") else refused(
+            done, "this program's MPI is " + named
+        )
     # Nobody minds where it is not used.
     unused = environment(LD_PRELOAD=args.fake_mpi, FAKE_MPI_VERSION="Open MPI v9.8.7", RANK="0", WORLD_SIZE="1")
     check(run([args.program, "none", 0], env=unused)[0] == 0, "a program that does not use MPI runs")
 
 
 def torchrun_variables(args, folder):
-    common = environment(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), TORCHELASTIC_RUN_ID="none", TORCHELASTIC_USE_AGENT_STORE="False")
-    ranks = [subprocess.Popen([args.program, "none", "0"], env={**common, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-             for rank in ("0", "1")]
+    common = environment(
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=free_port(),
+        TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_USE_AGENT_STORE="False",
+    )
+    ranks = [
+        subprocess.Popen(
+            [args.program, "none", "0"],
+            env={**common, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
     done = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
     agree((max(rank.returncode for rank in ranks), "".join(done)), 2, "torchrun")
 
@@ -130,9 +190,28 @@ def a_slurm_step_on_two_hosts(args, folder):
     for rank, host in enumerate((1, 1, 2, 2)):
         names = pathlib.Path(folder) / f"hosts.{host}"
         names.write_text(f"127.0.0.1 localhost\n127.0.1.1 h{host}\n10.77.0.{3 - host} h{3 - host}\n")
-        variables = environment(SLURM_PROCID=str(rank), SLURM_NTASKS="4", SLURM_LOCALID=str(rank % 2), SLURM_NODEID=str(host - 1), SLURM_STEP_NUM_NODES="2", SLURM_JOB_ID="71",
-                                SLURM_STEP_ID="4", SLURM_STEP_NODELIST="h[1-2]", SLURM_STEP_TASKS_PER_NODE="2(x2)")
-        words = ["unshare", "--mount", "sh", "-c", f'mount --bind {names} /etc/hosts && exec "$@"', "sh", args.program, "none", "0"]
+        variables = environment(
+            SLURM_PROCID=str(rank),
+            SLURM_NTASKS="4",
+            SLURM_LOCALID=str(rank % 2),
+            SLURM_NODEID=str(host - 1),
+            SLURM_STEP_NUM_NODES="2",
+            SLURM_JOB_ID="71",
+            SLURM_STEP_ID="4",
+            SLURM_STEP_NODELIST="h[1-2]",
+            SLURM_STEP_TASKS_PER_NODE="2(x2)",
+        )
+        words = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f'mount --bind {names} /etc/hosts && exec "$@"',
+            "sh",
+            args.program,
+            "none",
+            "0",
+        ]
         ranks.append(bed.start(host, words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     done = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
     agree((max(rank.returncode for rank in ranks), "".join(done)), 4, "slurm", hosts="2 hosts")
@@ -145,7 +224,11 @@ def slurm_step(args, folder):
     agree(run(["srun", "-N1", "-n1", args.program, "none", 0]), 1, "slurm")
     for plugin in ("pmi2", "pmix"):
         agree(run(["srun", f"--mpi={plugin}", "-N2", "-n4", args.program, "none", 0]), 4, "slurm")
-        agree(run(["srun", f"--mpi={plugin}", "-n2", args.program, "none", 0], env=environment(LOCKSTEP_ENV_FROM="pmi")), 2, "pmi" if plugin == "pmi2" else "pmix")
+        agree(
+            run(["srun", f"--mpi={plugin}", "-n2", args.program, "none", 0], env=environment(LOCKSTEP_ENV_FROM="pmi")),
+            2,
+            "pmi" if plugin == "pmi2" else "pmix",
+        )
 
 
 def two_slurm_steps_of_one_job(args, folder):
@@ -156,15 +239,29 @@ def two_slurm_steps_of_one_job(args, folder):
 def what_is_no_slurm_step(args, folder):
     """A batch script and the shell of salloc are no ranks, though they have SLURM_PROCID; what they start by srun is."""
     script = pathlib.Path(folder) / "script"
-    script.write_text(f'#!/bin/sh\necho "procid $SLURM_PROCID of $SLURM_NTASKS, step $SLURM_STEP_ID"\n{args.program} none 0 && srun {args.program} none 0 </dev/null\n')
+    script.write_text(
+        f'#!/bin/sh\necho "procid $SLURM_PROCID of $SLURM_NTASKS, step $SLURM_STEP_ID"\n{args.program} none 0 && srun {args.program} none 0 </dev/null\n'
+    )
     script.chmod(0o755)
     code, said = run(["sbatch", "--wait", "-N2", "-n3", f"--output={folder}/output", script])
     output = (pathlib.Path(folder) / "output").read_text()
     check("procid 0 of 3, step \n" in output, "a batch script looks like a rank of three")
-    check(code == 0 and output.count(f"sum {NUMBERS}\n") == 1 and output.count(f"sum {3 * NUMBERS}\n") == 3, f"but is a world of one; exit code {code} {said} {output}")
+    check(
+        code == 0 and output.count(f"sum {NUMBERS}\n") == 1 and output.count(f"sum {3 * NUMBERS}\n") == 3,
+        f"but is a world of one; exit code {code} {said} {output}",
+    )
     # salloc starts its shell in a step of its own, at a terminal.
     shell = ["script", "-qec", "salloc -N2 -n3", "/dev/null"]
-    done = subprocess.run(shell, input=f"{script}\nexit\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False, env=environment())
+    done = subprocess.run(
+        shell,
+        input=f"{script}\nexit\n",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment(),
+    )
     check(re.search(r"procid 0 of 3, step 429496\d+", done.stdout) is not None, "salloc's shell has a step of its own")
     alone = done.stdout.count(f"sum {NUMBERS}\n") == 1 and done.stdout.count(f"sum {3 * NUMBERS}\n") == 3
     check(alone, f"and is a world of one {'' if alone else done.stdout}")
@@ -173,7 +270,11 @@ def what_is_no_slurm_step(args, folder):
 def launchers_inside_an_allocation(args, folder):
     """Their daemons are the step, and their ranks are not its tasks."""
     # Both nodes have one name here, and Open MPI's shared memory is of a node: by TCP, then.
-    agree(run(["salloc", "-N2", "-n4", *open_mpi(args), "--mca", "btl", "tcp,self", "-n", 4, args.program, "none", 0]), 4, "mpi")
+    agree(
+        run(["salloc", "-N2", "-n4", *open_mpi(args), "--mca", "btl", "tcp,self", "-n", 4, args.program, "none", 0]),
+        4,
+        "mpi",
+    )
     agree(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
 
 
@@ -192,7 +293,11 @@ def main():
     args = parser.parse_args()
     if not args.case:  # each in a process of its own, for each may enter a cell
         codes = [subprocess.run([sys.executable, *sys.argv, name], check=False).returncode for name in CASES]
-        sys.exit(max(code for code in codes if code != hosts_bed.SKIPPED) if set(codes) != {hosts_bed.SKIPPED} else hosts_bed.SKIPPED)
+        sys.exit(
+            max(code for code in codes if code != hosts_bed.SKIPPED)
+            if set(codes) != {hosts_bed.SKIPPED}
+            else hosts_bed.SKIPPED
+        )
     case = CASES[args.case]
     if case in WITH_SLURM:
         for tool in ("munged", "slurmctld", "slurmd", "srun"):

@@ -3,6 +3,7 @@
 
 doctor.py --lockstep PATH CASE...; without cases all. Exit code 77: skipped.
 """
+
 import argparse
 import json
 import os
@@ -31,7 +32,14 @@ def check(good, text):
 
 def run(*words):
     begun = time.monotonic()
-    done = subprocess.run([ARGUMENTS.lockstep, "doctor", *map(str, words)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        [ARGUMENTS.lockstep, "doctor", *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     print(f"took {time.monotonic() - begun:.1f} s", flush=True)
     return done.returncode, done.stdout, done.stderr
 
@@ -84,7 +92,10 @@ def eight_faults_are_named(bed):
     bed.run_inside(2, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm")
     bed.run_inside(2, "dd", "if=/dev/zero", "of=/dev/shm/left", "bs=64k", "count=1")
     script(f"{bed.folder}/old_driver/nvidia-smi", "echo 'Tesla T4, 15360, 470.57.02'\n")
-    late = script(f"{bed.folder}/late", f"PATH={bed.folder}/old_driver:$PATH LD_PRELOAD={FAKETIME} FAKETIME=+1h DONT_FAKE_MONOTONIC=1 FAKETIME_DONT_FAKE_MONOTONIC=1 exec {ARGUMENTS.lockstep} \"$@\"\n")
+    late = script(
+        f"{bed.folder}/late",
+        f'PATH={bed.folder}/old_driver:$PATH LD_PRELOAD={FAKETIME} FAKETIME=+1h DONT_FAKE_MONOTONIC=1 FAKETIME_DONT_FAKE_MONOTONIC=1 exec {ARGUMENTS.lockstep} "$@"\n',
+    )
     names = pathlib.Path(bed.folder, "names")
     names.write_text("127.0.0.1 localhost\n127.0.1.1 h4\n", encoding="ascii")
     bed.run_inside(4, "mount", "--bind", names, "/etc/hosts")
@@ -111,7 +122,15 @@ def eight_faults_are_named(bed):
     named(found, "h3", "clock", "bad", ["ahead of this host's"], "set-ntp")
     check(abs(float(found["h3", "clock"]["value"].split()[0]) - 3600) < 20, "an hour")
     named(found, "h1 - h2", "connect", "bad", ["h1 does not reach 10.77.0.2"], "firewall")
-    planted = {("h4", "program"), ("h5", "lockstep"), ("h2", "Python"), ("h3", "driver"), ("h2", "/dev/shm"), ("h3", "clock"), ("h1 - h2", "connect")}
+    planted = {
+        ("h4", "program"),
+        ("h5", "lockstep"),
+        ("h2", "Python"),
+        ("h3", "driver"),
+        ("h2", "/dev/shm"),
+        ("h3", "clock"),
+        ("h1 - h2", "connect"),
+    }
     check({key for key, one in found.items() if one["state"] == "bad"} == planted, "and nothing else is bad")
     check(code == 1 and all(text in table for text in ("BAD", "-> ", "7 bad")), "the table says so too")
     check(all(not bed.processes(host) for host in range(1, NUM_HOSTS + 1)), "nobody is left")
@@ -119,10 +138,31 @@ def eight_faults_are_named(bed):
 
 def a_healthy_bed_has_nothing_bad(bed):
     found = findings("-H", "h1,h2", a_training(bed), code=0)
-    checks = {"reached", "lockstep", "free port", "clock", "name", "interface", "cores", "memory", "/dev/shm", "memlock", "open files", "huge pages", "program", "Python", "GPUs", "NCCL"}
+    checks = {
+        "reached",
+        "lockstep",
+        "free port",
+        "clock",
+        "name",
+        "interface",
+        "cores",
+        "memory",
+        "/dev/shm",
+        "memlock",
+        "open files",
+        "huge pages",
+        "program",
+        "Python",
+        "GPUs",
+        "NCCL",
+    }
     check(all((host, what) in found for host in ("h1", "h2") for what in checks), "a line for each host and check")
     check(all(found["h1", what]["state"] == "ok" for what in checks), "all good")
-    check("Gb/s, round trip" in found["h1 - h2", "speed"]["value"] and "a step for 250 MB" in found["all", "network"]["value"], found["all", "network"]["value"])
+    check(
+        "Gb/s, round trip" in found["h1 - h2", "speed"]["value"]
+        and "a step for 250 MB" in found["all", "network"]["value"],
+        found["all", "network"]["value"],
+    )
     code, out, err = run("-H", "h1,h2", ARGUMENTS.lockstep, "status")
     check(code == 0 and "libraries" in out and not err, out)
     check("libraries   ok" in out and "not found" not in out, "a program's libraries")
@@ -153,9 +193,17 @@ def an_agent_that_dies_is_a_finding(bed):
 def a_doctor_that_is_killed_leaves_nobody(bed):
     train = a_training(bed)
     script(f"{bed.folder}/py/python3", "sleep 300 & sleep 300\n")
-    doctor = subprocess.Popen([ARGUMENTS.lockstep, "doctor", "-H", "h1,h2", train], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    doctor = subprocess.Popen(
+        [ARGUMENTS.lockstep, "doctor", "-H", "h1,h2", train],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     for host in (1, 2):
-        ssh_bed.until(lambda host=host: sum("sleep 300" in words for words in bed.processes(host).values()) == 2, "Python is not asked")
+        ssh_bed.until(
+            lambda host=host: sum("sleep 300" in words for words in bed.processes(host).values()) == 2,
+            "Python is not asked",
+        )
     doctor.kill()
     doctor.wait(10)
     took = ssh_bed.until(lambda: not any(bed.processes(host) for host in (1, 2)), "processes are left", 10)
@@ -166,7 +214,14 @@ def a_gigabit_network_is_called_one(bed):
     bed.shape("1gbit", (1, 2))
     found = findings("-H", "h1,h2", "--model-bytes", "100M", code=0)
     bed.unshape((1, 2))
-    named(found, "all", "network", "warn", ["this is a gigabit network", "a step for 100 MB", "at 10 Gb/s 80 ms", "on one host", "every 8 steps"], "host_sync_every")
+    named(
+        found,
+        "all",
+        "network",
+        "warn",
+        ["this is a gigabit network", "a step for 100 MB", "at 10 Gb/s 80 ms", "on one host", "every 8 steps"],
+        "host_sync_every",
+    )
 
 
 def mpi_is_looked_for(bed):
@@ -186,8 +241,18 @@ def mpi_is_looked_for(bed):
     named(found, "h2", "MPI", "bad", ["no orted"], "mpirun --prefix DIR")
 
 
-CASES = {case.__name__: case for case in (eight_faults_are_named, a_healthy_bed_has_nothing_bad, a_host_that_cannot_be_reached_stops_nobody, an_agent_that_dies_is_a_finding,
-                                             a_doctor_that_is_killed_leaves_nobody, a_gigabit_network_is_called_one, mpi_is_looked_for)}
+CASES = {
+    case.__name__: case
+    for case in (
+        eight_faults_are_named,
+        a_healthy_bed_has_nothing_bad,
+        a_host_that_cannot_be_reached_stops_nobody,
+        an_agent_that_dies_is_a_finding,
+        a_doctor_that_is_killed_leaves_nobody,
+        a_gigabit_network_is_called_one,
+        mpi_is_looked_for,
+    )
+}
 
 
 def main():

@@ -1,5 +1,5 @@
-// Ranks that live and do not get on: they are found from outside, named, their stacks are written, and everybody is told. And ranks that work for
-// long are left in peace.
+// Ranks that live and do not get on: they are found from outside, named, their stacks are written, and everybody is
+// told. And ranks that work for long are left in peace.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -47,33 +47,42 @@ class Hang : public ::testing::TestWithParam<Stuck> {};
 
 TEST_P(Hang, TheOneThatWaitsForNobodyIsNamedWithItsStack) {
   const TempDir folder;
-  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
+  const Exit exit = run_process(
+      job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal.rank, 1);
-  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("no progress for 3 s; ranks 0,2 wait in all_reduce(votes)#4 of world, 4096 bytes of float32"),
-                                  HasSubstr("rank 1 finished 0 steps and is in user code")));
+  EXPECT_THAT(
+      fatal.detail,
+      AllOf(HasSubstr("no progress for 3 s; ranks 0,2 wait in all_reduce(votes)#4 of world, 4096 bytes of float32"),
+            HasSubstr("rank 1 finished 0 steps and is in user code")));
   EXPECT_THAT(fatal.hint, HasSubstr("runs/it/stack.1.txt"));
-  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), AllOf(HasSubstr("rank 1, process " + std::to_string(fatal.pid)), HasSubstr(GetParam().function)));
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"),
+              AllOf(HasSubstr("rank 1, process " + std::to_string(fatal.pid)), HasSubstr(GetParam().function)));
   EXPECT_FALSE(std::filesystem::exists(folder.path() + "/runs/it/stack.0.txt"));
-  EXPECT_THAT(exit.err, AllOf(HasSubstr("lockstep: where the ranks were:"), HasSubstr("ranks 0,2, step 0: waits in all_reduce(votes)#4"),
-                              HasSubstr("rank 1, step 0: in user code; last finished all_reduce(votes)#3"), HasSubstr("rank 1 never came to all_reduce(votes)#4")));
+  EXPECT_THAT(exit.err, AllOf(HasSubstr("lockstep: where the ranks were:"),
+                              HasSubstr("ranks 0,2, step 0: waits in all_reduce(votes)#4"),
+                              HasSubstr("rank 1, step 0: in user code; last finished all_reduce(votes)#3"),
+                              HasSubstr("rank 1 never came to all_reduce(votes)#4")));
   EXPECT_EQ(count(exit.out, "told: RANK_STUCK all_reduce(votes)#4: no progress for 3 s"), 2u) << exit.out;
   EXPECT_LT(exit.after, 11s);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Hang, ::testing::Values(Stuck{"loop", "loop_for_ever"}, Stuck{"deadlock", "wait_for_itself"}),
+INSTANTIATE_TEST_SUITE_P(All, Hang,
+                         ::testing::Values(Stuck{"loop", "loop_for_ever"}, Stuck{"deadlock", "wait_for_itself"}),
                          [](const auto& one) { return std::string(one.param.what); });
 
 TEST(Stall, AStoppedRankIsNamedWithItsStack) {
   const TempDir folder;
-  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6", "--name", "it"}, {"stop", "2"}));
+  const Exit exit =
+      run_process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6", "--name", "it"}, {"stop", "2"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStalled);
   EXPECT_EQ(fatal.rank, 2);
-  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("no sign of life for 6 s; it is stopped by a signal (state T)"), HasSubstr("ranks 0,1 wait in all_reduce(votes)#4")));
+  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("no sign of life for 6 s; it is stopped by a signal (state T)"),
+                                  HasSubstr("ranks 0,1 wait in all_reduce(votes)#4")));
   EXPECT_THAT(content(folder.path() + "/runs/it/stack.2.txt"), AllOf(HasSubstr("state T"), HasSubstr("raise")));
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=RANK_STALLED rank=2"));
   EXPECT_LT(exit.after, 14s);
@@ -125,7 +134,8 @@ TEST(LongWork, BatchesThatOneRankDrawsToEvaluateAreNoHang) {
 TEST(LongWork, ALastRankThatNobodyWaitsForEndsByALimitThatSomebodyAskedFor) {
   for (const char* ranks : {"1", "3"}) {
     const TempDir folder;
-    const Exit exit = run_process(job(folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
+    const Exit exit = run_process(
+        job(folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
     EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck) << exit.err;
     EXPECT_EQ(fatal_in(exit.err).rank, 0);
     EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_for_ever"));
@@ -149,7 +159,8 @@ TEST(LongWork, NoLimitNoEnd) {
 
 TEST(Hang, ARankThatHangsInTheKernelEndsTheJobAllTheSame) {
   const TempDir folder;
-  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
+  const Exit exit =
+      run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
   EXPECT_EQ(exit.code, 124);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
@@ -213,16 +224,18 @@ TEST_P(FirstCause, IsTheSameOnAllRanks) {
   EXPECT_LT(exit.after, 5s);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FirstCause,
-                         ::testing::Values(End{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
-                                           End{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
-                                           End{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
-                                           End{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
-                                           End{"bare", 134, base::Cause::kRankDied, "an exception that nobody caught: std::runtime_error: no such thing"},
-                                           End{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
-                                           End{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},
-                                           End{"exit", 9, base::Cause::kRankExited, "exited with code 9"}),
-                         [](const auto& one) { return std::string(one.param.what); });
+INSTANTIATE_TEST_SUITE_P(
+    All, FirstCause,
+    ::testing::Values(End{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
+                      End{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
+                      End{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
+                      End{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
+                      End{"bare", 134, base::Cause::kRankDied,
+                          "an exception that nobody caught: std::runtime_error: no such thing"},
+                      End{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
+                      End{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},
+                      End{"exit", 9, base::Cause::kRankExited, "exited with code 9"}),
+    [](const auto& one) { return std::string(one.param.what); });
 
 }  // namespace
 }  // namespace lockstep::tests

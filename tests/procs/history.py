@@ -1,4 +1,5 @@
 """What the ranks of train_probe have written of themselves, and what must be true of it whatever happened."""
+
 import json
 
 
@@ -40,10 +41,15 @@ def check_samples(histories, all_done):
             for sample in line["samples"]:
                 other = drawn.setdefault(line["epoch"], {}).setdefault(sample, (rank, line["step"]))
                 if other != (rank, line["step"]):
-                    wrong.append(f"sample {sample} of epoch {line['epoch']} was drawn by rank {other[0]} in step {other[1]} and by rank {rank} in step {line['step']}")
+                    wrong.append(
+                        f"sample {sample} of epoch {line['epoch']} was drawn by rank {other[0]} in step {other[1]} and by rank {rank} in step {line['step']}"
+                    )
     if all_done:
         most = max((len(samples) for samples in drawn.values()), default=0)
-        wrong += [f"epoch {epoch} has {len(samples)} samples of {most}" for epoch, samples in drawn.items()
-                  if len(samples) != most or sorted(samples) != list(range(most))]
+        wrong += [
+            f"epoch {epoch} has {len(samples)} samples of {most}"
+            for epoch, samples in drawn.items()
+            if len(samples) != most or sorted(samples) != list(range(most))
+        ]
         wrong += ["no sample was drawn"] if most == 0 else []
     return wrong[:3]

@@ -3,6 +3,7 @@
 
 hosts_test.py BIN [CASE...]; without cases all. Exit code 77: skipped.
 """
+
 import pathlib
 import shutil
 import signal
@@ -44,7 +45,17 @@ def half_crosses_as_bfloat16(bed, binary):
 
 
 def averaging_every_fourth_step_sends_a_quarter(bed, binary):
-    crossed = {every: run(bed, Job, places(2, 2, "contiguous"), [binary, "step", every, "float32", 8, 8, 25 << 20, "torch"], QUIET, phases=2)[1] for every in (1, 4)}
+    crossed = {
+        every: run(
+            bed,
+            Job,
+            places(2, 2, "contiguous"),
+            [binary, "step", every, "float32", 8, 8, 25 << 20, "torch"],
+            QUIET,
+            phases=2,
+        )[1]
+        for every in (1, 4)
+    }
     ratio = crossed[4] / crossed[1]
     check(0.2 < ratio <= 1.05 / 4, f"host_sync_every 4 sends {ratio:.4f} of what 1 does")
 
@@ -77,21 +88,44 @@ def mnist_learns_alike_over_mpi_and_gloo(bed, binary):
     losses = {}
     for transport, job_type in (("gloo", Job), ("mpi", MpiJob), ("hierarchy", MpiJob)):
         log = folder / f"losses.{transport}"
-        words = [pathlib.Path(binary).parent / "02_mnist", "--data", folder, "--epochs", 5, "--lr", 0.05, "--batch-size", 40, "--loss-log", log]
+        words = [
+            pathlib.Path(binary).parent / "02_mnist",
+            "--data",
+            folder,
+            "--epochs",
+            5,
+            "--lr",
+            0.05,
+            "--batch-size",
+            40,
+            "--loss-log",
+            log,
+        ]
         job = job_type(bed, places(2, 2, "contiguous"), words, {**QUIET, "LOCKSTEP_TRANSPORT": transport})
         try:
             job.end()
         finally:
             job.stop()
         losses[transport] = [float(line) for line in log.read_text(encoding="ascii").splitlines()]
-    check(len(losses["gloo"]) == 50 and losses["gloo"][-1] < 0.9 * losses["gloo"][0], f"it learns: {losses['gloo'][0]:.4f} to {losses['gloo'][-1]:.4f}")
+    check(
+        len(losses["gloo"]) == 50 and losses["gloo"][-1] < 0.9 * losses["gloo"][0],
+        f"it learns: {losses['gloo'][0]:.4f} to {losses['gloo'][-1]:.4f}",
+    )
     for transport in ("mpi", "hierarchy"):
         apart = max(abs(a - b) for a, b in zip(losses["gloo"], losses[transport], strict=True))
         check(apart <= 1e-5, f"losses over {transport} and over gloo are {apart:.2e} apart")
 
 
-CASES = {case.__name__: case for case in (every_byte_crosses_once, half_crosses_as_bfloat16, averaging_every_fourth_step_sends_a_quarter,
-                                          a_host_that_dies_ends_the_job, mnist_learns_alike_over_mpi_and_gloo)}
+CASES = {
+    case.__name__: case
+    for case in (
+        every_byte_crosses_once,
+        half_crosses_as_bfloat16,
+        averaging_every_fourth_step_sends_a_quarter,
+        a_host_that_dies_ends_the_job,
+        mnist_learns_alike_over_mpi_and_gloo,
+    )
+}
 
 
 def main():

@@ -1,9 +1,8 @@
 // A rank fails: who is named, what is shown, what the launcher returns, and how soon.
+#include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
-
-#include <gmock/gmock.h>
 
 #include <fstream>
 
@@ -37,7 +36,8 @@ TEST(LauncherFailure, TheCodeOfTheFirstThatFailsIsReturned) {
 }
 
 TEST(LauncherFailure, ADeathBySignalIsNamed) {
-  for (const auto& [name, number] : std::map<std::string, int>{{"KILL", SIGKILL}, {"SEGV", SIGSEGV}, {"TERM", SIGTERM}, {"ABRT", SIGABRT}}) {
+  for (const auto& [name, number] :
+       std::map<std::string, int>{{"KILL", SIGKILL}, {"SEGV", SIGSEGV}, {"TERM", SIGTERM}, {"ABRT", SIGABRT}}) {
     const Exit exit = run_process(shell_ranks(2, "ulimit -c 0; [ $RANK = 0 ] && kill -" + name + " $$; sleep 100"));
     EXPECT_EQ(exit.code, 128 + number);
     const job::Fatal fatal = fatal_in(exit.err);
@@ -57,14 +57,17 @@ TEST(LauncherFailure, ThePidIsTheRanks) {
 TEST(LauncherFailure, ADeathOutranksAnExitThatWasSeenFirst) {
   // Rank 0 plays one that sees its peer die; the peer goes when the agent has seen rank 0's end.
   const TempDir folder;
-  const Exit exit = run_process(shell_ranks(2, "cd " + folder.path() + "; if [ $RANK = 0 ]; then echo $$ > new; mv new pid; sleep 0.2; exit 1; fi; "
-                                               "while [ ! -e pid ]; do sleep 0.01; done; read p < pid; while kill -0 $p; do :; done; kill -KILL $$"));
+  const Exit exit = run_process(shell_ranks(
+      2, "cd " + folder.path() +
+             "; if [ $RANK = 0 ]; then echo $$ > new; mv new pid; sleep 0.2; exit 1; fi; "
+             "while [ ! -e pid ]; do sleep 0.01; done; read p < pid; while kill -0 $p; do :; done; kill -KILL $$"));
   EXPECT_EQ(exit.code, 137);
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
 }
 
 TEST(LauncherFailure, TheLastTwentyLinesOfStderrStandAbove) {
-  const Exit exit = run_process(shell_ranks(2, "[ $RANK = 1 ] || exec sleep 100; for i in $(seq 30); do echo line$i >&2; done; printf rest >&2; exit 5"));
+  const Exit exit = run_process(shell_ranks(
+      2, "[ $RANK = 1 ] || exec sleep 100; for i in $(seq 30); do echo line$i >&2; done; printf rest >&2; exit 5"));
   EXPECT_EQ(exit.code, 5);
   const std::size_t begin = exit.err.rfind("lockstep: the last lines that rank 1 wrote to stderr:\n");
   ASSERT_NE(begin, std::string::npos) << exit.err;
@@ -75,13 +78,15 @@ TEST(LauncherFailure, TheLastTwentyLinesOfStderrStandAbove) {
 }
 
 TEST(LauncherFailure, TheOthersGetTermThenKill) {
-  const Exit polite = run_process(shell_ranks(2, "[ $RANK = 0 ] && { sleep 0.2; exit 4; }; trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; done"));
+  const Exit polite = run_process(shell_ranks(
+      2, "[ $RANK = 0 ] && { sleep 0.2; exit 4; }; trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; done"));
   EXPECT_EQ(polite.code, 4);
   EXPECT_THAT(polite.out, HasSubstr("[1] asked\n"));
   EXPECT_LT(polite.after, 2s);
 
-  const Exit deaf = run_process(
-      shell_ranks(2, "[ $RANK = 0 ] && { sleep 0.2; exit 4; }; trap '' TERM; while :; do sleep 0.01; done", {"--fail-grace", "0.3"}));
+  const Exit deaf =
+      run_process(shell_ranks(2, "[ $RANK = 0 ] && { sleep 0.2; exit 4; }; trap '' TERM; while :; do sleep 0.01; done",
+                              {"--fail-grace", "0.3"}));
   EXPECT_EQ(deaf.code, 4);
   EXPECT_GE(deaf.after, 500ms);
   EXPECT_LT(deaf.after, 3s);
@@ -105,10 +110,13 @@ TEST(LauncherFailure, WhatARankLeavesBehindEndsWithTheJob) {
   EXPECT_EQ(good.code, 0);
   EXPECT_LT(good.after, 2s);
   // A name that looks like the end of the name in /proc/PID/stat.
-  const Exit odd = run_process(shell_ranks(1, "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & while ! grep -q y /proc/$!/comm; do :; done; exit 0"));
+  const Exit odd = run_process(shell_ranks(1,
+                                           "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & "
+                                           "while ! grep -q y /proc/$!/comm; do :; done; exit 0"));
   EXPECT_EQ(odd.code, 0);
   EXPECT_LT(odd.after, 2s);
-  const Exit bad = run_process(shell_ranks(2, "setsid sh -c 'trap \"\" TERM; sleep 100; sleep 100' & sleep 0.1; exit 3", {"--fail-grace", "0.2"}));
+  const Exit bad = run_process(shell_ranks(2, "setsid sh -c 'trap \"\" TERM; sleep 100; sleep 100' & sleep 0.1; exit 3",
+                                           {"--fail-grace", "0.2"}));
   EXPECT_EQ(bad.code, 3);
 }
 
@@ -134,7 +142,10 @@ TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsReportedAndNotWaitedFor) {
 TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsNotTheCause) {
   const TempDir folder;
   const std::string go = folder.path() + "/go";
-  Process process(shell_ranks(2, "[ $RANK = 0 ] && { while [ ! -e " + go + " ]; do sleep 0.02; done; exit 3; }; echo pid=$$; kill -STOP $$; exit 0", {"--fail-grace", "0"}));
+  Process process(shell_ranks(2,
+                              "[ $RANK = 0 ] && { while [ ! -e " + go +
+                                  " ]; do sleep 0.02; done; exit 3; }; echo pid=$$; kill -STOP $$; exit 0",
+                              {"--fail-grace", "0"}));
   ASSERT_TRUE(process.wait_for("pid=", Deadline::in(10s)));
   ASSERT_TRUE(process.wait_for("\n", Deadline::in(10s)));
   const pid_t rank = std::stoi(process.out().substr(process.out().find("pid=") + 4));
@@ -145,7 +156,9 @@ TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsNotTheCause) {
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(fatal.rank, 0);
-  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("exited with code 3"), HasSubstr("process " + std::to_string(rank) + " of rank 1 on host "), HasSubstr(" did not end within 5 s after SIGKILL")));
+  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("exited with code 3"),
+                                  HasSubstr("process " + std::to_string(rank) + " of rank 1 on host "),
+                                  HasSubstr(" did not end within 5 s after SIGKILL")));
   eventually(Deadline::in(5s), [&] { return ::waitpid(rank, nullptr, WNOHANG | __WALL) == rank; });
 }
 

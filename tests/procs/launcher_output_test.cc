@@ -1,10 +1,9 @@
 // What the ranks print, and where it goes.
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <pty.h>
 #include <signal.h>
 #include <unistd.h>
-
-#include <gmock/gmock.h>
 
 #include <algorithm>
 
@@ -33,7 +32,8 @@ TEST(LauncherOutput, StreamsStayApartAndHavePrefixes) {
 }
 
 TEST(LauncherOutput, LinesAreNeverMixed) {
-  const Exit exit = run_process(shell_ranks(4, "for i in $(seq 300); do printf $RANK$RANK$RANK; printf \"$RANK\\n\"; done"));
+  const Exit exit =
+      run_process(shell_ranks(4, "for i in $(seq 300); do printf $RANK$RANK$RANK; printf \"$RANK\\n\"; done"));
   std::map<std::string, int> count;
   for (const std::string& line : sorted_lines(exit.out)) ++count[line];
   for (const char* line : {"[0] 0000", "[1] 1111", "[2] 2222", "[3] 3333"}) EXPECT_EQ(count[line], 300);
@@ -87,13 +87,15 @@ TEST(LauncherOutput, QuietRanksShowOnlyRankZeroAndFailures) {
   const Exit exit = run_process(shell_ranks(2, "echo out; echo err >&2", {"--quiet-ranks"}));
   EXPECT_EQ(exit.out, "[0] out\n");
   EXPECT_EQ(exit.err, "[0] err\n");
-  const Exit bad = run_process(shell_ranks(2, "[ $RANK = 1 ] || exec sleep 300; echo why >&2; exit 2", {"--quiet-ranks"}));
+  const Exit bad =
+      run_process(shell_ranks(2, "[ $RANK = 1 ] || exec sleep 300; echo why >&2; exit 2", {"--quiet-ranks"}));
   EXPECT_THAT(bad.err, AllOf(HasSubstr("[1] why\n"), HasSubstr("FATAL cause=RANK_EXITED rank=1")));
 }
 
 TEST(LauncherOutput, APipeThatNobodyReadsStopsNobody) {
   const TempDir folder;
-  SpawnOptions options = lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
+  SpawnOptions options =
+      lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
   options.read_out = false;
   Process process(options);
   const Exit exit = process.wait(Deadline::in(30s));
@@ -103,7 +105,9 @@ TEST(LauncherOutput, APipeThatNobodyReadsStopsNobody) {
 
 TEST(LauncherOutput, AReaderThatLeavesStopsNobody) {
   const TempDir folder;
-  const Exit exit = run_process({.argv = {"sh", "-c", kLockstep + " run -n 2 sh -c 'seq 20000; echo done >> " + (folder / "done") + "' | head -1"}});
+  const Exit exit = run_process(
+      {.argv = {"sh", "-c",
+                kLockstep + " run -n 2 sh -c 'seq 20000; echo done >> " + (folder / "done") + "' | head -1"}});
   EXPECT_EQ(exit.code, 0);
   EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
 }
@@ -125,7 +129,8 @@ struct Terminal {
   std::string read_all() const {
     std::string all;
     char bytes[4096];
-    for (ssize_t size; (size = ::read(master.get(), bytes, sizeof bytes)) > 0;) all.append(bytes, static_cast<std::size_t>(size));
+    for (ssize_t size; (size = ::read(master.get(), bytes, sizeof bytes)) > 0;)
+      all.append(bytes, static_cast<std::size_t>(size));
     return all;
   }
 };
@@ -133,7 +138,8 @@ struct Terminal {
 TEST(LauncherOutput, ATerminalThatStandsStillStopsNobody) {
   const TempDir folder;
   const Terminal terminal;
-  SpawnOptions options = lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
+  SpawnOptions options =
+      lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
   options.out = options.err = terminal.slave.get();
   Process process(options);
   EXPECT_EQ(process.wait(Deadline::in(30s)).code, 0);
@@ -146,16 +152,18 @@ TEST(LauncherOutput, OnATerminalABarLeavesNoRests) {
   // Rank 1 speaks when rank 0's bar stands.
   SpawnOptions options = lockstep_run(
       {"-n", "2", "sh", "-c",
-       "cd " + folder.path() + "; if [ $RANK = 0 ]; then echo columns $LOCKSTEP_TERMINAL; printf 'a long bar 10%%\\r'; touch bar; "
-       "while [ ! -e said ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do sleep 0.01; done; sleep 0.2; "
-       "echo hi; touch said; fi"},
+       "cd " + folder.path() +
+           "; if [ $RANK = 0 ]; then echo columns $LOCKSTEP_TERMINAL; printf 'a long bar 10%%\\r'; touch bar; "
+           "while [ ! -e said ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do "
+           "sleep 0.01; done; sleep 0.2; "
+           "echo hi; touch said; fi"},
       {{"TERM", "xterm"}});
   options.out = options.err = terminal.slave.get();
   Process process(options);
   EXPECT_EQ(process.wait(Deadline::in(30s)).code, 0);
   const std::string erase = "\r\x1b[K";
-  EXPECT_EQ(terminal.read_all(),
-            "[0] columns 76\r\n" + erase + "[0] a long bar 10%" + erase + "[1] hi\r\n[0] a long bar 10%" + erase + "[0] done\r\n");
+  EXPECT_EQ(terminal.read_all(), "[0] columns 76\r\n" + erase + "[0] a long bar 10%" + erase +
+                                     "[1] hi\r\n[0] a long bar 10%" + erase + "[0] done\r\n");
 }
 
 TEST(LauncherOutput, WithoutATerminalRanksAreNotToldOfOne) {

@@ -1,7 +1,6 @@
 // A job that fails is started again, and ends when that does not help.
-#include <signal.h>
-
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <fstream>
@@ -26,7 +25,8 @@ std::vector<std::string> lines_of(const std::string& path) {
 }
 
 /// lockstep run -n 1 --restart-pause 0 --max-restarts N sh -c SCRIPT; $LOG is a file in the folder.
-Exit run_restarts(const TempDir& folder, int most, const std::string& script, Words options = {"--restart-pause", "0"}) {
+Exit run_restarts(const TempDir& folder, int most, const std::string& script,
+                  Words options = {"--restart-pause", "0"}) {
   options.insert(options.end(), {"--max-restarts", std::to_string(most)});
   SpawnOptions spawn = shell_ranks(1, script, options);
   spawn.env["LOG"] = folder / "log";
@@ -35,7 +35,9 @@ Exit run_restarts(const TempDir& folder, int most, const std::string& script, Wo
 
 TEST(LauncherRestart, AJobThatFailsOnceComesToItsEnd) {
   const TempDir folder;
-  const Exit exit = run_restarts(folder, 3, "echo start $LOCKSTEP_GENERATION $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS >>$LOG; [ $LOCKSTEP_GENERATION = 2 ] || kill -KILL $$");
+  const Exit exit = run_restarts(folder, 3,
+                                 "echo start $LOCKSTEP_GENERATION $TORCHELASTIC_RESTART_COUNT of "
+                                 "$TORCHELASTIC_MAX_RESTARTS >>$LOG; [ $LOCKSTEP_GENERATION = 2 ] || kill -KILL $$");
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(lines_of(folder / "log"), ElementsAre("start 0 0 of 3", "start 1 1 of 3", "start 2 2 of 3"));
   EXPECT_THAT(exit.err, HasSubstr("lockstep: RANK_DIED of rank 0 on "));
@@ -46,7 +48,8 @@ TEST(LauncherRestart, AJobThatFailsOnceComesToItsEnd) {
 
 TEST(LauncherRestart, WithoutBeingAskedThereIsNone) {
   const TempDir folder;
-  const Exit exit = run_process(shell_ranks(1, "echo start >>" + (folder / "log") + "; echo $TORCHELASTIC_MAX_RESTARTS; exit 7"));
+  const Exit exit =
+      run_process(shell_ranks(1, "echo start >>" + (folder / "log") + "; echo $TORCHELASTIC_MAX_RESTARTS; exit 7"));
   EXPECT_EQ(exit.code, 7);
   EXPECT_EQ(exit.out, "[0] 0\n");
   EXPECT_EQ(lines_of(folder / "log").size(), 1u);
@@ -73,23 +76,27 @@ TEST(LauncherRestart, ThreeWithoutANewerCheckpointAreEnough) {
   EXPECT_EQ(fatal.cause, base::Cause::kNoProgress);
   EXPECT_EQ(fatal.gen, 3);
   EXPECT_EQ(fatal.rank, 0);
-  EXPECT_EQ(fatal.detail, "3 restarts in a row have brought no newer checkpoint; the last ended by RANK_EXITED: exited with code 7");
+  EXPECT_EQ(fatal.detail,
+            "3 restarts in a row have brought no newer checkpoint; the last ended by RANK_EXITED: exited with code 7");
   EXPECT_THAT(exit.err, HasSubstr("lockstep: the last lines that rank 0 wrote to stderr:\n[0] it fails\nFATAL"));
 }
 
 TEST(LauncherRestart, ANewerCheckpointIsProgress) {
   const TempDir folder;
   // Each start saves once, and fails.
-  const Exit exit = run_process(lockstep_run({"-n", "2", "--max-restarts", "5", "--restart-pause", "0", kRestartProbe, folder.path(), "1000", "5", "exits", "1"}));
+  const Exit exit = run_process(lockstep_run({"-n", "2", "--max-restarts", "5", "--restart-pause", "0", kRestartProbe,
+                                              folder.path(), "1000", "5", "exits", "1"}));
   EXPECT_EQ(exit.code, 7) << exit.err;
   EXPECT_EQ(fatal_in(exit.err).detail, "exited with code 7; all 5 restarts are used up");
-  for (int number = 1; number <= 5; ++number) EXPECT_THAT(exit.err, HasSubstr("the newest checkpoint is number " + std::to_string(number) + "\n"));
+  for (int number = 1; number <= 5; ++number)
+    EXPECT_THAT(exit.err, HasSubstr("the newest checkpoint is number " + std::to_string(number) + "\n"));
   EXPECT_THAT(lines_of(folder / "checkpoint"), ElementsAre(::testing::StartsWith("6 30 ")));
 }
 
 TEST(LauncherRestart, TheSameCheckpointAgainIsNone) {
   const TempDir folder;
-  const std::string forgets = "rm -f " + (folder / "checkpoint") + "; exec " + kRestartProbe + " " + folder.path() + " 1000 5 exits 1";
+  const std::string forgets =
+      "rm -f " + (folder / "checkpoint") + "; exec " + kRestartProbe + " " + folder.path() + " 1000 5 exits 1";
   const Exit exit = run_process(shell_ranks(1, forgets, {"--max-restarts", "9", "--restart-pause", "0"}));
   EXPECT_EQ(exit.code, 70);
   const job::Fatal fatal = fatal_in(exit.err);
@@ -98,7 +105,8 @@ TEST(LauncherRestart, TheSameCheckpointAgainIsNone) {
 }
 
 TEST(LauncherRestart, MistakesAndWishesAreNotRepeated) {
-  for (const std::string end : {"exit 2", "exit 64", "exit 70", "exit 75", "no-such-program", "kill -TERM $$", "kill -USR1 $$"}) {
+  for (const std::string end :
+       {"exit 2", "exit 64", "exit 70", "exit 75", "no-such-program", "kill -TERM $$", "kill -USR1 $$"}) {
     const TempDir folder;
     const Exit exit = run_restarts(folder, 5, "echo start >>$LOG; " + end);
     EXPECT_EQ(lines_of(folder / "log").size(), 1u) << end;
@@ -115,7 +123,8 @@ TEST(LauncherRestart, PausesDouble) {
   run_restarts(folder, 3, "date +%s%N >>$LOG; exit 7", {"--restart-pause", "0.2"});
   const auto times = lines_of(folder / "log");
   ASSERT_EQ(times.size(), 4u);
-  for (std::size_t i = 0; i < 3; ++i) EXPECT_GE(std::stoll(times[i + 1]) - std::stoll(times[i]), 200000000LL << i) << "pause " << i + 1;
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_GE(std::stoll(times[i + 1]) - std::stoll(times[i]), 200000000LL << i) << "pause " << i + 1;
 }
 
 /// A job that is in the pause before its first restart.
@@ -148,7 +157,9 @@ TEST(LauncherRestart, CtrlCIsNoFailure) {
 }
 
 TEST(LauncherRestart, CtrlCWhileAFailureEndsTheRanksIsObeyed) {
-  Process process(shell_ranks(2, "[ $RANK = 1 ] && { echo up; exit 7; }; trap '' TERM; echo up; while :; do sleep 0.01; done", {"--max-restarts", "5", "--restart-pause", "0", "--grace", "1", "--fail-grace", "60"}));
+  Process process(
+      shell_ranks(2, "[ $RANK = 1 ] && { echo up; exit 7; }; trap '' TERM; echo up; while :; do sleep 0.01; done",
+                  {"--max-restarts", "5", "--restart-pause", "0", "--grace", "1", "--fail-grace", "60"}));
   ASSERT_TRUE(process.wait_for("[0] up", Deadline::in(10s)) && process.wait_for("[1] up", Deadline::in(10s)));
   // Rank 1 has ended: the launcher has begun to end rank 0 when only that is left below it.
   ASSERT_TRUE(eventually(Deadline::in(10s), [&] { return process.alive().size() <= 4; }));
@@ -160,7 +171,8 @@ TEST(LauncherRestart, CtrlCWhileAFailureEndsTheRanksIsObeyed) {
 
 TEST(LauncherRestart, EachStartHasFilesOfItsOwn) {
   const TempDir folder;
-  const Exit exit = run_restarts(folder, 1, "echo start $LOCKSTEP_GENERATION; [ $LOCKSTEP_GENERATION = 1 ] || exit 7", {"--restart-pause", "0", "--output", folder / "logs"});
+  const Exit exit = run_restarts(folder, 1, "echo start $LOCKSTEP_GENERATION; [ $LOCKSTEP_GENERATION = 1 ] || exit 7",
+                                 {"--restart-pause", "0", "--output", folder / "logs"});
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_EQ(exit.out, "[0] start 0\n[0] start 1\n");
   EXPECT_THAT(lines_of(folder / "logs/rank.0.out"), ElementsAre("start 0"));
@@ -170,7 +182,9 @@ TEST(LauncherRestart, EachStartHasFilesOfItsOwn) {
 TEST(LauncherRestart, NothingOfTheOldStartIsThereWhenTheNewOneBegins) {
   const TempDir folder;
   // A child in a session of its own, which no rank waits for.
-  const Exit exit = run_restarts(folder, 1, "if [ $LOCKSTEP_GENERATION = 1 ]; then kill -0 $(cat $LOG) 2>/dev/null && echo there; exit 0; fi; setsid sleep 300 & echo $! >$LOG; kill -KILL $$");
+  const Exit exit = run_restarts(folder, 1,
+                                 "if [ $LOCKSTEP_GENERATION = 1 ]; then kill -0 $(cat $LOG) 2>/dev/null && echo there; "
+                                 "exit 0; fi; setsid sleep 300 & echo $! >$LOG; kill -KILL $$");
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_EQ(exit.out, "");
 }
@@ -179,7 +193,8 @@ TEST(LauncherRestart, AHostWhoseAgentDiesRests) {
   Process process(shell_ranks(1, "echo up; sleep 300", {"--max-restarts", "5", "--restart-pause", "0"}));
   ASSERT_TRUE(process.wait_for("up", Deadline::in(10s)));
   const auto children = children_of(process.pid());
-  const auto agent = std::find_if(children.begin(), children.end(), [](pid_t pid) { return command_of(pid) == "lockstep agent "; });
+  const auto agent =
+      std::find_if(children.begin(), children.end(), [](pid_t pid) { return command_of(pid) == "lockstep agent "; });
   ASSERT_NE(agent, children.end());
   ::kill(*agent, SIGKILL);
   ASSERT_TRUE(process.wait_for("restart 1 of 5 in 10 s", Deadline::in(10s))) << process.err();

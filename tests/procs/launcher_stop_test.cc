@@ -1,7 +1,6 @@
 // A person, or the system, ends the launcher or the agent: nobody stays behind.
-#include <signal.h>
-
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <algorithm>
 
@@ -18,7 +17,8 @@ constexpr std::size_t kFamilySize = 6;  // the shell, its two sleeps, the second
 
 pid_t agent_of(const Process& launcher) {
   const auto children = children_of(launcher.pid());
-  const auto agent = std::find_if(children.begin(), children.end(), [](pid_t pid) { return command_of(pid) == "lockstep agent "; });
+  const auto agent =
+      std::find_if(children.begin(), children.end(), [](pid_t pid) { return command_of(pid) == "lockstep agent "; });
   return agent == children.end() ? -1 : *agent;
 }
 
@@ -41,7 +41,8 @@ TEST(LauncherStop, CtrlCOnceAsksEverybodyToStop) {
 }
 
 TEST(LauncherStop, TheGraceOfAStopIsItsOwn) {
-  Process process(shell_ranks(1, "trap '' TERM; echo up$RANK; while :; do sleep 0.01; done", {"--grace", "0.3", "--fail-grace", "60"}));
+  Process process(shell_ranks(1, "trap '' TERM; echo up$RANK; while :; do sleep 0.01; done",
+                              {"--grace", "0.3", "--fail-grace", "60"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   process.signal(SIGINT);
   EXPECT_EQ(process.wait(Deadline::in(5s)).code, 130);
@@ -70,7 +71,8 @@ TEST(LauncherStop, TermAndHangUpHaveTheirOwnCodes) {
 }
 
 TEST(LauncherStop, WhoeverSwitchedHangUpOffIsObeyed) {
-  Process process({.argv = {"sh", "-c", "trap '' HUP; exec " + kLockstep + " run -n 1 sh -c 'echo up; sleep 0.5; echo done'"}});
+  Process process(
+      {.argv = {"sh", "-c", "trap '' HUP; exec " + kLockstep + " run -n 1 sh -c 'echo up; sleep 0.5; echo done'"}});
   ASSERT_TRUE(process.wait_for("up", Deadline::in(10s)));
   process.signal(SIGHUP);
   const Exit exit = process.wait(Deadline::in(10s));
@@ -178,7 +180,9 @@ TEST(LauncherStop, ALauncherThatStoodStillDoesNotBlameItsAgent) {
 }
 
 TEST(LauncherStop, ChildrenThatWereThereBeforeAreSpared) {
-  Process process({.argv = {"sh", "-c", "sleep 300 & echo before=$!; exec " + kLockstep + " run -n 1 sh -c 'echo up0; sleep 300'"}});
+  Process process(
+      {.argv = {"sh", "-c",
+                "sleep 300 & echo before=$!; exec " + kLockstep + " run -n 1 sh -c 'echo up0; sleep 300'"}});
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   const pid_t before = std::stoi(process.out().substr(process.out().find("before=") + 7));
   ::kill(agent_of(process), SIGKILL);

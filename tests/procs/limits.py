@@ -3,6 +3,7 @@
 
 limits.py --lockstep PATH --program PATH [CASE...]; without cases all. Exit code 77: skipped.
 """
+
 import argparse
 import os
 import pathlib
@@ -26,14 +27,38 @@ def check(good, text):
 
 
 def start(args, folder, *options, before=(), words=()):
-    return subprocess.Popen([*before, args.lockstep, "run", "-n", "3", "--bind", "none", *options, "--", args.program, "chaos", str(folder), str(STEPS), *words],
-                            cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [
+            *before,
+            args.lockstep,
+            "run",
+            "-n",
+            "3",
+            "--bind",
+            "none",
+            *options,
+            "--",
+            args.program,
+            "chaos",
+            str(folder),
+            str(STEPS),
+            *words,
+        ],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def hashes(folder):
     histories = [history.read(pathlib.Path(folder), rank) for rank in range(3)]
     wrong = history.check_hashes(histories, None) + history.check_samples(histories, True)
-    check(not wrong and all(len(history.steps(lines)) == STEPS for lines in histories), f"all ranks have done their steps alike {wrong}")
+    check(
+        not wrong and all(len(history.steps(lines)) == STEPS for lines in histories),
+        f"all ranks have done their steps alike {wrong}",
+    )
     return [line["hash"] for line in history.steps(histories[0])]
 
 
@@ -64,11 +89,22 @@ def two_jobs_at_once(args, folder):
 def few_processes(args, folder):
     os.chown(folder, NOBODY, NOBODY)
     limited = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "prlimit", "--nproc=4"]
-    job = subprocess.Popen([*limited, args.lockstep, "run", "-n", "8", "sleep", "30"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        [*limited, args.lockstep, "run", "-n", "8", "sleep", "30"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     _, err = job.communicate(timeout=20)
-    check(job.returncode == 74 and err.rstrip().rsplit("\n", 1)[-1].startswith("FATAL cause=RESOURCE"), f"exit code {job.returncode}: {err[-300:]}")
+    check(
+        job.returncode == 74 and err.rstrip().rsplit("\n", 1)[-1].startswith("FATAL cause=RESOURCE"),
+        f"exit code {job.returncode}: {err[-300:]}",
+    )
     check("Resource temporarily unavailable" in err, "the system's reason is told")
-    left = subprocess.run(["ps", "-u", str(NOBODY), "-o", "pid="], capture_output=True, text=True, check=False).stdout.split()
+    left = subprocess.run(
+        ["ps", "-u", str(NOBODY), "-o", "pid="], capture_output=True, text=True, check=False
+    ).stdout.split()
     check(not left, f"nothing is left {left}")
 
 
@@ -76,7 +112,12 @@ def a_stop_waits_for_stacks_that_take_long(args, folder):
     tool = pathlib.Path(folder) / "slow-stack"
     tool.write_text("#!/bin/sh\nsleep 2.5\necho these took long\n")
     tool.chmod(0o755)
-    real = subprocess.run(["sh", "-c", "PATH=/usr/local/bin:/usr/bin:/bin command -v eu-stack"], capture_output=True, text=True, check=False).stdout.strip()
+    real = subprocess.run(
+        ["sh", "-c", "PATH=/usr/local/bin:/usr/bin:/bin command -v eu-stack"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
     if not real:
         hosts_bed.skip("eu-stack is not installed (Debian: elfutils)")
     hosts_bed.sh("mount", "--bind", tool, real)
@@ -91,7 +132,15 @@ def a_stop_waits_for_stacks_that_take_long(args, folder):
         hosts_bed.sh("umount", real)
 
 
-CASES = {case.__name__: case for case in (without_a_folder_for_shared_memory, two_jobs_at_once, few_processes, a_stop_waits_for_stacks_that_take_long)}
+CASES = {
+    case.__name__: case
+    for case in (
+        without_a_folder_for_shared_memory,
+        two_jobs_at_once,
+        few_processes,
+        a_stop_waits_for_stacks_that_take_long,
+    )
+}
 
 
 def main():

@@ -1,4 +1,5 @@
 """Processes that carry a mark in their environment: how scripts here find what they have started, wherever it has gone."""
+
 import os
 import pathlib
 

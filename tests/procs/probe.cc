@@ -57,7 +57,7 @@ int signals() {
   ::sigprocmask(SIG_BLOCK, nullptr, &mask);
   int odd = 0;
   for (int number = 1; number < 32; ++number) {
-    struct sigaction action {};
+    struct sigaction action{};
     ::sigaction(number, nullptr, &action);
     odd += sigismember(&mask, number) == 1 || action.sa_handler == SIG_IGN;
   }

@@ -5,6 +5,7 @@ usage: random_kill.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--s
 Each run must end within 5 s of the kill with the FATAL line of that very rank as the last line, exit code 137, and no process left.
 Processes are found by a mark in their environment. Prints one line a run and a summary; exit code 1 when a run failed.
 """
+
 import argparse
 import os
 import random
@@ -32,8 +33,22 @@ def rank_pids(mark, ranks, deadline):
 
 def one_run(args, number, rng):
     mark = f"{os.getpid()}.{number}"
-    command = [args.lockstep, "run", "-n", str(args.ranks), "--bind", "none", "--", args.program, "1000000", "exchange", "/dev/null"]
-    job = subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        args.lockstep,
+        "run",
+        "-n",
+        str(args.ranks),
+        "--bind",
+        "none",
+        "--",
+        args.program,
+        "1000000",
+        "exchange",
+        "/dev/null",
+    ]
+    job = subprocess.Popen(
+        command, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         pids = rank_pids(mark, args.ranks, time.monotonic() + 20)
         if pids is None:
@@ -58,7 +73,10 @@ def one_run(args, number, rng):
         left = marked(MARK, mark)
         if left:
             wrong.append(f"left: {sorted(left)}")
-        print(f"run {number}: rank {victim} pid {pids[victim]}, {took:.2f} s{': ' + '; '.join(wrong) if wrong else ''}", flush=True)
+        print(
+            f"run {number}: rank {victim} pid {pids[victim]}, {took:.2f} s{': ' + '; '.join(wrong) if wrong else ''}",
+            flush=True,
+        )
         return "; ".join(wrong)
     finally:
         for pid in marked(MARK, mark):

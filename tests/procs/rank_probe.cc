@@ -1,5 +1,5 @@
-// A rank that goes wrong when it is told to. rank_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then RANK does WHAT and the others
-// wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
+// A rank that goes wrong when it is told to. rank_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then
+// RANK does WHAT and the others wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
 //
 //   loop | deadlock | wait_less   for ever
 //   kernel                 for ever, in the kernel (state D), where no debugger reaches it
@@ -9,13 +9,12 @@
 //   throw | usage | memory | allocate   an exception; under lockstep::main()
 //   bare                   an exception that nobody catches, without lockstep::main()
 //   segv | abort | exit    the process ends so
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -48,7 +47,8 @@ volatile bool for_ever = true;
   }
 }
 
-/// The parent of vfork() sleeps, killable but not interruptible, until its child has ended. By its number: the thread sanitizer makes a fork() of it.
+/// The parent of vfork() sleeps, killable but not interruptible, until its child has ended. By its number: the thread
+/// sanitizer makes a fork() of it.
 void wait_in_the_kernel() {
   if (::syscall(SYS_clone, CLONE_VFORK | CLONE_VM | SIGCHLD, 0, 0, 0, 0) != 0) return;
   for (;;) ::pause();

@@ -3,6 +3,7 @@
 
 restart_hosts.py --lockstep PATH [CASE...]; without cases all. Exit code 77: skipped.
 """
+
 import argparse
 import os
 import pathlib
@@ -21,7 +22,7 @@ from ssh_bed import until  # noqa: E402
 NUM_HOSTS = 3
 LIMIT_S = 100
 # The first start waits to be disturbed; each later one says who is there.
-SCRIPT = 'if [ $LOCKSTEP_GENERATION = 0 ]; then echo up; sleep 300; fi; echo start $LOCKSTEP_GENERATION: $RANK of $WORLD_SIZE on $(hostname)'
+SCRIPT = "if [ $LOCKSTEP_GENERATION = 0 ]; then echo up; sleep 300; fi; echo start $LOCKSTEP_GENERATION: $RANK of $WORLD_SIZE on $(hostname)"
 
 
 def check(good, text):
@@ -36,10 +37,33 @@ class Run:
     def __init__(self, bed, hosts, *words, used=None):
         self.log = pathlib.Path(bed.folder, f"err.{time.monotonic_ns()}")
         with open(self.log, "wb") as err:
-            self.process = subprocess.Popen([ARGUMENTS.lockstep, "run", "-H", hosts, "--connect-timeout", "2", "--restart-pause", "0.1", *words, "--", "sh", "-c", SCRIPT],
-                                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, text=True, start_new_session=True)
+            self.process = subprocess.Popen(
+                [
+                    ARGUMENTS.lockstep,
+                    "run",
+                    "-H",
+                    hosts,
+                    "--connect-timeout",
+                    "2",
+                    "--restart-pause",
+                    "0.1",
+                    *words,
+                    "--",
+                    "sh",
+                    "-c",
+                    SCRIPT,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                start_new_session=True,
+            )
         used = used or [int(host) for host in re.findall(r"h(\d+)", hosts)]
-        until(lambda: all("sleep 300" in " ".join(bed.processes(host).values()) for host in used), "the ranks do not start")
+        until(
+            lambda: all("sleep 300" in " ".join(bed.processes(host).values()) for host in used),
+            "the ranks do not start",
+        )
 
     def err(self):
         return self.log.read_text(encoding="utf-8")
@@ -69,8 +93,15 @@ def with_min_hosts_the_others_go_on(bed):
     code, out = job.end()
     bed.heal(2)
     check(time.monotonic() - cut >= 10, "not before the ranks that are out of sight must have ended")
-    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"], f"code {code}: {out} {job.err()[-500:]}")
-    check('lockstep: host "h2": ' in job.err() and "lockstep: the job goes on with 2 ranks on 2 hosts instead of 4 ranks on 3 hosts\n" in job.err(), "a smaller world is told of, and why")
+    check(
+        code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"],
+        f"code {code}: {out} {job.err()[-500:]}",
+    )
+    check(
+        'lockstep: host "h2": ' in job.err()
+        and "lockstep: the job goes on with 2 ranks on 2 hosts instead of 4 ranks on 3 hosts\n" in job.err(),
+        "a smaller world is told of, and why",
+    )
     until(lambda: not bed.processes(2), "its ranks there have ended", 20)
 
 
@@ -79,7 +110,10 @@ def fewer_than_n_where_slots_are_missing(bed):
     bed.cut(3)
     code, out = job.end()
     bed.heal(3)
-    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+    check(
+        code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"],
+        f"code {code}: {out} {job.err()[-500:]}",
+    )
 
 
 def a_spare_host_takes_its_place(bed):
@@ -87,7 +121,10 @@ def a_spare_host_takes_its_place(bed):
     bed.cut(2)
     code, out = job.end()
     bed.heal(2)
-    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"], f"code {code}: {out} {job.err()[-500:]}")
+    check(
+        code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h3:1] start 1: 1 of 2 on h3"],
+        f"code {code}: {out} {job.err()[-500:]}",
+    )
     check("goes on with" not in job.err(), "the world is as large as before")
 
 
@@ -96,9 +133,16 @@ def without_it_the_job_waits_for_all(bed):
     killed = time.monotonic()
     kill_agent(bed, 2)
     line = job.line("restart 1 of 3")
-    check("INTERNAL on h2: the agent, which watches the ranks, was killed by SIGKILL" in line and "in 10 s on h1, h2;" in line, line)
+    check(
+        "INTERNAL on h2: the agent, which watches the ranks, was killed by SIGKILL" in line
+        and "in 10 s on h1, h2;" in line,
+        line,
+    )
     code, out = job.end()
-    check(code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+    check(
+        code == 0 and out == ["[h1:0] start 1: 0 of 2 on h1", "[h2:1] start 1: 1 of 2 on h2"],
+        f"code {code}: {out} {job.err()[-500:]}",
+    )
     check(time.monotonic() - killed >= 10, "the host has rested")
 
 
@@ -111,7 +155,10 @@ def a_host_that_does_not_come_back_is_waited_for(bed):
     check('PEER_UNREACHABLE on ctl: host "h2"' in line.replace('\\"', '"') and "in 20 s on h1, h2" in line, line)
     bed.power_on(2)
     code, out = job.end()
-    check(code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+    check(
+        code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"],
+        f"code {code}: {out} {job.err()[-500:]}",
+    )
 
 
 def one_that_another_does_not_reach_is_left_out(bed):
@@ -122,11 +169,23 @@ def one_that_another_does_not_reach_is_left_out(bed):
     check("PEER_UNREACHABLE" in line and "on h1, h2, without h3, which rests" in line, line)
     code, out = job.end()
     bed.heal_one_way(1, 3)
-    check(code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"], f"code {code}: {out} {job.err()[-500:]}")
+    check(
+        code == 0 and out == ["[h1:0] start 2: 0 of 2 on h1", "[h2:1] start 2: 1 of 2 on h2"],
+        f"code {code}: {out} {job.err()[-500:]}",
+    )
 
 
-CASES = {case.__name__: case for case in (with_min_hosts_the_others_go_on, fewer_than_n_where_slots_are_missing, a_spare_host_takes_its_place, without_it_the_job_waits_for_all,
-                                          a_host_that_does_not_come_back_is_waited_for, one_that_another_does_not_reach_is_left_out)}
+CASES = {
+    case.__name__: case
+    for case in (
+        with_min_hosts_the_others_go_on,
+        fewer_than_n_where_slots_are_missing,
+        a_spare_host_takes_its_place,
+        without_it_the_job_waits_for_all,
+        a_host_that_does_not_come_back_is_waited_for,
+        one_that_another_does_not_reach_is_left_out,
+    )
+}
 
 
 def main():

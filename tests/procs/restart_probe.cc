@@ -1,7 +1,9 @@
-// A rank that is to a launcher what a training is, without torch: steps that no rank makes without the others, and checkpoints.
+// A rank that is to a launcher what a training is, without torch: steps that no rank makes without the others, and
+// checkpoints.
 //   restart_probe FOLDER STEPS EVERY [exits SAVES | hold]
-// After each step it writes a line to FOLDER/rank.N.jsonl, as check_history.py reads them; rank 0 keeps the newest state in FOLDER/checkpoint, EVERY so many steps, and prints the last one.
-// exits: rank 0 returns 7 after so many checkpoints of this start. hold: it stops itself (SIGSTOP) when it has joined, and writes "held N" before.
+// After each step it writes a line to FOLDER/rank.N.jsonl, as check_history.py reads them; rank 0 keeps the newest
+// state in FOLDER/checkpoint, EVERY so many steps, and prints the last one. exits: rank 0 returns 7 after so many
+// checkpoints of this start. hold: it stops itself (SIGSTOP) when it has joined, and writes "held N" before.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -60,17 +62,24 @@ State newest(const std::string& folder) {
 
 void save(const std::string& folder, const State& state) {
   const std::string path = folder + "/checkpoint", temp = path + ".tmp";
-  const std::string text = std::to_string(state.sequence) + " " + std::to_string(state.step) + " " + std::to_string(state.sample) + " " + std::to_string(state.params) + "\n";
+  const std::string text = std::to_string(state.sequence) + " " + std::to_string(state.step) + " " +
+                           std::to_string(state.sample) + " " + std::to_string(state.params) + "\n";
   const base::Fd fd(::open(temp.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd || ::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0 || ::rename(temp.c_str(), path.c_str()) != 0)
+  if (!fd || ::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+      ::fsync(fd.get()) != 0 || ::rename(temp.c_str(), path.c_str()) != 0)
     throw base::SystemError("cannot write " + path, errno);
 }
 
 class Rank {
  public:
   Rank(const std::string& folder, std::int64_t every, const job::Identity& id)
-      : folder_(folder), every_(every), id_(id), store_(job::connect_store(id.address, {id.job, id.generation, job::JobKey::given()}, id.rank, Deadline::in(10s))),
-        state_(newest(folder)), history_(folder + "/rank." + std::to_string(id.rank) + ".jsonl", std::ios::app) {
+      : folder_(folder),
+        every_(every),
+        id_(id),
+        store_(
+            job::connect_store(id.address, {id.job, id.generation, job::JobKey::given()}, id.rank, Deadline::in(10s))),
+        state_(newest(folder)),
+        history_(folder + "/rank." + std::to_string(id.rank) + ".jsonl", std::ios::app) {
     base::show_process(id.rank, id.world_size, id.job, "probe");
     heartbeat_ = std::make_unique<job::Heartbeat>(nullptr, id.rank);
   }
@@ -82,11 +91,13 @@ class Rank {
     const State before = state_;
     const std::int64_t first = before.sample + id_.rank * kSamplesOfARank;
     std::uint64_t sum = 0;
-    for (std::int64_t sample = first; sample < first + kSamplesOfARank; ++sample) sum += mix(static_cast<std::uint64_t>(sample));
+    for (std::int64_t sample = first; sample < first + kSamplesOfARank; ++sample)
+      sum += mix(static_cast<std::uint64_t>(sample));
     std::this_thread::sleep_for(3ms);
     store_->set(key("sum", id_.rank), std::to_string(sum), Deadline::in(10s));
     std::uint64_t all = 0;
-    for (int rank = 0; rank < id_.world_size; ++rank) all += std::strtoull(wait_for(key("sum", rank)).c_str(), nullptr, 10);
+    for (int rank = 0; rank < id_.world_size; ++rank)
+      all += std::strtoull(wait_for(key("sum", rank)).c_str(), nullptr, 10);
     state_.params = mix(before.params ^ all);
     state_.sample += id_.world_size * kSamplesOfARank;
     ++state_.step;
@@ -97,7 +108,9 @@ class Rank {
   }
 
  private:
-  std::string key(const char* what, int rank) const { return std::string(what) + "/" + std::to_string(state_.step) + "/" + std::to_string(rank); }
+  std::string key(const char* what, int rank) const {
+    return std::string(what) + "/" + std::to_string(state_.step) + "/" + std::to_string(rank);
+  }
 
   /// Ends with the job.
   std::string wait_for(const std::string& name) {
@@ -109,11 +122,13 @@ class Rank {
 
   void write_line(const State& before, std::int64_t first, bool saves) {
     char line[400];
-    std::snprintf(line, sizeof line,
-                  "{\"mono_ns\": %" PRId64 ", \"gen\": %d, \"step\": %" PRId64 ", \"rank\": %d, \"world\": %d, \"first_sample\": %" PRId64 ", \"last_sample\": %" PRId64
-                  ", \"params_before\": \"%016" PRIx64 "\", \"params_after\": \"%016" PRIx64 "\", \"checkpoint\": %s}\n",
-                  base::monotonic_ns(), id_.generation, before.step, id_.rank, id_.world_size, first, first + kSamplesOfARank - 1, before.params, state_.params,
-                  saves ? std::to_string(before.sequence + 1).c_str() : "null");
+    std::snprintf(
+        line, sizeof line,
+        "{\"mono_ns\": %" PRId64 ", \"gen\": %d, \"step\": %" PRId64
+        ", \"rank\": %d, \"world\": %d, \"first_sample\": %" PRId64 ", \"last_sample\": %" PRId64
+        ", \"params_before\": \"%016" PRIx64 "\", \"params_after\": \"%016" PRIx64 "\", \"checkpoint\": %s}\n",
+        base::monotonic_ns(), id_.generation, before.step, id_.rank, id_.world_size, first, first + kSamplesOfARank - 1,
+        before.params, state_.params, saves ? std::to_string(before.sequence + 1).c_str() : "null");
     history_ << line << std::flush;
   }
 
@@ -154,15 +169,14 @@ int run(int argc, char** argv) {
     if (how == "exits" && argc > 5 && id.rank == 0 && rank.saves() == std::atoi(argv[5])) return 7;
   }
   base::RankPage::process().left = 1;
-  if (id.rank == 0) std::printf("params %016" PRIx64 " after step %" PRId64 "\n", rank.state().params, rank.state().step);
+  if (id.rank == 0)
+    std::printf("params %016" PRIx64 " after step %" PRId64 "\n", rank.state().params, rank.state().step);
   return 0;
 }
 
 }  // namespace
 
-int main(int argc, char** argv) try {
-  return run(argc, argv);
-} catch (const base::Error& error) {
+int main(int argc, char** argv) try { return run(argc, argv); } catch (const base::Error& error) {
   std::fprintf(stderr, "%s: %s\n", std::string(base::name(error.cause())).c_str(), error.what());
   return base::exit_code(error.cause());
 }

@@ -3,6 +3,7 @@
 
 restarts.py --lockstep PATH --program PATH [--kills N] [--seed N] [CASE...]; without cases all. PATH of the program is that of restart_probe.
 """
+
 import argparse
 import fcntl
 import os
@@ -21,7 +22,7 @@ from marked import environment, marked  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_RESTARTS"
 RANKS = 3
-EVERY = 5    # steps from checkpoint to checkpoint
+EVERY = 5  # steps from checkpoint to checkpoint
 LIMIT_S = 60
 
 
@@ -49,16 +50,29 @@ class Job:
         self.ranks = ranks
         words = [ARGUMENTS.lockstep, "run", "-n", str(ranks), "--bind", "none", "--max-restarts", str(restarts)]
         words += ["--restart-pause", "0.01"] if restarts else []
-        self.process = subprocess.Popen([*words, "--", ARGUMENTS.program, folder, str(steps), str(EVERY)], env={**os.environ, MARK: self.mark}, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*words, "--", ARGUMENTS.program, folder, str(steps), str(EVERY)],
+            env={**os.environ, MARK: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def pids(self, generation):
         """{rank: pid} of a generation's ranks that live."""
         found = marked(MARK, self.mark)
-        return {int(env["LOCKSTEP_RANK"]): pid for pid, env in found.items() if env.get("LOCKSTEP_GENERATION") == str(generation)}
+        return {
+            int(env["LOCKSTEP_RANK"]): pid
+            for pid, env in found.items()
+            if env.get("LOCKSTEP_GENERATION") == str(generation)
+        }
 
     def all_there(self, generation):
-        return until(lambda: (pids := self.pids(generation)) and len(pids) == self.ranks and pids, f"generation {generation} has all ranks")
+        return until(
+            lambda: (pids := self.pids(generation)) and len(pids) == self.ranks and pids,
+            f"generation {generation} has all ranks",
+        )
 
     def saved(self):
         """The number of the newest checkpoint."""
@@ -86,6 +100,7 @@ def result(out):
 
 # A rank is killed at a random moment, again and again, and the job comes to the same end.
 
+
 def kills_at_random_moments(folder):
     kills = ARGUMENTS.kills
     seed = ARGUMENTS.seed if ARGUMENTS.seed is not None else random.SystemRandom().randrange(1 << 32)
@@ -102,21 +117,35 @@ def kills_at_random_moments(folder):
         before = job.saved()
         pids = job.all_there(generation)
         until(lambda: job.saved() > before, "a newer checkpoint")  # else it would be told that it does not get on
-        time.sleep(rng.uniform(0, 0.05))  # the random moment: a step takes 4 ms, and a checkpoint is written every fifth
+        time.sleep(
+            rng.uniform(0, 0.05)
+        )  # the random moment: a step takes 4 ms, and a checkpoint is written every fifth
         victims.append(rng.randrange(RANKS))
         os.kill(pids[victims[-1]], signal.SIGKILL)
     code, out, err = job.end()
-    check(code == 0 and result(out) == expected, f"seed {seed}, ranks {victims} killed: code {code}, {result(out)} {err[-600:] if code else ''}")
-    told = re.findall(r"^lockstep: RANK_DIED of rank (\d+) on \S+: killed by SIGKILL.*; restart (\d+) of \d+ in ", err, re.M)
-    check(told == [(str(rank), str(number)) for number, rank in enumerate(victims, start=1)], f"{len(told)} lines name who was killed")
+    check(
+        code == 0 and result(out) == expected,
+        f"seed {seed}, ranks {victims} killed: code {code}, {result(out)} {err[-600:] if code else ''}",
+    )
+    told = re.findall(
+        r"^lockstep: RANK_DIED of rank (\d+) on \S+: killed by SIGKILL.*; restart (\d+) of \d+ in ", err, re.M
+    )
+    check(
+        told == [(str(rank), str(number)) for number, rank in enumerate(victims, start=1)],
+        f"{len(told)} lines name who was killed",
+    )
     check("FATAL" not in err, "no line says that the run has failed")
     lines = job.lines()
     wrong = check_history.check(lines, EVERY)
     generations = sorted({line["gen"] for line in lines})
-    check(not wrong and generations == list(range(kills + 1)), f"{len(lines)} lines of {len(generations)} generations: {wrong[:3] or 'H1 to H5 hold'}")
+    check(
+        not wrong and generations == list(range(kills + 1)),
+        f"{len(lines)} lines of {len(generations)} generations: {wrong[:3] or 'H1 to H5 hold'}",
+    )
 
 
 # What is left of a generation has no part in the next one.
+
 
 def start_as(variables, page, *words):
     """The probe, with the variables of a rank, and the memory in which that has the job's key."""
@@ -126,7 +155,16 @@ def start_as(variables, page, *words):
     def give_page():
         os.dup2(spare, number)
 
-    process = subprocess.Popen([ARGUMENTS.program, *words], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=give_page, close_fds=False)
+    process = subprocess.Popen(
+        [ARGUMENTS.program, *words],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=give_page,
+        close_fds=False,
+    )
     os.close(spare)
     return process
 
@@ -147,7 +185,10 @@ def stale_ranks_are_kept_out(folder):
     until(lambda: job.saved() > 0, "a checkpoint")
     os.kill(job.pids(0)[1], signal.SIGKILL)
     new = environment(job.all_there(1)[1])
-    check(old["LOCKSTEP_JOB"] == new["LOCKSTEP_JOB"] and old["LOCKSTEP_STORE"] != new["LOCKSTEP_STORE"], "the same job, another store")
+    check(
+        old["LOCKSTEP_JOB"] == new["LOCKSTEP_JOB"] and old["LOCKSTEP_STORE"] != new["LOCKSTEP_STORE"],
+        "the same job, another store",
+    )
     os.kill(stale.pid, signal.SIGCONT)
     ends_with(stale, 69, "COORDINATOR_LOST")
     # And those that know where the new store is.
@@ -157,10 +198,15 @@ def stale_ranks_are_kept_out(folder):
     until(lambda: job.saved() > before, "the job gets on")
     job.process.send_signal(signal.SIGINT)
     code, _, err = job.end()
-    check(code == 130 and "rank 1 of another start of this job, 0 instead of 1, was turned away" in err, f"code {code}; the launcher tells of it")
+    check(
+        code == 130 and "rank 1 of another start of this job, 0 instead of 1, was turned away" in err,
+        f"code {code}; the launcher tells of it",
+    )
     lines = job.lines()
     wrong = check_history.check(lines, EVERY)
-    check(not wrong and {line["gen"] for line in lines} == {0, 1}, f"{len(lines)} lines: {wrong[:3] or 'H1 to H5 hold'}")
+    check(
+        not wrong and {line["gen"] for line in lines} == {0, 1}, f"{len(lines)} lines: {wrong[:3] or 'H1 to H5 hold'}"
+    )
 
 
 def state_of(pid):

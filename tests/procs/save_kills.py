@@ -5,6 +5,7 @@ usage: save_kills.py --lockstep PATH --program PATH [--runs N] [--ranks N] [--fo
 A kill takes one rank or all, or rank 0 and a moment later the others. Then: the job ends within 10 s with a FATAL line that names a rank that was killed; the next run finds a newest checkpoint that is whole to the last byte,
 not older than the last that was told to be durable, of the two newest both, and its first save leaves nothing of the dead. Prints a line for each run that is not so, and a summary; exit code 1 when there was one.
 """
+
 import argparse
 import contextlib
 import os
@@ -102,7 +103,9 @@ def main():
         for number in range(args.runs):
             wrong, told, saved = one_run(args, number, rng, told, longest)
             num_saved += saved
-            longest = min(2.0, longest * 1.5) if saved == 0 else max(args.longest, longest / 1.5)  # a busy machine saves later
+            longest = (
+                min(2.0, longest * 1.5) if saved == 0 else max(args.longest, longest / 1.5)
+            )  # a busy machine saves later
             failed += bool(wrong)
             if wrong or (number + 1) % 100 == 0:
                 print(f"run {number}: {wrong or 'as it should be'}; step {told}", flush=True)

@@ -1,7 +1,9 @@
-// A rank that does nothing but save, one checkpoint after another, by turns itself and by a thread, until it is killed. save_probe FOLDER
+// A rank that does nothing but save, one checkpoint after another, by turns itself and by a thread, until it is killed.
+// save_probe FOLDER
 //
-// Rank 0 says first "found STEP whole NUMBER": the newest checkpoint that all ranks have compared with what that step must have written (0: none), and how many are whole; then "saved STEP" for each one that is
-// durable. A value that is another one, or what a dead process left and the first save did not remove, ends it with code 3.
+// Rank 0 says first "found STEP whole NUMBER": the newest checkpoint that all ranks have compared with what that step
+// must have written (0: none), and how many are whole; then "saved STEP" for each one that is durable. A value that is
+// another one, or what a dead process left and the first save did not remove, ends it with code 3.
 #include <ATen/ops/full.h>
 
 #include <cstdio>
@@ -20,7 +22,9 @@ using checkpoint::value_of;
 
 constexpr std::int64_t kElements = 1 << 16;
 
-at::Tensor values(std::int64_t step, int rank) { return at::full({kElements + rank}, static_cast<double>(step * 100 + rank)); }
+at::Tensor values(std::int64_t step, int rank) {
+  return at::full({kElements + rank}, static_cast<double>(step * 100 + rank));
+}
 
 checkpoint::Parts parts_of(std::int64_t step, int rank) {
   checkpoint::Parts parts = {{"own", {{"values", values(step, rank)}, {"rank", std::int64_t{rank}}}}};
@@ -31,10 +35,12 @@ checkpoint::Parts parts_of(std::int64_t step, int rank) {
 bool is_right(const SavedCheckpoint& saved) {
   const std::int64_t step = saved.step();
   const auto model = saved.read("model");
-  bool right = value_of<std::int64_t>(model, "step") == step && value_of<at::Tensor>(model, "weight").equal(values(step, 50));
+  bool right =
+      value_of<std::int64_t>(model, "step") == step && value_of<at::Tensor>(model, "weight").equal(values(step, 50));
   for (int rank = 0; rank < saved.world_size(); ++rank) {
     const auto own = saved.read("own", rank);
-    right = right && value_of<std::int64_t>(own, "rank") == rank && value_of<at::Tensor>(own, "values").equal(values(step, rank));
+    right = right && value_of<std::int64_t>(own, "rank") == rank &&
+            value_of<at::Tensor>(own, "values").equal(values(step, rank));
   }
   return right;
 }
@@ -52,7 +58,8 @@ bool is_whole(const std::string& path) {
 
 int num_whole(const std::string& folder) {
   int number = 0;
-  for (const auto& name : checkpoint::list_checkpoints(folder)) number += is_whole(folder + "/" + to_text(name)) ? 1 : 0;
+  for (const auto& name : checkpoint::list_checkpoints(folder))
+    number += is_whole(folder + "/" + to_text(name)) ? 1 : 0;
   return number;
 }
 

@@ -3,6 +3,7 @@
 
 slurm.py --lockstep PATH --probe PROCS_PROBE [--mnist PATH] CASE...; without cases all. Exit code 77: skipped.
 """
+
 import argparse
 import json
 import os
@@ -28,7 +29,15 @@ def check(good, text):
 
 
 def client(bed, *words, **options):
-    done = subprocess.run(list(map(str, words)), env={**bed.environment, **options}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        list(map(str, words)),
+        env={**bed.environment, **options},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -55,15 +64,24 @@ def processes(what):
     return sorted(found)
 
 
-SHOW = ["sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $SLURMD_NODENAME ${SLURM_PROCID-none}"]
+SHOW = [
+    "sh",
+    "-c",
+    "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $SLURMD_NODENAME ${SLURM_PROCID-none}",
+]
 
 
 def an_allocation_names_hosts_and_slots(bed):
     out = good(bed, *run_in("-N2", "-n3"), *SHOW)
-    check(out == ["[n1:0] 0/3 0/2 0 n1 none", "[n1:1] 1/3 1/2 0 n1 none", "[n2:2] 2/3 0/1 1 n2 none"], f"an uneven allocation: {out}")
+    check(
+        out == ["[n1:0] 0/3 0/2 0 n1 none", "[n1:1] 1/3 1/2 0 n1 none", "[n2:2] 2/3 0/1 1 n2 none"],
+        f"an uneven allocation: {out}",
+    )
     check(len(good(bed, *run_in("-N2"), "true", OMP_NUM_THREADS="1")) == 0, "slots that nobody asked for are found")
     check(good(bed, *run_in("-N2", "-n4"), "-n", 3, *SHOW)[-1] == "[n2:2] 2/3 0/1 1 n2 none", "-n is the total")
-    check(good(bed, *run_in("-N2", "-n4"), "-H", "n2:1", *SHOW) == ["[0] 0/1 0/1 0 n2 none"], "hosts of it may be named")
+    check(
+        good(bed, *run_in("-N2", "-n4"), "-H", "n2:1", *SHOW) == ["[0] 0/1 0/1 0 n2 none"], "hosts of it may be named"
+    )
 
 
 def a_batch_script_starts_them_too(bed):
@@ -71,12 +89,23 @@ def a_batch_script_starts_them_too(bed):
     script.write_text(f"#!/bin/sh\n{ARGUMENTS.lockstep} run -- {' '.join(SHOW[:2])} '{SHOW[2]}'\n", encoding="ascii")
     log = pathlib.Path(bed.folder, "job.log")
     check(good(bed, "sbatch", "--wait", "--parsable", "-N2", "-n4", "-o", log, script) != [], "the job ends well")
-    check(sorted(log.read_text(encoding="ascii").splitlines()) ==
-          ["[n1:0] 0/4 0/2 0 n1 none", "[n1:1] 1/4 1/2 0 n1 none", "[n2:2] 2/4 0/2 1 n2 none", "[n2:3] 3/4 1/2 1 n2 none"], "its own host needs no srun")
+    check(
+        sorted(log.read_text(encoding="ascii").splitlines())
+        == [
+            "[n1:0] 0/4 0/2 0 n1 none",
+            "[n1:1] 1/4 1/2 0 n1 none",
+            "[n2:2] 2/4 0/2 1 n2 none",
+            "[n2:3] 3/4 1/2 1 n2 none",
+        ],
+        "its own host needs no srun",
+    )
 
 
 def the_allocation_can_be_left(bed):
-    check(good(bed, *run_in("-N2", "-n4"), "--env-from", "none", "-n", 1, "sh", "-c", "echo $WORLD_SIZE") == ["[0] 1"], "--env-from none")
+    check(
+        good(bed, *run_in("-N2", "-n4"), "--env-from", "none", "-n", 1, "sh", "-c", "echo $WORLD_SIZE") == ["[0] 1"],
+        "--env-from none",
+    )
     code, _, err = client(bed, ARGUMENTS.lockstep, "run", "--env-from", "slurm", "true")
     check(code == 64 and "SLURM_JOB_NODELIST are not set" in err, err)
     code, _, err = client(bed, "salloc", "--quiet", "-n3", "srun", ARGUMENTS.lockstep, "run", "true")
@@ -85,13 +114,19 @@ def the_allocation_can_be_left(bed):
 
 def what_is_wrong_is_said(bed):
     code, _, err = client(bed, *run_in("-N2", "-n2"), "--remote-path", "/nowhere/lockstep", "true")
-    check(code == 64 and 'no such program' in err and 'host \\"n1\\"' in err, err.splitlines()[-1])
+    check(code == 64 and "no such program" in err and 'host \\"n1\\"' in err, err.splitlines()[-1])
     code, _, err = client(bed, *run_in("-N2", "-n2"), "sh", "-c", "[ $RANK = 0 ] && sleep 60; exit 7")
     check(code == 7 and "cause=RANK_EXITED rank=1 host=n2" in err, err.splitlines()[-1])
 
 
 def output_is_whole(bed):
-    out = good(bed, *run_in("-N2", "-n4"), "sh", "-c", "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done; head -c 300000 /dev/zero | tr '\\0' x")
+    out = good(
+        bed,
+        *run_in("-N2", "-n4"),
+        "sh",
+        "-c",
+        "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done; head -c 300000 /dev/zero | tr '\\0' x",
+    )
     check(len([line for line in out if len(line) < 20]) == 12000, "12000 lines")
     check(sum(line.count("x") for line in out) == 4 * 300000, "and what has no newline")
 
@@ -101,14 +136,21 @@ def the_doctor_looks_at_an_allocations_nodes(bed):
     found = {(one["host"], one["check"]): one for one in json.loads(out)["findings"]}
     bad = [one for one in found.values() if one["state"] == "bad"]
     check(code == 0 and not bad, f"nothing is bad: {bad} {err}")
-    for where, what, has in (("n1", "reached", "by srun"), ("n2", "reached", "by srun"), ("n2", "program", "/bin/true"), ("n1 - n2", "speed", "Gb/s")):
+    for where, what, has in (
+        ("n1", "reached", "by srun"),
+        ("n2", "reached", "by srun"),
+        ("n2", "program", "/bin/true"),
+        ("n1 - n2", "speed", "Gb/s"),
+    ):
         check(has in found[where, what]["value"], f"{where}: {found[where, what]['value']}")
 
 
 def launch_starts_ranks_on_each_host_of_a_step(bed):
     out = good(bed, "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", ARGUMENTS.probe, "launch", 3, "a b")
     check(out == [f"[n{1 + rank // 3}:{rank}] rank {rank}: <a b>" for rank in range(6)], str(out))
-    code, out, err = client(bed, "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", ARGUMENTS.probe, "launch", 2, "fail")
+    code, out, err = client(
+        bed, "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", ARGUMENTS.probe, "launch", 2, "fail"
+    )
     check(code == 9 and "cause=RANK_EXITED rank=1 host=n1" in err, err[-300:])
     out = good(bed, "srun", "-N2", "--ntasks-per-node=2", ARGUMENTS.probe, "launch", 3, "x")
     check(out == ["rank none: <x>"] * 4, f"{out}: tasks that are ranks themselves")
@@ -117,7 +159,14 @@ def launch_starts_ranks_on_each_host_of_a_step(bed):
 
 def a_signal_for_all_processes_is_the_ranks_to_heed(bed):
     script = "trap 'touch told.$RANK; while [ ! -e go ]; do sleep 0.1; done; echo heeded; exit 0' USR1; touch ready.$RANK; while :; do sleep 0.1; done"
-    job = subprocess.Popen([*run_in("-N2", "-n2"), "--cwd", bed.folder, "sh", "-c", script], env=bed.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        [*run_in("-N2", "-n2"), "--cwd", bed.folder, "sh", "-c", script],
+        env=bed.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     until("the ranks are there", lambda: all((bed.folder / f"ready.{rank}").exists() for rank in (0, 1)))
     agents = processes("lockstep agent")
     subprocess.run(["scancel", "-s", "USR1", bed.ask("squeue", "-h", "-o", "%i")], env=bed.environment, check=True)
@@ -125,17 +174,28 @@ def a_signal_for_all_processes_is_the_ranks_to_heed(bed):
     check(len(agents) >= 3 and processes("lockstep agent") == agents, f"agents, and who guards them, go on: {agents}")
     (bed.folder / "go").touch()
     out, err = job.communicate(timeout=LIMIT_S)
-    check(job.returncode == 0 and sorted(out.splitlines()) == ["[n1:0] heeded", "[n2:1] heeded"], f"code {job.returncode} {out} {err}")
+    check(
+        job.returncode == 0 and sorted(out.splitlines()) == ["[n1:0] heeded", "[n2:1] heeded"],
+        f"code {job.returncode} {out} {err}",
+    )
 
 
 # Whatever dies, nobody is left.
+
 
 def sleepers():
     return [pid for pid in processes("sleep 300") if pid not in processes("lockstep")]
 
 
 def start_sleepers(bed):
-    job = subprocess.Popen([*run_in("-N2", "-n4"), "sh", "-c", "sleep 300 & sleep 300"], env=bed.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        [*run_in("-N2", "-n4"), "sh", "-c", "sleep 300 & sleep 300"],
+        env=bed.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     until("the ranks are there", lambda: len(sleepers()) == 12)
     return job
 
@@ -161,7 +221,12 @@ def whatever_dies_nobody_is_left(bed):
     os.kill(processes("lockstep run")[0], signal.SIGKILL)
     all_end(job, 10, [])
     job = start_sleepers(bed)
-    check(bed.ask("squeue", "-h", "-o", "%i").isdigit() and subprocess.run(["scancel", bed.ask("squeue", "-h", "-o", "%i")], env=bed.environment, check=True).returncode == 0, "scancel")
+    check(
+        bed.ask("squeue", "-h", "-o", "%i").isdigit()
+        and subprocess.run(["scancel", bed.ask("squeue", "-h", "-o", "%i")], env=bed.environment, check=True).returncode
+        == 0,
+        "scancel",
+    )
     all_end(job, 10, [])
 
 
@@ -170,18 +235,37 @@ def digits_are_learned_alike(bed):
     digits.write(folder, 400)
     losses = {}
     training = [ARGUMENTS.mnist, "--data", folder, "--epochs", 2, "--batch-size", 40, "--loss-log"]
-    for name, words in (("one", [ARGUMENTS.lockstep, "run", "-n", 4, "--transport", "gloo"]), ("run", [*run_in("-N2", "-n4"), "--transport", "gloo"]), ("srun", ["srun", "-N2", "-n4"])):
+    for name, words in (
+        ("one", [ARGUMENTS.lockstep, "run", "-n", 4, "--transport", "gloo"]),
+        ("run", [*run_in("-N2", "-n4"), "--transport", "gloo"]),
+        ("srun", ["srun", "-N2", "-n4"]),
+    ):
         log = folder / f"losses.{name}"
         good(bed, *words, *training, log, LOCKSTEP_TRANSPORT="gloo")
         losses[name] = [float(line) for line in log.read_text(encoding="ascii").splitlines()]
     for name in ("run", "srun"):
         apart = max(abs(a - b) for a, b in zip(losses["one"], losses[name], strict=True))
-        check(len(losses["one"]) == 20 and apart <= 1e-5, f"{len(losses['one'])} losses on one host and by {name} on two are {apart:.2e} apart")
+        check(
+            len(losses["one"]) == 20 and apart <= 1e-5,
+            f"{len(losses['one'])} losses on one host and by {name} on two are {apart:.2e} apart",
+        )
 
 
-CASES = {case.__name__: case for case in (
-    an_allocation_names_hosts_and_slots, a_batch_script_starts_them_too, the_allocation_can_be_left, what_is_wrong_is_said, output_is_whole,
-    the_doctor_looks_at_an_allocations_nodes, launch_starts_ranks_on_each_host_of_a_step, a_signal_for_all_processes_is_the_ranks_to_heed, whatever_dies_nobody_is_left, digits_are_learned_alike)}
+CASES = {
+    case.__name__: case
+    for case in (
+        an_allocation_names_hosts_and_slots,
+        a_batch_script_starts_them_too,
+        the_allocation_can_be_left,
+        what_is_wrong_is_said,
+        output_is_whole,
+        the_doctor_looks_at_an_allocations_nodes,
+        launch_starts_ranks_on_each_host_of_a_step,
+        a_signal_for_all_processes_is_the_ranks_to_heed,
+        whatever_dies_nobody_is_left,
+        digits_are_learned_alike,
+    )
+}
 
 
 def main():

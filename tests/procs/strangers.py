@@ -8,6 +8,7 @@ One rank comes late, while the strangers are there. The same training is run wit
   - the process that serves the store has at most 1 MiB more than before.
 Gloo's listeners are Gloo's: they are left out unless --also-gloo.
 """
+
 import argparse
 import os
 import pathlib
@@ -46,8 +47,14 @@ def listeners(pids):
             words = line.split()
             if words[3] == "0A" and words[9] in inodes:
                 host, port = words[1].split(":")
-                raw = b"".join(struct.pack("<I", int(host[i:i + 8], 16)) for i in range(0, 2 * size, 8))
-                found.append((inodes[words[9]], socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, raw), int(port, 16)))
+                raw = b"".join(struct.pack("<I", int(host[i : i + 8], 16)) for i in range(0, 2 * size, 8))
+                found.append(
+                    (
+                        inodes[words[9]],
+                        socket.inet_ntop(socket.AF_INET if size == 4 else socket.AF_INET6, raw),
+                        int(port, 16),
+                    )
+                )
     return found
 
 
@@ -75,7 +82,7 @@ def bytes_of_a_stranger(rng):
     if kind == 2:
         return b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * rng.randrange(1, 20)
     if kind == 3:
-        return HELLO[:rng.randrange(1, len(HELLO))]
+        return HELLO[: rng.randrange(1, len(HELLO))]
     if kind == 4:
         return HELLO + rng.randbytes(32)  # another job's, or a wrong proof
     return struct.pack("<QQ", 1 << 62, 1 << 62) * 4
@@ -99,7 +106,7 @@ def besiege(ports, count, rng, until):
         try:
             one.connect(("127.0.0.1", rng.choice(ports)))
             one.setblocking(False)
-            one.send(bytes_of_a_stranger(rng) or b"L"[:rng.randrange(2)])
+            one.send(bytes_of_a_stranger(rng) or b"L"[: rng.randrange(2)])
         except OSError:
             pass
         if rng.random() < 0.1:
@@ -118,9 +125,32 @@ class Training:
         self.folder = pathlib.Path(folder)
         self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
         words = f'[ "$LOCKSTEP_RANK" = 2 ] && sleep {LATE_S}; exec "$@"'
-        self.job = subprocess.Popen([args.lockstep, "run", "-n", str(RANKS), "--bind", "none", "--transport", args.transport, "--", "sh", "-c", words, "sh",
-                                     args.program, "chaos", folder, str(STEPS)],
-                                    env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1"}, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.job = subprocess.Popen(
+            [
+                args.lockstep,
+                "run",
+                "-n",
+                str(RANKS),
+                "--bind",
+                "none",
+                "--transport",
+                args.transport,
+                "--",
+                "sh",
+                "-c",
+                words,
+                "sh",
+                args.program,
+                "chaos",
+                folder,
+                str(STEPS),
+            ],
+            env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1"},
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def processes(self):
         return list(marked(MARK, self.mark))
@@ -166,8 +196,10 @@ def main():
             all_histories = training.histories()
             wrong += history.check_hashes(all_histories, hashes) + history.check_samples(all_histories, True)
             hashes = hashes or {line["step"]: line["hash"] for line in history.steps(all_histories[0])}
-    print("; ".join(f"{part} {seconds:.3f} s" for part, seconds in times.items()) +
-          f" for {STEPS - 20} steps: {times['besieged'] / max(1e-9, (times['before'] + times['after']) / 2):.3f} of undisturbed")
+    print(
+        "; ".join(f"{part} {seconds:.3f} s" for part, seconds in times.items())
+        + f" for {STEPS - 20} steps: {times['besieged'] / max(1e-9, (times['before'] + times['after']) / 2):.3f} of undisturbed"
+    )
     if wrong:
         sys.exit("; ".join(wrong))
 
@@ -191,7 +223,10 @@ def disturb(args, training, rng):
         ports = [port for _, _, port in found]
     besiege(ports, args.connections - args.connections // 2, rng, time.monotonic() + 2)
     more = resident_kib(launcher) - before
-    print(f"the launcher has {more} KiB more, and took {cpu_s(launcher) - cpu_before:.2f} s of processor time for all it did; {len(found)} listeners", flush=True)
+    print(
+        f"the launcher has {more} KiB more, and took {cpu_s(launcher) - cpu_before:.2f} s of processor time for all it did; {len(found)} listeners",
+        flush=True,
+    )
     if more > args.more_kib:
         wrong.append(f"the launcher has {more} KiB more than before")
     return wrong

@@ -3,6 +3,7 @@
 
 submit.py --lockstep PATH [CASE...]; without cases all.
 """
+
 import argparse
 import json
 import os
@@ -71,7 +72,11 @@ class Place:
     def __init__(self, args, folder):
         self.lockstep = args.lockstep
         self.folder = pathlib.Path(folder)
-        for name, text in (("lockstep", PRETENDED_LOCKSTEP), ("scontrol", PRETENDED_SCONTROL), ("sbatch", PRETENDED_SBATCH)):
+        for name, text in (
+            ("lockstep", PRETENDED_LOCKSTEP),
+            ("scontrol", PRETENDED_SCONTROL),
+            ("sbatch", PRETENDED_SBATCH),
+        ):
             path = self.folder / "bin" / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
@@ -81,7 +86,14 @@ class Place:
 
     def submit(self, *words, path=None):
         environment = {**self.environment, **({} if path is None else {"PATH": path})}
-        done = subprocess.run([self.lockstep, "submit", *words], cwd=self.folder, env=environment, capture_output=True, timeout=LIMIT, check=False)
+        done = subprocess.run(
+            [self.lockstep, "submit", *words],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            timeout=LIMIT,
+            check=False,
+        )
         done.stdout, done.stderr = os.fsdecode(done.stdout), os.fsdecode(done.stderr)
         return done
 
@@ -90,7 +102,14 @@ class Place:
         script = self.submit("--dry-run", "--remote-path", "bin/lockstep", *words)
         assert script.returncode == 0, script.stderr
         (self.folder / "script").write_bytes(os.fsencode(script.stdout))
-        return subprocess.Popen(["bash", "script"], cwd=self.folder, env={**self.environment, **variables}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            ["bash", "script"],
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, *words, **variables):
         job = self.start(*words, **variables)
@@ -126,7 +145,11 @@ class Place:
 
 def examples_are_scripts(_):
     names = sorted(EXAMPLES.glob("*.sh"))
-    check(names and all(subprocess.run(["bash", "-n", name], check=False, timeout=LIMIT).returncode == 0 for name in names), f"bash reads {len(names)} examples")
+    check(
+        names
+        and all(subprocess.run(["bash", "-n", name], check=False, timeout=LIMIT).returncode == 0 for name in names),
+        f"bash reads {len(names)} examples",
+    )
 
 
 def exit_code_is_kept(place):
@@ -139,8 +162,13 @@ def exit_code_is_kept(place):
 
 
 def code_75_is_requeued(place):
-    check(place.run("--no-requeue", "--", "bash", "-c", "exit 75") == 75 and not place.requeued(), "not with --no-requeue")
-    check(place.run("--", "bash", "-c", "exit 75") == 75 and place.requeued() == ["requeue 4711"], f"once {place.requeued()}")
+    check(
+        place.run("--no-requeue", "--", "bash", "-c", "exit 75") == 75 and not place.requeued(), "not with --no-requeue"
+    )
+    check(
+        place.run("--", "bash", "-c", "exit 75") == 75 and place.requeued() == ["requeue 4711"],
+        f"once {place.requeued()}",
+    )
     place.run("--array=3", "--", "bash", "-c", "exit 75", SLURM_ARRAY_JOB_ID="42", SLURM_ARRAY_TASK_ID="3")
     check(place.requeued()[1:] == ["requeue 42_3"], f"one of an array alone {place.requeued()}")
 
@@ -148,6 +176,7 @@ def code_75_is_requeued(place):
 def logs_have_the_jobs_name(place):
     def output():
         return place.words()[1]
+
     place.run("true")
     check(output() == b"--output=logs/4711", str(output()))
     place.run("true", SLURM_RESTART_COUNT="2")
@@ -158,12 +187,65 @@ def logs_have_the_jobs_name(place):
 
 def words_arrive_byte_for_byte(place):
     dice = random.Random(1)
-    letters = [chr(code) for code in range(1, 128)] + ["ü", "漢", "😀", "\u2028", "$(", "${", "\\\n", "\r\n", "!!", "#SBATCH", "--", "~/", "'\\''"]
-    nasty = ["", " ", "'", '"', "\\", "$(touch x)", "`touch x`", "$HOME", "${PATH}", "a\nb", "\n", "\r\n", "*", "?", "~", "-n", "--", "&", ";", "|", ">", "<", "#", "!", "a=b", "\x01",
-             "\x7f", "\u00e9", "\udcff\udcfe", "$'a'", "\\n", "\t", "(", ")", "{a,b}", "[ab]"]
+    letters = [chr(code) for code in range(1, 128)] + [
+        "ü",
+        "漢",
+        "😀",
+        "\u2028",
+        "$(",
+        "${",
+        "\\\n",
+        "\r\n",
+        "!!",
+        "#SBATCH",
+        "--",
+        "~/",
+        "'\\''",
+    ]
+    nasty = [
+        "",
+        " ",
+        "'",
+        '"',
+        "\\",
+        "$(touch x)",
+        "`touch x`",
+        "$HOME",
+        "${PATH}",
+        "a\nb",
+        "\n",
+        "\r\n",
+        "*",
+        "?",
+        "~",
+        "-n",
+        "--",
+        "&",
+        ";",
+        "|",
+        ">",
+        "<",
+        "#",
+        "!",
+        "a=b",
+        "\x01",
+        "\x7f",
+        "\u00e9",
+        "\udcff\udcfe",
+        "$'a'",
+        "\\n",
+        "\t",
+        "(",
+        ")",
+        "{a,b}",
+        "[ab]",
+    ]
     nasty += ["".join(dice.choices(letters, k=dice.randint(1, 20))) for _ in range(165)]
     place.run("--run=-n2", "--", "true", *nasty)
-    check(place.words() == [os.fsencode(word) for word in ("run", "--output=logs/4711", "-n2", "--", "true", *nasty)], f"{len(nasty)} words")
+    check(
+        place.words() == [os.fsencode(word) for word in ("run", "--output=logs/4711", "-n2", "--", "true", *nasty)],
+        f"{len(nasty)} words",
+    )
     check(not (place.folder / "x").exists(), "and none was a command")
     script = (place.folder / "script").read_bytes()
     check(b"\r" not in script, "sbatch takes no carriage returns")
@@ -185,7 +267,10 @@ def term_is_not_passed_on_and_not_requeued(place):
         job = place.start_program(*options, "--", sys.executable, "-c", COUNTING)
         job.send_signal(signal.SIGTERM)
         check(place.end(job, 75) == 75, "code 75 after SIGTERM")
-        check(place.counts() == "" and not place.requeued(), f"the shell passes nothing on and requeues nothing {options} {place.counts()} {place.requeued()}")
+        check(
+            place.counts() == "" and not place.requeued(),
+            f"the shell passes nothing on and requeues nothing {options} {place.counts()} {place.requeued()}",
+        )
 
 
 def signals_at_any_moment_leave_the_code(place):
@@ -209,12 +294,19 @@ def sbatch_gets_script_and_options(place):
     (place.folder / "train").write_text("")
     (place.folder / "train").chmod(0o755)
     done = place.submit("--nodes=2", "--qos=high", "--comment", "a b", "--output=my/logs", "--", "./train", "x y")
-    check(done.returncode == 0 and "submitted batch job 4711; its output: my/logs/4711.out\n" in done.stdout, done.stdout[-80:] + done.stderr)
+    check(
+        done.returncode == 0 and "submitted batch job 4711; its output: my/logs/4711.out\n" in done.stdout,
+        done.stdout[-80:] + done.stderr,
+    )
     script = (place.folder / "sbatch.input").read_text()
     check(done.stdout.startswith(script) and script.startswith("#!/bin/bash\n#"), "it shows what it submits")
     check((place.folder / "my/logs/4711.sh").read_text() == script, "and keeps it")
     words = (place.folder / "sbatch.words").read_text().split("\0")[:-1]
-    check(words[:3] == ["--parsable", "--job-name=train", "--nodes=2"] and words[-3:] == ["--qos=high", "--comment", "a b"], json.dumps(words))
+    check(
+        words[:3] == ["--parsable", "--job-name=train", "--nodes=2"]
+        and words[-3:] == ["--qos=high", "--comment", "a b"],
+        json.dumps(words),
+    )
 
 
 def refusals_are_one_line(place):
@@ -222,8 +314,15 @@ def refusals_are_one_line(place):
         line = done.stderr.rstrip("\n").rpartition("\n")[2]
         check(done.returncode == code and line.startswith("FATAL cause="), f"code {done.returncode}: {line}")
         return line
-    (place.folder / "answer").write_text("echo 'sbatch: error: invalid partition specified: x' >&2; echo 'sbatch: error: Batch job submission failed' >&2; exit 1\n")
-    check("code 1: sbatch: error: invalid partition specified: x; sbatch: error: Batch job" in last_line(place.submit("-px", "true")), "sbatch's own words are in it")
+
+    (place.folder / "answer").write_text(
+        "echo 'sbatch: error: invalid partition specified: x' >&2; echo 'sbatch: error: Batch job submission failed' >&2; exit 1\n"
+    )
+    check(
+        "code 1: sbatch: error: invalid partition specified: x; sbatch: error: Batch job"
+        in last_line(place.submit("-px", "true")),
+        "sbatch's own words are in it",
+    )
     (place.folder / "answer").write_text("echo hello\n")
     check("hello" in last_line(place.submit("true")), "what is no number is shown")
     check("SLURM is not installed here" in last_line(place.submit("true", path="/nowhere")), "no sbatch")
@@ -234,9 +333,21 @@ def refusals_are_one_line(place):
     check("--nodes" in last_line(place.submit("--nodes=x", "true")), "an option that is wrong")
 
 
-CASES = {case.__name__: case for case in (examples_are_scripts, exit_code_is_kept, code_75_is_requeued, logs_have_the_jobs_name, words_arrive_byte_for_byte, usr1_reaches_the_program,
-                                          term_is_not_passed_on_and_not_requeued, signals_at_any_moment_leave_the_code, sbatch_gets_script_and_options,
-                                          refusals_are_one_line)}
+CASES = {
+    case.__name__: case
+    for case in (
+        examples_are_scripts,
+        exit_code_is_kept,
+        code_75_is_requeued,
+        logs_have_the_jobs_name,
+        words_arrive_byte_for_byte,
+        usr1_reaches_the_program,
+        term_is_not_passed_on_and_not_requeued,
+        signals_at_any_moment_leave_the_code,
+        sbatch_gets_script_and_options,
+        refusals_are_one_line,
+    )
+}
 
 
 def main():

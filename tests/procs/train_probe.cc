@@ -6,8 +6,9 @@
 //   train_probe joined             until somebody asks all to stop; rank 1 has few batches, and joins
 //   train_probe evaluates SECONDS  30 steps; in the middle rank 0 draws batches for so long, as one that evaluates
 //   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
-//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does FAULT: deadlock, late (3 s), or a wrong call:
-//                                  skip, extra, order, shape, dtype, kind or name. No fault is heavy: from STEP on all vote with 16 MiB
+//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does
+//                                  FAULT: deadlock, late (3 s), or a wrong call: skip, extra, order, shape, dtype, kind
+//                                  or name. No fault is heavy: from STEP on all vote with 16 MiB
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -105,7 +106,8 @@ void evaluate(torch::nn::Linear& net, int seconds) {
     return lockstep::data::Example{torch::full({8}, static_cast<double>(index)), torch::tensor(0)};
   };
   const torch::NoGradGuard no_grad;
-  auto loader = lockstep::data::make_loader(static_cast<std::uint64_t>(seconds) * 50, slow_sample, lockstep::data::ShardOf{}, {.batch_size = 10});
+  auto loader = lockstep::data::make_loader(static_cast<std::uint64_t>(seconds) * 50, slow_sample,
+                                            lockstep::data::ShardOf{}, {.batch_size = 10});
   for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
 }
 
@@ -130,7 +132,8 @@ class History {
  public:
   History(const std::string& folder, int rank) : file_(folder + "/rank." + std::to_string(rank) + ".jsonl") {}
   void write(const std::string& fields) {
-    file_ << "{" << fields << ", \"ns\": " << std::chrono::steady_clock::now().time_since_epoch().count() << "}\n" << std::flush;
+    file_ << "{" << fields << ", \"ns\": " << std::chrono::steady_clock::now().time_since_epoch().count() << "}\n"
+          << std::flush;
   }
 
  private:
@@ -150,14 +153,18 @@ void wait_for_itself() {
   }
 }
 
-/// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it gets none.
+/// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it
+/// gets none.
 at::Tensor vote(Group& world, int step, const std::string& wrong, std::int64_t num_votes) {
-  const at::Tensor votes = torch::full({wrong == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step, wrong == "dtype" ? at::kDouble : at::kFloat);
+  const at::Tensor votes = torch::full({wrong == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step,
+                                       wrong == "dtype" ? at::kDouble : at::kFloat);
   if (wrong == "skip" || wrong == "order") return {};
   if (wrong == "late") std::this_thread::sleep_for(std::chrono::seconds(3));
   if (wrong == "extra") world.barrier();
-  if (wrong == "kind") world.broadcast(votes, 0, {.name = "votes"});
-  else world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = wrong == "name" ? "others" : "votes"});
+  if (wrong == "kind")
+    world.broadcast(votes, 0, {.name = "votes"});
+  else
+    world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = wrong == "name" ? "others" : "votes"});
   return votes;
 }
 
@@ -168,12 +175,14 @@ constexpr std::uint64_t kStepsAnEpoch = 100;
 
 /// As in a file of samples: what one is depends on its number alone.
 lockstep::data::Example sample(std::size_t index) {
-  return {torch::sin(torch::arange(1, 33, torch::kFloat) * static_cast<double>(1 + index)), torch::tensor(static_cast<std::int64_t>(index))};
+  return {torch::sin(torch::arange(1, 33, torch::kFloat) * static_cast<double>(1 + index)),
+          torch::tensor(static_cast<std::int64_t>(index))};
 }
 
 std::string list(const at::Tensor& numbers) {
   std::string text;
-  for (std::int64_t i = 0; i < numbers.numel(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i].item<std::int64_t>());
+  for (std::int64_t i = 0; i < numbers.numel(); ++i)
+    text += (i ? ", " : "") + std::to_string(numbers[i].item<std::int64_t>());
   return "[" + text + "]";
 }
 
@@ -183,7 +192,8 @@ void train_in_chaos(Group& world, History& history, int steps, const Fault& faul
   torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
   DistributedDataParallel ddp(net, world, {.compare_every = 50});
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-  auto loader = lockstep::data::make_loader(kBatch * kStepsAnEpoch * static_cast<std::uint64_t>(world.size()), sample, world, {.batch_size = kBatch, .seed = 3});
+  auto loader = lockstep::data::make_loader(kBatch * kStepsAnEpoch * static_cast<std::uint64_t>(world.size()), sample,
+                                            world, {.batch_size = kBatch, .seed = 3});
   for (int step = 0; step < steps;) {
     const std::uint64_t epoch = static_cast<std::uint64_t>(step) / kStepsAnEpoch;
     for (const auto& batch : loader.epoch(epoch)) {
@@ -194,11 +204,12 @@ void train_in_chaos(Group& world, History& history, int steps, const Fault& faul
       optimizer.zero_grad();
       net->forward(batch.data).pow(2).mean().backward();
       optimizer.step();
-      std::vector<at::Tensor> all{vote(world, step, wrong, fault.kind == "heavy" && step >= fault.step ? kManyVotes : kVotes)};
+      std::vector<at::Tensor> all{
+          vote(world, step, wrong, fault.kind == "heavy" && step >= fault.step ? kManyVotes : kVotes)};
       for (const auto& parameter : net->parameters()) all.push_back(parameter);
       if (all[0].defined())
-        history.write("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": " + list(batch.target) + ", \"hash\": \"" +
-                      std::to_string(fnv(all)) + "\"");
+        history.write("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) +
+                      ", \"samples\": " + list(batch.target) + ", \"hash\": \"" + std::to_string(fnv(all)) + "\"");
       if (++step == steps) break;
     }
   }

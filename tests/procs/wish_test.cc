@@ -1,7 +1,6 @@
 // Ranks that are asked to stop leave together; ranks that are slow are reported, and nothing more.
-#include <signal.h>
-
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <cstdlib>
 #include <set>
@@ -47,7 +46,8 @@ void expect_all_left_together(const Exit& exit) {
 TEST(Wish, OneRankIsAskedAndAllLeaveInOneStep) {
   for (const int signal : {SIGTERM, SIGUSR1}) {
     Process process(training({"asks"}));
-    for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
+    for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
+      ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     const std::size_t at = process.out().find("rank 1 pid ");
     ::kill(std::atoi(process.out().c_str() + at + 11), signal);
     expect_all_left_together(process.wait(Deadline::in(20s)));
@@ -61,7 +61,8 @@ TEST(Wish, OverEveryTransport) {
     spawn.argv.insert(spawn.argv.end(), how.begin() + 1, how.end());
     spawn.argv.insert(spawn.argv.end(), {LOCKSTEP_TRAIN_PROBE_PATH, "asks"});
     Process process(spawn);
-    for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
+    for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
+      ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     const std::size_t at = process.out().find("rank 2 pid ");
     ::kill(std::atoi(process.out().c_str() + at + 11), SIGUSR1);
     expect_all_left_together(process.wait(Deadline::in(20s)));
@@ -79,14 +80,16 @@ TEST(Wish, WhoHasJoinedIsAskedAndAllLeave) {
 
 TEST(Wish, TheLauncherIsAskedAndAllLeaveInOneStep) {
   Process process(training({"asks"}));
-  for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
+  for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
+    ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
   ::kill(process.pid(), SIGTERM);
   expect_all_left_together(process.wait(Deadline::in(20s)));
 }
 
 TEST(Wish, CtrlCIsCtrlCAllTheSame) {
   Process process(training({"asks"}));
-  for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
+  for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
+    ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
   ::kill(process.pid(), SIGINT);
   const Exit exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 130);
@@ -111,8 +114,8 @@ class Inject : public ::testing::TestWithParam<Injected> {};
 
 TEST_P(Inject, EndsTheJobByItsName) {
   const Injected& injected = GetParam();
-  SpawnOptions spawn = training({"injected"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout", "3", "--inject",
-                                               std::string(injected.fault) + "@rank=1,step=12"});
+  SpawnOptions spawn = training({"injected"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout",
+                                               "3", "--inject", std::string(injected.fault) + "@rank=1,step=12"});
   const TempDir folder;
   spawn.argv.insert(spawn.argv.begin(), {"sh", "-c", "ulimit -c 0; cd " + folder.path() + " && exec \"$@\"", "sh"});
   const Exit exit = run_process(spawn);
@@ -125,25 +128,28 @@ TEST_P(Inject, EndsTheJobByItsName) {
   EXPECT_LE(fatal.step, 30);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Inject,
-                         ::testing::Values(Injected{"kill", 137, base::Cause::kRankDied, "killed by SIGKILL"},
-                                           Injected{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
-                                           Injected{"stop", 124, base::Cause::kRankStalled, "stopped by a signal"},
-                                           Injected{"loop", 124, base::Cause::kRankStuck, "is in user code"},
-                                           Injected{"throw", 1, base::Cause::kRankExited, "the exception that was asked for"},
-                                           Injected{"desync", 70, base::Cause::kDesync, "rank 1 has drawn 1 batch"},
-                                           Injected{"corrupt", 70, base::Cause::kNonFinite, "on rank 1 has values that are not finite"},
-                                           Injected{"flip", 70, base::Cause::kReplicaDiverged, "differs between ranks"}),
-                         [](const auto& one) { return std::string(one.param.fault); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Inject,
+    ::testing::Values(Injected{"kill", 137, base::Cause::kRankDied, "killed by SIGKILL"},
+                      Injected{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
+                      Injected{"stop", 124, base::Cause::kRankStalled, "stopped by a signal"},
+                      Injected{"loop", 124, base::Cause::kRankStuck, "is in user code"},
+                      Injected{"throw", 1, base::Cause::kRankExited, "the exception that was asked for"},
+                      Injected{"desync", 70, base::Cause::kDesync, "rank 1 has drawn 1 batch"},
+                      Injected{"corrupt", 70, base::Cause::kNonFinite, "on rank 1 has values that are not finite"},
+                      Injected{"flip", 70, base::Cause::kReplicaDiverged, "differs between ranks"}),
+    [](const auto& one) { return std::string(one.param.fault); });
 
 TEST(Inject, SlowIsReportedAndNotEnded) {
-  const Exit exit = run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
+  const Exit exit =
+      run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=STRAGGLER rank=2"));
 }
 
 TEST(Inject, ARankThatIsNotThereIsRefused) {
-  const Exit exit = run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
+  const Exit exit =
+      run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the fault to inject is for rank 3; allowed are 0 to 2"));
 }

@@ -16,6 +16,7 @@ Checked are, as far as the lines go (the last one of a file may be cut by a SIGK
   H5  no step is committed by a generation after a later one has begun
 Prints what is wrong, a line each, and ends with 1 then.
 """
+
 import argparse
 import collections
 import json
@@ -67,8 +68,8 @@ def check_chains(generations):
 
 def check_restored(generations, interval):
     first = None
-    saved = {}      # what was to be saved: step -> hash after it
-    newest = None   # committed step
+    saved = {}  # what was to be saved: step -> hash after it
+    newest = None  # committed step
     for gen, steps in generations.items():
         begin = next(iter(steps))
         lines = steps[begin]
@@ -80,7 +81,13 @@ def check_restored(generations, interval):
             yield f"H3: generation {gen} begins at step {begin}, after step {newest} was committed: {newest - begin + 1} steps are lost, allowed are {interval}"
         # What was saved later than the state that this generation begins with is on a way that was left.
         saved = {step: state for step, state in saved.items() if step < begin}
-        saved.update({step: lines[0]["params_after"] for step, lines in steps.items() if any(line["checkpoint"] is not None for line in lines)})
+        saved.update(
+            {
+                step: lines[0]["params_after"]
+                for step, lines in steps.items()
+                if any(line["checkpoint"] is not None for line in lines)
+            }
+        )
         newest = max([*steps, *([] if newest is None else [newest])])
 
 
@@ -94,7 +101,11 @@ def way_to_the_end(generations):
 
 
 def ranges_of(line):
-    return [(sample, sample) for sample in line["samples"]] if "samples" in line else [(line["first_sample"], line["last_sample"])]
+    return (
+        [(sample, sample) for sample in line["samples"]]
+        if "samples" in line
+        else [(line["first_sample"], line["last_sample"])]
+    )
 
 
 def check_samples(generations):
@@ -110,7 +121,9 @@ def check_samples(generations):
 
 
 def check_generations(generations):
-    began = {gen: min(line["mono_ns"] for lines in steps.values() for line in lines) for gen, steps in generations.items()}
+    began = {
+        gen: min(line["mono_ns"] for lines in steps.values() for line in lines) for gen, steps in generations.items()
+    }
     for gen, steps in generations.items():
         for step, lines in steps.items():
             for line in lines:
@@ -124,7 +137,13 @@ def check(lines, interval):
     generations = by_step(lines)
     if not generations:
         return ["no step was committed"]
-    return [*check_ranks(generations), *check_chains(generations), *check_restored(generations, interval), *check_samples(generations), *check_generations(generations)]
+    return [
+        *check_ranks(generations),
+        *check_chains(generations),
+        *check_restored(generations, interval),
+        *check_samples(generations),
+        *check_generations(generations),
+    ]
 
 
 def main():

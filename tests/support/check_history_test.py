@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """check_history.py finds each thing that must not be, in a history that is good but for it."""
+
 import os
 import sys
 import tempfile
@@ -20,8 +21,18 @@ def state(step):
 
 def line(gen, step, rank, mono_ns):
     first = (step * RANKS + rank) * SAMPLES
-    return {"mono_ns": mono_ns, "gen": gen, "step": step, "rank": rank, "world": RANKS, "first_sample": first, "last_sample": first + SAMPLES - 1, "params_before": state(step),
-            "params_after": state(step + 1), "checkpoint": (step + 1) // INTERVAL if (step + 1) % INTERVAL == 0 else None}
+    return {
+        "mono_ns": mono_ns,
+        "gen": gen,
+        "step": step,
+        "rank": rank,
+        "world": RANKS,
+        "first_sample": first,
+        "last_sample": first + SAMPLES - 1,
+        "params_before": state(step),
+        "params_after": state(step + 1),
+        "checkpoint": (step + 1) // INTERVAL if (step + 1) % INTERVAL == 0 else None,
+    }
 
 
 def good():
@@ -62,17 +73,20 @@ class CheckHistory(unittest.TestCase):
     def test_h2_a_step_is_missing(self):
         def change(lines, at):
             lines[:] = [one for one in lines if (one["gen"], one["step"]) != (1, 7)]
+
         self.expect("H2", change, "step 8 after step 6")
 
     def test_h2_a_step_begins_with_another_state(self):
         def change(lines, at):
             for rank in range(RANKS):
                 at[2, 11, rank]["params_before"] = "x"
+
         self.expect("H2", change, "step 11 does not begin")
 
     def test_h3_a_state_that_was_never_saved(self):
         def change(lines, at):  # generation 1 begins a step later: from what was committed, but not saved
             lines[:] = [one for one in lines if (one["gen"], one["step"]) != (1, 4)]
+
         self.expect("H3", change, "generation 1 begins at step 5 with a state that was not saved")
 
     def test_h3_another_state_under_the_same_step(self):
@@ -81,6 +95,7 @@ class CheckHistory(unittest.TestCase):
                 for rank in range(RANKS):
                     at[2, step, rank]["params_before"] += "x"
                     at[2, step, rank]["params_after"] += "x"
+
         self.expect("H3", change, "generation 2 begins at step 8 with a state that was not saved")
 
     def test_h3_a_checkpoint_of_a_way_that_was_left(self):
@@ -90,7 +105,7 @@ class CheckHistory(unittest.TestCase):
             now = max(one["mono_ns"] for one in lines if one["gen"] == 0)
             for one in lines:
                 if one["gen"] == 2:
-                    one["mono_ns"] += 10 ** 9
+                    one["mono_ns"] += 10**9
             for step in range(3):
                 for rank in range(RANKS):
                     now += 1000
@@ -100,10 +115,11 @@ class CheckHistory(unittest.TestCase):
                     new["params_after"] += "y"
                     lines.append(new)
             lines[:] = [one for one in lines if one["gen"] != 2 or one["step"] >= 8]
-            lines.extend(line(2, step, rank, 2 * 10 ** 9) for step in range(4, 8) for rank in range(RANKS))
+            lines.extend(line(2, step, rank, 2 * 10**9) for step in range(4, 8) for rank in range(RANKS))
             for one in lines:
                 if one["gen"] == 2:
-                    one["mono_ns"] = 2 * 10 ** 9 + one["step"]
+                    one["mono_ns"] = 2 * 10**9 + one["step"]
+
         self.expect("H3", change, "generation 2 begins at step 4 with a state that was not saved", interval=100)
 
     def test_h3_too_much_is_lost(self):
@@ -112,7 +128,10 @@ class CheckHistory(unittest.TestCase):
     def test_h4_a_sample_twice(self):
         def change(lines, at):
             for rank in range(RANKS):
-                at[2, 12, rank].update(first_sample=at[2, 11, rank]["first_sample"], last_sample=at[2, 11, rank]["last_sample"])
+                at[2, 12, rank].update(
+                    first_sample=at[2, 11, rank]["first_sample"], last_sample=at[2, 11, rank]["last_sample"]
+                )
+
         self.expect("H4", change, "in step 11")
 
     def test_h4_an_epoch_each(self):
@@ -120,12 +139,14 @@ class CheckHistory(unittest.TestCase):
             for one in lines:
                 if one["step"] >= 8:
                     one.update(epoch=1, first_sample=one["first_sample"] - 128, last_sample=one["last_sample"] - 128)
+
         self.assertEqual(self.wrong(change), [])
 
     def test_h5_a_stale_rank_commits(self):
         def change(lines, at):
             stale = line(0, 6, 1, at[1, 8, 0]["mono_ns"])
             lines.append(stale)
+
         self.expect("H5", change, "rank 1 of generation 0 committed step 6 after generation 1 had begun")
 
     def test_a_line_that_was_cut_is_no_line(self):

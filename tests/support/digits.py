@@ -1,4 +1,5 @@
 """Images that can be learned, in MNIST's files."""
+
 import struct
 from random import Random
 
@@ -13,7 +14,7 @@ def write(folder, count):
             image = bytearray(random.randrange(64) for _ in range(784))
             for y in range(5):
                 start = (label // 5 * 12 + y + 3) * 28 + label % 5 * 5 + 1
-                image[start:start + 4] = b"\xff" * 4
+                image[start : start + 4] = b"\xff" * 4
             images += image
         (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, count, 28, 28) + images)
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + bytes(labels))

@@ -16,7 +16,10 @@ using base::Deadline;
 using namespace std::chrono_literals;
 
 FaultProxy::FaultProxy(base::Address target)
-    : target_(std::move(target)), listener_(base::listen_on({"127.0.0.1", 0})), address_(base::local_address(listener_.get())), thread_([this] { run(); }) {}
+    : target_(std::move(target)),
+      listener_(base::listen_on({"127.0.0.1", 0})),
+      address_(base::local_address(listener_.get())),
+      thread_([this] { run(); }) {}
 
 FaultProxy::~FaultProxy() {
   stop_ = true;
@@ -78,14 +81,16 @@ bool FaultProxy::pass(Connection& connection, bool to_server) {
     return !(connection.to_server.over && connection.to_client.over);
   }
   const auto end = stream.passed + static_cast<std::uint64_t>(got);
-  if (to_server == flip_to_server_ && flip_at_ >= static_cast<std::int64_t>(stream.passed) && flip_at_ < static_cast<std::int64_t>(end)) {
+  if (to_server == flip_to_server_ && flip_at_ >= static_cast<std::int64_t>(stream.passed) &&
+      flip_at_ < static_cast<std::int64_t>(end)) {
     char& byte = bytes[static_cast<std::uint64_t>(flip_at_) - stream.passed];
     byte = static_cast<char>(byte ^ (1 << flip_bit_));
   }
   stream.passed = end;
   try {
     for (std::size_t at = 0; at < static_cast<std::size_t>(got); at += piece_)
-      base::send_all(to, {bytes + at, std::min<std::size_t>(piece_, static_cast<std::size_t>(got) - at)}, Deadline::in(5s));
+      base::send_all(to, {bytes + at, std::min<std::size_t>(piece_, static_cast<std::size_t>(got) - at)},
+                     Deadline::in(5s));
   } catch (const base::SystemError&) {
     return false;
   }

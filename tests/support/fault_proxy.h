@@ -24,7 +24,8 @@ class FaultProxy {
 
   /// From now on each byte is a segment of its own.
   void one_byte_segments() { piece_ = 1; }
-  /// Flips bit `bit` of the byte number `at` of each connection's bytes, counted from its beginning: of those to the server, or of those from it.
+  /// Flips bit `bit` of the byte number `at` of each connection's bytes, counted from its beginning: of those to the
+  /// server, or of those from it.
   void flip(bool to_server, std::uint64_t at, int bit);
 
   /// From now on who connects is refused.

@@ -27,7 +27,9 @@ std::string path_of(int fd) {
   const auto length = ::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path);
   return length < 0 ? "?" : std::string(path, static_cast<std::size_t>(length));
 }
-std::string path_of(int folder, const char* name) { return folder == AT_FDCWD || name[0] == '/' ? name : path_of(folder) + "/" + name; }
+std::string path_of(int folder, const char* name) {
+  return folder == AT_FDCWD || name[0] == '/' ? name : path_of(folder) + "/" + name;
+}
 
 /// Whether the operation is to fail, with errno set.
 template <typename Said>
@@ -108,7 +110,9 @@ int fsync(int fd) {
 
 int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
   static const auto next = real<int (*)(int, const char*, int, const char*)>("renameat");
-  return fails([&] { return "renameat " + path_of(from_folder, from) + " " + path_of(to_folder, to); }) ? -1 : next(from_folder, from, to_folder, to);
+  return fails([&] { return "renameat " + path_of(from_folder, from) + " " + path_of(to_folder, to); })
+             ? -1
+             : next(from_folder, from, to_folder, to);
 }
 
 int mkdirat(int folder, const char* path, mode_t rights) noexcept {

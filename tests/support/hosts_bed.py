@@ -4,6 +4,7 @@ Everything lives in a cell, own mount, network, process, name and IPC namespaces
 first process, the script itself, ends in whatever way. A script calls enter_cell() first and then makes a Bed. It needs root, unshare,
 nsenter, ip and, for shaping, tc.
 """
+
 import json
 import os
 import shutil
@@ -75,7 +76,23 @@ class Bed:
         """A namespace, whose one link goes to the switch."""
         name = f"h{host}"
         sh("ip", "netns", "add", name)
-        sh("ip", "-n", "sw", "link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "address", f"02:77:00:00:00:{host:02x}", "netns", name)
+        sh(
+            "ip",
+            "-n",
+            "sw",
+            "link",
+            "add",
+            f"v{name}",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "address",
+            f"02:77:00:00:00:{host:02x}",
+            "netns",
+            name,
+        )
         sh("ip", "-n", "sw", "link", "set", f"v{name}", "master", "br0", "up")
         sh("ip", "-n", name, "link", "set", "lo", "up")
         sh("ip", "-n", name, "addr", "add", f"{SUBNET}{host}/24", "dev", "eth0")
@@ -85,13 +102,33 @@ class Bed:
         """All hosts know each other's address on the wire. Many hosts need it: the kernel keeps a thousand that it has asked for, of all namespaces together."""
         numbers = range(1, self.num_hosts + 1)
         for host in numbers:
-            others = "".join(f"neigh replace {SUBNET}{other} lladdr 02:77:00:00:00:{other:02x} dev eth0 nud permanent\n" for other in numbers if other != host)
+            others = "".join(
+                f"neigh replace {SUBNET}{other} lladdr 02:77:00:00:00:{other:02x} dev eth0 nud permanent\n"
+                for other in numbers
+                if other != host
+            )
             subprocess.run(["ip", "-n", f"h{host}", "-batch", "-"], input=others, text=True, check=True)
 
     def shape(self, rate, hosts=None):
         """Bounds what each host sends and what it gets."""
         for namespace, device in self.ends_of(hosts):
-            sh("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
+            sh(
+                "tc",
+                "-n",
+                namespace,
+                "qdisc",
+                "replace",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "256kb",
+                "latency",
+                "20ms",
+            )
 
     def unshape(self, hosts=None):
         for namespace, device in self.ends_of(hosts):
@@ -99,7 +136,9 @@ class Bed:
 
     def ends_of(self, hosts):
         """The two ends of each link; of all hosts when none is named."""
-        return [end for host in hosts or range(1, self.num_hosts + 1) for end in ((f"h{host}", "eth0"), ("sw", f"vh{host}"))]
+        return [
+            end for host in hosts or range(1, self.num_hosts + 1) for end in ((f"h{host}", "eth0"), ("sw", f"vh{host}"))
+        ]
 
     # Without a reset, and without the loss of a carrier.
     @staticmethod
@@ -114,7 +153,20 @@ class Bed:
     @staticmethod
     def cut_one_way(sender, receiver):
         """From now on what `sender` sends does not arrive at `receiver`; the other way all does."""
-        sh("ip", "-n", f"h{sender}", "neigh", "replace", f"{SUBNET}{receiver}", "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+        sh(
+            "ip",
+            "-n",
+            f"h{sender}",
+            "neigh",
+            "replace",
+            f"{SUBNET}{receiver}",
+            "lladdr",
+            "02:00:00:00:00:99",
+            "dev",
+            "eth0",
+            "nud",
+            "permanent",
+        )
 
     @staticmethod
     def heal_one_way(sender, receiver):
@@ -131,13 +183,19 @@ class Bed:
 
     def bytes_of(self, host):
         """(sent, received) by `host` since it is there, as the switch counts."""
-        shown = json.loads(subprocess.run(["ip", "-n", "sw", "-s", "-j", "link", "show", f"vh{host}"], check=True, capture_output=True).stdout)
+        shown = json.loads(
+            subprocess.run(
+                ["ip", "-n", "sw", "-s", "-j", "link", "show", f"vh{host}"], check=True, capture_output=True
+            ).stdout
+        )
         return shown[0]["stats64"]["rx"]["bytes"], shown[0]["stats64"]["tx"]["bytes"]
 
     def remote_shell(self):
         """A program that mpirun can start its daemons with, in place of ssh."""
         path = f"{self.folder}/remote_shell"
         with open(path, "w", encoding="ascii") as script:
-            script.write('#!/bin/sh\nhost=$1\nshift\nexec nsenter --net=/run/netns/$host unshare --uts sh -c "hostname $host; $*"\n')
+            script.write(
+                '#!/bin/sh\nhost=$1\nshift\nexec nsenter --net=/run/netns/$host unshare --uts sh -c "hostname $host; $*"\n'
+            )
         os.chmod(path, 0o755)
         return path

@@ -1,4 +1,5 @@
 """Jobs on a bed of hosts: ranks with torchrun's variables, or started by mpirun. Rank 0 says "ready", waits for a line, and answers in JSON."""
+
 import json
 import os
 import select
@@ -22,15 +23,34 @@ class Job:
 
     def __init__(self, bed, where, words, env, stderr=None):
         local = {}
-        common = {"WORLD_SIZE": len(where), "MASTER_ADDR": f"{hosts_bed.SUBNET}{where[0]}", "MASTER_PORT": PORT,
-                  "OMP_NUM_THREADS": 1, **env}
+        common = {
+            "WORLD_SIZE": len(where),
+            "MASTER_ADDR": f"{hosts_bed.SUBNET}{where[0]}",
+            "MASTER_PORT": PORT,
+            "OMP_NUM_THREADS": 1,
+            **env,
+        }
         self.processes = []
         for rank, host in enumerate(where):
             place = local[host] = local.get(host, -1) + 1
-            variables = {**os.environ, **{key: str(value) for key, value in common.items()}, "RANK": str(rank), "LOCAL_RANK": str(place),
-                         "LOCAL_WORLD_SIZE": str(where.count(host))}
-            self.processes.append(bed.start(host, words, env=variables, stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                                            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL, stderr=stderr, text=True))
+            variables = {
+                **os.environ,
+                **{key: str(value) for key, value in common.items()},
+                "RANK": str(rank),
+                "LOCAL_RANK": str(place),
+                "LOCAL_WORLD_SIZE": str(where.count(host)),
+            }
+            self.processes.append(
+                bed.start(
+                    host,
+                    words,
+                    env=variables,
+                    stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                    stderr=stderr,
+                    text=True,
+                )
+            )
         self.talks = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 
@@ -73,11 +93,40 @@ class MpiJob(Job):
         slots = ",".join(f"h{host}:{where.count(host)}" for host in hosts)
         by_node = [] if where == sorted(where) else ["--map-by", "node"]
         exports = [word for key, value in env.items() for word in ("-x", f"{key}={value}")]
-        self.processes = [subprocess.Popen(
-            ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", bed.remote_shell(), "--mca", "btl_tcp_if_include", f"{hosts_bed.SUBNET}0/24",
-             "--mca", "oob_tcp_if_include", f"{hosts_bed.SUBNET}0/24", "--bind-to", "none", "-H", slots, *by_node, "-x", "OMP_NUM_THREADS=1",
-             "-x", "LSAN_OPTIONS=detect_leaks=0",  # for a build with a sanitizer: Open MPI's plugins leak, and are gone when it looks
-             *exports, "-np", str(len(where)), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)]
+        self.processes = [
+            subprocess.Popen(
+                [
+                    "mpirun",
+                    "--allow-run-as-root",
+                    "--mca",
+                    "plm_rsh_agent",
+                    bed.remote_shell(),
+                    "--mca",
+                    "btl_tcp_if_include",
+                    f"{hosts_bed.SUBNET}0/24",
+                    "--mca",
+                    "oob_tcp_if_include",
+                    f"{hosts_bed.SUBNET}0/24",
+                    "--bind-to",
+                    "none",
+                    "-H",
+                    slots,
+                    *by_node,
+                    "-x",
+                    "OMP_NUM_THREADS=1",
+                    "-x",
+                    "LSAN_OPTIONS=detect_leaks=0",  # for a build with a sanitizer: Open MPI's plugins leak, and are gone when it looks
+                    *exports,
+                    "-np",
+                    str(len(where)),
+                    *map(str, words),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        ]
         self.talks = self.processes[0]
         self.deadline = time.monotonic() + LIMIT_S
 

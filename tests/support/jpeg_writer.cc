@@ -44,7 +44,8 @@ std::string jpeg_file(int width, int height, const std::function<Pixel(int x, in
   std::vector<JSAMPLE> row(static_cast<std::size_t>(width * info.input_components));
   for (int y = 0; y < height; ++y) {
     for (int x = 0; x < width; ++x)
-      for (int i = 0; i < info.input_components; ++i) row[static_cast<std::size_t>(x * info.input_components + i)] = pixel(x, y)[static_cast<std::size_t>(i)];
+      for (int i = 0; i < info.input_components; ++i)
+        row[static_cast<std::size_t>(x * info.input_components + i)] = pixel(x, y)[static_cast<std::size_t>(i)];
     JSAMPLE* const rows = row.data();
     jpeg_write_scanlines(&info, const_cast<JSAMPARRAY>(&rows), 1);
   }

@@ -16,15 +16,17 @@ struct JpegMade {
   int quality = 95;
   int horizontal = 2, vertical = 2;  ///< how many columns and rows share a colour
   bool progressive = false;
-  bool adobe = true;                 ///< whether inks say that Adobe's program wrote them
+  bool adobe = true;  ///< whether inks say that Adobe's program wrote them
 };
 
 /// The bytes of a file with width x height pixels.
-std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel, const JpegMade& made = {});
+std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel,
+                      const JpegMade& made = {});
 
 /// Smooth in both directions, and in all colours.
 inline Pixel gradient(int x, int y) {
-  return {static_cast<std::uint8_t>(40 + x % 160), static_cast<std::uint8_t>(200 - y % 150), static_cast<std::uint8_t>((x + y) / 2 % 200)};
+  return {static_cast<std::uint8_t>(40 + x % 160), static_cast<std::uint8_t>(200 - y % 150),
+          static_cast<std::uint8_t>((x + y) / 2 % 200)};
 }
 
 }  // namespace lockstep::tests

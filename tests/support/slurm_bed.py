@@ -2,6 +2,7 @@
 
 A script calls hosts_bed.enter_cell(slurm_bed.TOOLS) first and then makes a SlurmBed. What it started ends with close(), or with the cell.
 """
+
 import os
 import pathlib
 import secrets
@@ -43,9 +44,19 @@ class SlurmBed:
         nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
         self.write_configuration(nodes)
         socket = self.folder / "munge/sock"
-        self.start("munged", "-F", f"--key-file={key}", f"--socket={socket}", f"--seed-file={self.folder}/munge/seed", f"--pid-file={self.folder}/munge/pid",
-                   f"--log-file={self.folder}/log/munged.log")
-        until("munged answers", lambda: subprocess.run(["munge", "-S", socket, "-n"], capture_output=True, check=False).returncode == 0)
+        self.start(
+            "munged",
+            "-F",
+            f"--key-file={key}",
+            f"--socket={socket}",
+            f"--seed-file={self.folder}/munge/seed",
+            f"--pid-file={self.folder}/munge/pid",
+            f"--log-file={self.folder}/log/munged.log",
+        )
+        until(
+            "munged answers",
+            lambda: subprocess.run(["munge", "-S", socket, "-n"], capture_output=True, check=False).returncode == 0,
+        )
         self.start("slurmctld", "-D")
         for node in nodes:
             self.start("slurmd", "-D", "-N", node)
@@ -65,28 +76,59 @@ class SlurmBed:
 
     def write_configuration(self, nodes):
         settings = {
-            "ClusterName": "t", "SlurmctldHost": "ctl(127.0.0.1)", "SlurmctldPort": CONTROLLER_PORT, "SlurmUser": "root", "SlurmdUser": "root",
-            "AuthType": "auth/munge", "AuthInfo": f"socket={self.folder}/munge/sock,cred_expire=5", "CredType": "cred/munge", "StateSaveLocation": f"{self.folder}/state",
-            "SlurmdSpoolDir": f"{self.folder}/spool.%n", "TmpFS": f"{self.folder}/tmp.%n", "SlurmctldPidFile": f"{self.folder}/slurmctld.pid",
-            "SlurmdPidFile": f"{self.folder}/slurmd.%n.pid", "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "JobAcctGatherType": "jobacct_gather/none",
-            "SwitchType": "switch/none", "SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core", "MpiDefault": "none", "LaunchParameters": "use_interactive_step", "ReturnToService": 2, "KillWait": 5,
-            "SchedulerParameters": "sched_interval=2,bf_interval=2"}
+            "ClusterName": "t",
+            "SlurmctldHost": "ctl(127.0.0.1)",
+            "SlurmctldPort": CONTROLLER_PORT,
+            "SlurmUser": "root",
+            "SlurmdUser": "root",
+            "AuthType": "auth/munge",
+            "AuthInfo": f"socket={self.folder}/munge/sock,cred_expire=5",
+            "CredType": "cred/munge",
+            "StateSaveLocation": f"{self.folder}/state",
+            "SlurmdSpoolDir": f"{self.folder}/spool.%n",
+            "TmpFS": f"{self.folder}/tmp.%n",
+            "SlurmctldPidFile": f"{self.folder}/slurmctld.pid",
+            "SlurmdPidFile": f"{self.folder}/slurmd.%n.pid",
+            "ProctrackType": "proctrack/linuxproc",
+            "TaskPlugin": "task/none",
+            "JobAcctGatherType": "jobacct_gather/none",
+            "SwitchType": "switch/none",
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_Core",
+            "MpiDefault": "none",
+            "LaunchParameters": "use_interactive_step",
+            "ReturnToService": 2,
+            "KillWait": 5,
+            "SchedulerParameters": "sched_interval=2,bf_interval=2",
+        }
         lines = [f"{name}={value}" for name, value in settings.items()]
         for number, node in enumerate(nodes, start=1):
             for kind in ("spool", "tmp"):
                 (self.folder / f"{kind}.{node}").mkdir()
-            lines.append(f"NodeName={node} NodeHostname=ctl NodeAddr=127.0.0.1 Port={NODE_PORT + number} CPUs=2 RealMemory=1000")
+            lines.append(
+                f"NodeName={node} NodeHostname=ctl NodeAddr=127.0.0.1 Port={NODE_PORT + number} CPUs=2 RealMemory=1000"
+            )
         lines.append("PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP")
         (self.folder / "slurm.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def start(self, program, *words):
         with open(self.folder / f"log/{program}.{len(self.started)}.out", "wb") as log:
-            self.started.append(subprocess.Popen([shutil.which(program), *map(str, words)], env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
-                                                 stderr=subprocess.STDOUT, start_new_session=True))
+            self.started.append(
+                subprocess.Popen(
+                    [shutil.which(program), *map(str, words)],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
 
     def ask(self, *words):
         """What a client of SLURM prints; "" when it fails."""
-        done = subprocess.run(list(words), env=self.environment, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            list(words), env=self.environment, capture_output=True, text=True, timeout=30, check=False
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def state(self, job):

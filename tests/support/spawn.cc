@@ -37,7 +37,8 @@ std::string file_text(const std::string& path) {
 std::vector<std::string> stat_fields(pid_t pid) {
   const std::string text = file_text("/proc/" + std::to_string(pid) + "/stat");
   const std::size_t close = text.rfind(") ");
-  return close == std::string::npos ? std::vector<std::string>() : base::split(std::string_view(text).substr(close + 2), ' ');
+  return close == std::string::npos ? std::vector<std::string>()
+                                    : base::split(std::string_view(text).substr(close + 2), ' ');
 }
 
 std::vector<pid_t> all_pids() {
@@ -59,8 +60,9 @@ std::vector<std::string> environment_of(const SpawnOptions& options, const std::
   for (char** entry = ::environ; *entry; ++entry) {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
-    if (starts_with_any(name, {"LOCKSTEP_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_"}) || options.env.contains(name) || name == "RANK" ||
-        name == "WORLD_SIZE" || name == "LOCAL_RANK" || name == "LOCAL_WORLD_SIZE" || name == "NODE_RANK" || name == "OMP_NUM_THREADS")
+    if (starts_with_any(name, {"LOCKSTEP_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_"}) ||
+        options.env.contains(name) || name == "RANK" || name == "WORLD_SIZE" || name == "LOCAL_RANK" ||
+        name == "LOCAL_WORLD_SIZE" || name == "NODE_RANK" || name == "OMP_NUM_THREADS")
       continue;
     all.emplace_back(text);
   }
@@ -126,13 +128,17 @@ void Process::read_some(Deadline deadline) {
     char bytes[1 << 16];
     if (!entries[i].revents) continue;
     const ssize_t size = ::read(pipes_[i].get(), bytes, sizeof bytes);
-    if (size > 0) texts_[i].append(bytes, static_cast<std::size_t>(size));
-    else if (size == 0) pipes_[i].reset();
+    if (size > 0)
+      texts_[i].append(bytes, static_cast<std::size_t>(size));
+    else if (size == 0)
+      pipes_[i].reset();
   }
 }
 
 bool Process::wait_for(std::string_view text, Deadline deadline) {
-  const auto there = [&] { return texts_[0].find(text) != std::string::npos || texts_[1].find(text) != std::string::npos; };
+  const auto there = [&] {
+    return texts_[0].find(text) != std::string::npos || texts_[1].find(text) != std::string::npos;
+  };
   while (!there() && (pipes_[0] || pipes_[1]) && !deadline.expired()) read_some(deadline);
   return there();
 }
@@ -146,7 +152,9 @@ Exit Process::wait(Deadline deadline) {
   std::optional<int> status;
   while (!(status = reap())) {
     if (deadline.expired()) {
-      ADD_FAILURE() << "process " << pid_ << " did not end in time; stdout:\n" << texts_[0] << "\nstderr:\n" << texts_[1];
+      ADD_FAILURE() << "process " << pid_ << " did not end in time; stdout:\n"
+                    << texts_[0] << "\nstderr:\n"
+                    << texts_[1];
       ::kill(pid_, SIGKILL);
       deadline = Deadline::in(5s);
     }

@@ -1,4 +1,5 @@
-// Processes for tests: started with arguments and environment, their output captured, every wait bounded, and none left behind.
+// Processes for tests: started with arguments and environment, their output captured, every wait bounded, and none left
+// behind.
 #pragma once
 
 #include <sys/types.h>
@@ -16,12 +17,12 @@
 namespace lockstep::tests {
 
 struct SpawnOptions {
-  std::vector<std::string> argv;               ///< argv[0] is a path, or looked for in PATH
+  std::vector<std::string> argv;                ///< argv[0] is a path, or looked for in PATH
   std::map<std::string, std::string> env = {};  ///< on top of the test's own environment, from which all variables of
                                                 ///< launchers (LOCKSTEP_*, RANK, OMP_NUM_THREADS ...) are taken out
-  bool read_out = true;  ///< false: nobody reads the pipe that is its stdout
-  int out = -1;          ///< its stdout instead of a pipe; borrowed
-  int err = -1;          ///< its stderr instead of a pipe; borrowed
+  bool read_out = true;                         ///< false: nobody reads the pipe that is its stdout
+  int out = -1;                                 ///< its stdout instead of a pipe; borrowed
+  int err = -1;                                 ///< its stderr instead of a pipe; borrowed
 };
 
 /// How a process ended.

@@ -1,4 +1,5 @@
 """Hosts of a hosts_bed.Bed that one can log in to: each with processes, a name, a /dev/shm and an sshd of its own. The files and the clock they share."""
+
 import os
 import shutil
 import subprocess
@@ -40,14 +41,34 @@ class SshBed(hosts_bed.Bed):
 
     def configure_ssh(self, more=""):
         with open(f"{self.folder}/ssh/config", "w", encoding="ascii") as config:
-            config.write(f"Host h* {SUBNET}*\nIdentityFile {self.folder}/ssh/user\nUserKnownHostsFile {self.folder}/ssh/known\nStrictHostKeyChecking yes\n{more}")
+            config.write(
+                f"Host h* {SUBNET}*\nIdentityFile {self.folder}/ssh/user\nUserKnownHostsFile {self.folder}/ssh/known\nStrictHostKeyChecking yes\n{more}"
+            )
 
     def boot(self, host):
         with open(f"{self.folder}/ssh/sshd{host}", "w", encoding="ascii") as config:
-            config.write(f"HostKey {self.folder}/ssh/host{host}\nAuthorizedKeysFile {self.folder}/ssh/user.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
-                         "SetEnv RANK=77 LOCAL_RANK=77 CUDA_VISIBLE_DEVICES=70,71,72,73\n")  # a login whose variables are not for ranks
-        words = ["nsenter", f"--net=/run/netns/h{host}", "unshare", "--uts", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc",
-                 "sh", "-c", INIT, "sh", str(host), self.folder]
+            config.write(
+                f"HostKey {self.folder}/ssh/host{host}\nAuthorizedKeysFile {self.folder}/ssh/user.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
+                "SetEnv RANK=77 LOCAL_RANK=77 CUDA_VISIBLE_DEVICES=70,71,72,73\n"
+            )  # a login whose variables are not for ranks
+        words = [
+            "nsenter",
+            f"--net=/run/netns/h{host}",
+            "unshare",
+            "--uts",
+            "--mount",
+            "--pid",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+            INIT,
+            "sh",
+            str(host),
+            self.folder,
+        ]
         self.inits[host] = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def power_off(self, host):

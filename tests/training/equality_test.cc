@@ -39,7 +39,8 @@ TEST(Mnist, LearnsTheDigits) {
 TEST(Mnist, SavesWhatOthersRead) {
   const TempDir folder;
   write_digits(folder, 200);
-  run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--epochs", "1", "--save", folder / "net.safetensors"});
+  run_ranks(2,
+            {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--epochs", "1", "--save", folder / "net.safetensors"});
   const std::string file = read_file(folder / "net.safetensors");
   for (const char* const name : {"\"conv1.weight\"", "\"digits.bias\""})
     EXPECT_NE(file.find(name), std::string::npos) << name;
@@ -94,7 +95,8 @@ TEST(CharGpt, MixedPrecisionLearnsAlike) {
   const TempDir folder;
   folder.write("text/a.txt", sentences());
   const auto after = [&](const std::string& precision, const std::string& steps) {
-    const Exit exit = run_ranks(2, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block", "32", "--batch-size", "8", "--sample", "0", "--precision", precision});
+    const Exit exit = run_ranks(2, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block",
+                                    "32", "--batch-size", "8", "--sample", "0", "--precision", precision});
     return number_after(exit.out, "after: ");
   };
   const double full = after("32", "40"), bfloat16 = after("bf16-mixed", "40");

@@ -26,26 +26,31 @@ TEST(Examples, RefuseBadArgumentsInOneLine) {
   const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_CHAR_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
   const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --save, --loss-log, --help";
   expect_refused({sum, "4"}, "01_all_reduce: the argument \"4\" is not known; allowed are --help");
-  expect_refused({mnist}, "02_mnist: --data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+  expect_refused({mnist},
+                 "02_mnist: --data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
   expect_refused({mnist, "--epochs", "0"}, "02_mnist: --epochs is \"0\"; allowed is an integer from 1 to 1000");
   expect_refused({mnist, "--epochs", "3x"}, "02_mnist: --epochs is \"3x\"; allowed is an integer from 1 to 1000");
   expect_refused({mnist, "--batch-size=-4"}, "--batch-size is \"-4\"; allowed is an integer from 1 to 100000");
   expect_refused({mnist, "--seed", "-1"}, "--seed is \"-1\"; allowed is an integer from 0 to 1000000000");
   expect_refused({mnist, "--lr", "nan"}, "--lr is \"nan\"; allowed is a number from 1e-06 to 10");
   expect_refused({mnist, "--lr", "11"}, "--lr is \"11\"; allowed is a number from 1e-06 to 10");
-  expect_refused({mnist, "--learning-rate", "1"}, "the argument \"--learning-rate\" is not known; allowed are " + names);
+  expect_refused({mnist, "--learning-rate", "1"},
+                 "the argument \"--learning-rate\" is not known; allowed are " + names);
   expect_refused({mnist, "--epochs"},
                  "--epochs is given without a value, or several times; allowed is --epochs VALUE, once");
   expect_refused({mnist, "--seed", "1", "--seed", "2"},
                  "--seed is given without a value, or several times; allowed is --seed VALUE, once");
-  expect_refused({mnist, "--data", folder / "nowhere"}, "the folder " + (folder / "nowhere") +
-                 " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
+  expect_refused(
+      {mnist, "--data", folder / "nowhere"},
+      "the folder " + (folder / "nowhere") + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
   expect_refused({gpt}, "03_char_gpt: --corpus is missing; allowed is a file or a folder with text");
   expect_refused({gpt, "--corpus", empty}, empty + " holds no text");
   expect_refused({gpt, "--corpus", folder / "nowhere"}, "there is no file or folder " + (folder / "nowhere"));
   expect_refused({gpt, "--corpus", text, "--block", "8"}, "leaves a part without a window of 8 characters");
-  expect_refused({gpt, "--precision", "int8"}, "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  expect_refused({gpt, "--corpus", text, "--precision", "O2"}, "--precision is \"O2\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
+  expect_refused({gpt, "--precision", "int8"},
+                 "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+  expect_refused({gpt, "--corpus", text, "--precision", "O2"},
+                 "--precision is \"O2\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
   expect_refused({gpt, "--steps", "1e3"}, "--steps is \"1e3\"; allowed is an integer from 1 to 10000000");
 }
 
@@ -57,8 +62,9 @@ TEST(Examples, RefuseAFileThatCannotBeWrittenBeforeTheyTrain) {
                  "--loss-log is \"" + nowhere + "\"; allowed is a file in a folder that exists");
   expect_refused({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--save", nowhere},
                  "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
-  expect_refused({LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder.write("text", std::string(4000, 'a')), "--save", nowhere},
-                 "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
+  expect_refused(
+      {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder.write("text", std::string(4000, 'a')), "--save", nowhere},
+      "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
 }
 
 TEST(Examples, RefuseABatchThatDoesNotDivideAmongTheRanks) {

@@ -1,7 +1,11 @@
 // A training by Trainer that may be killed anywhere, and writes down what it did:
-//   training_fit model=mlp|mnist|gpt [data=PATH] folder=RUNS history=FOLDER [name=NAME] [resume=auto|PATH] [steps=N] [epochs=N] [batch=N] [save_every=N] [precision=NAME] [kill=RANK@STEP,...] [slow_ms=N] [plain=1]
-// `batch` is that of all ranks together. Each rank appends a line to HISTORY/rank.R.jsonl when it begins and after each step, flushed: what it drew, and a hash of all weights before and after. kill: a rank kills itself with SIGKILL in the forward of that step,
-// once each, which a file in HISTORY remembers. plain: without what depends on the number of ranks, dropout and their own batch norms. At the end rank 0 prints "end=REASON steps=N epochs=N loss=L hash=H".
+//   training_fit model=mlp|mnist|gpt [data=PATH] folder=RUNS history=FOLDER [name=NAME] [resume=auto|PATH] [steps=N]
+//   [epochs=N] [batch=N] [save_every=N] [precision=NAME] [kill=RANK@STEP,...] [slow_ms=N] [plain=1]
+// `batch` is that of all ranks together. Each rank appends a line to HISTORY/rank.R.jsonl when it begins and after each
+// step, flushed: what it drew, and a hash of all weights before and after. kill: a rank kills itself with SIGKILL in
+// the forward of that step, once each, which a file in HISTORY remembers. plain: without what depends on the number of
+// ranks, dropout and their own batch norms. At the end rank 0 prints "end=REASON steps=N epochs=N loss=L hash=H".
+#include <fcntl.h>
 #include <lockstep/base/content_hash.h>
 #include <lockstep/base/env.h>
 #include <lockstep/base/monotonic.h>
@@ -12,10 +16,8 @@
 #include <lockstep/data/vocabulary.h>
 #include <lockstep/job/identity.h>
 #include <lockstep/lockstep.h>
-#include <torch/torch.h>
-
-#include <fcntl.h>
 #include <signal.h>
+#include <torch/torch.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -56,29 +58,39 @@ std::string hash_of(const torch::nn::Module& module) {
 /// What one rank writes down.
 class History {
  public:
-  History(const std::string& folder, lockstep::Group& world) : folder_(folder), rank_(world.rank()), world_size_(world.size()) {
+  History(const std::string& folder, lockstep::Group& world)
+      : folder_(folder), rank_(world.rank()), world_size_(world.size()) {
     generation_ = lockstep::job::identify(lockstep::base::Env::process()).generation;
     file_.open(folder + "/rank." + std::to_string(rank_) + ".jsonl", std::ios::app);
   }
-  void began(std::int64_t step, const std::string& hash) { line("\"pid\": " + std::to_string(::getpid()) + ", \"begins_after\": " + std::to_string(step) + ", \"after\": \"" + hash + "\""); }
-  void drew(const std::vector<std::int64_t>& samples) { samples_.insert(samples_.end(), samples.begin(), samples.end()); }
+  void began(std::int64_t step, const std::string& hash) {
+    line("\"pid\": " + std::to_string(::getpid()) + ", \"begins_after\": " + std::to_string(step) + ", \"after\": \"" +
+         hash + "\"");
+  }
+  void drew(const std::vector<std::int64_t>& samples) {
+    samples_.insert(samples_.end(), samples.begin(), samples.end());
+  }
   void stepped(std::int64_t step, std::int64_t epoch, const std::string& before, const std::string& after) {
     std::string samples;
     for (const std::int64_t sample : samples_) samples += (samples.empty() ? "" : ", ") + std::to_string(sample);
     samples_.clear();
-    line("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": [" + samples + "], \"before\": \"" + before + "\", \"after\": \"" + after + "\"");
+    line("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) + ", \"samples\": [" + samples +
+         "], \"before\": \"" + before + "\", \"after\": \"" + after + "\"");
   }
   /// Whether this rank is to die in this step, for the first time.
   bool dies_in(std::int64_t step, const std::string& kills) const {
     std::istringstream items(kills);
     for (std::string item; std::getline(items, item, ',');)
-      if (item == std::to_string(rank_) + "@" + std::to_string(step)) return ::close(::open((folder_ + "/killed." + item).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644)) == 0;
+      if (item == std::to_string(rank_) + "@" + std::to_string(step))
+        return ::close(::open((folder_ + "/killed." + item).c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644)) ==
+               0;
     return false;
   }
 
  private:
   void line(const std::string& fields) {
-    file_ << "{\"mono_ns\": " << lockstep::base::monotonic_ns() << ", \"gen\": " << generation_ << ", \"rank\": " << rank_ << ", \"world\": " << world_size_ << ", " << fields << "}" << std::endl;
+    file_ << "{\"mono_ns\": " << lockstep::base::monotonic_ns() << ", \"gen\": " << generation_
+          << ", \"rank\": " << rank_ << ", \"world\": " << world_size_ << ", " << fields << "}" << std::endl;
   }
   std::string folder_;
   int rank_, world_size_, generation_ = 0;
@@ -87,7 +99,11 @@ class History {
 };
 
 struct Mlp : torch::nn::Module {
-  torch::Tensor loss(const torch::Tensor& data, const torch::Tensor& target) { return torch::nll_loss(torch::log_softmax(last(torch::dropout(torch::tanh(first(data)), dropout, is_training())), 1), target.remainder(10)); }
+  torch::Tensor loss(const torch::Tensor& data, const torch::Tensor& target) {
+    return torch::nll_loss(
+        torch::log_softmax(last(torch::dropout(torch::tanh(first(data)), dropout, is_training())), 1),
+        target.remainder(10));
+  }
   torch::nn::Linear first = register_module("first", torch::nn::Linear(32, 24));
   torch::nn::Linear last = register_module("last", torch::nn::Linear(24, 10));
   double dropout = 0.1;
@@ -100,13 +116,18 @@ struct Conv : torch::nn::Module {
   }
   torch::nn::Conv2d first = register_module("first", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 8, 3).padding(1)));
   torch::nn::BatchNorm2d norm = register_module("norm", torch::nn::BatchNorm2d(8));
-  torch::nn::Conv2d second = register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 16, 3).padding(1)));
+  torch::nn::Conv2d second =
+      register_module("second", torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 16, 3).padding(1)));
   torch::nn::Linear last = register_module("last", torch::nn::Linear(16 * 7 * 7, 10));
   double dropout = 0.1;
 };
 struct Text : torch::nn::Module {
-  explicit Text(std::int64_t vocabulary) : gpt(register_module("gpt", Gpt(GptOptions{.vocabulary = vocabulary, .block = 32, .width = 32, .layers = 2, .heads = 2}))) {}
-  torch::Tensor loss(const torch::Tensor& data, const torch::Tensor& target) { return gpt->loss(data, target.narrow(1, 1, target.size(1) - 1)); }
+  explicit Text(std::int64_t vocabulary)
+      : gpt(register_module(
+            "gpt", Gpt(GptOptions{.vocabulary = vocabulary, .block = 32, .width = 32, .layers = 2, .heads = 2}))) {}
+  torch::Tensor loss(const torch::Tensor& data, const torch::Tensor& target) {
+    return gpt->loss(data, target.narrow(1, 1, target.size(1) - 1));
+  }
   Gpt gpt;
   double dropout = 0;  // it has none
 };
@@ -127,7 +148,8 @@ struct Watched : Net {
     return loss;
   }
   std::vector<train::OptimizerPlan> configure_optimizers(train::TrainingSetup& setup) {
-    return {{std::make_shared<lockstep::optim::AdamW>(setup.ddp(), lockstep::optim::AdamWOptions{.lr = 2e-3}), lockstep::optim::cosine_decay({.steps = std::max<std::int64_t>(1, setup.total_steps())})}};
+    return {{std::make_shared<lockstep::optim::AdamW>(setup.ddp(), lockstep::optim::AdamWOptions{.lr = 2e-3}),
+             lockstep::optim::cosine_decay({.steps = std::max<std::int64_t>(1, setup.total_steps())})}};
   }
   History* history = nullptr;
   std::string kills;
@@ -158,10 +180,13 @@ int fit(const Words& words, train::Trainer& trainer, std::shared_ptr<Watched<Net
   trainer.add(writer);
   const std::uint64_t size = dataset.size();
   auto loader = lockstep::data::make_loader(
-      size, [dataset](std::size_t i) { return dataset(i); }, world, {.batch_size = number(words, "batch", 12) / world.size(), .seed = 4, .mode = lockstep::data::ShardMode::kExact});
+      size, [dataset](std::size_t i) { return dataset(i); }, world,
+      {.batch_size = number(words, "batch", 12) / world.size(), .seed = 4, .mode = lockstep::data::ShardMode::kExact});
   const train::FitResult result = trainer.fit(net, loader);
   if (world.rank() == 0)
-    std::cout << "end=" << static_cast<int>(result.reason) << " steps=" << result.steps << " epochs=" << result.epochs << " loss=" << result.train_values.front().second << " hash=" << hash_of(*net) << " folder=" << result.folder << std::endl;
+    std::cout << "end=" << static_cast<int>(result.reason) << " steps=" << result.steps << " epochs=" << result.epochs
+              << " loss=" << result.train_values.front().second << " hash=" << hash_of(*net)
+              << " folder=" << result.folder << std::endl;
   return result.exit_code();
 }
 
@@ -174,7 +199,10 @@ struct Made {
 };
 
 int run(const Words& words) {
-  train::TrainerOptions options{.max_epochs = number(words, "epochs", -1), .max_steps = number(words, "steps", -1), .precision = text(words, "precision", "32"), .seed = 11};
+  train::TrainerOptions options{.max_epochs = number(words, "epochs", -1),
+                                .max_steps = number(words, "steps", -1),
+                                .precision = text(words, "precision", "32"),
+                                .seed = 11};
   options.folder = text(words, "folder");
   options.name = text(words, "name", "fit");
   options.resume = text(words, "resume");
@@ -186,7 +214,8 @@ int run(const Words& words) {
   torch::manual_seed(trainer.world().rank());
   const std::string model = text(words, "model", "mlp"), data = text(words, "data");
   if (model == "mnist") {
-    const auto images = lockstep::data::Mnist::load(data, lockstep::data::Mnist::Part::kTest).slice(0, static_cast<std::size_t>(number(words, "samples", 2000)));
+    const auto images = lockstep::data::Mnist::load(data, lockstep::data::Mnist::Part::kTest)
+                            .slice(0, static_cast<std::size_t>(number(words, "samples", 2000)));
     const auto make = [images](std::size_t i) {
       Example example = images.get(i);
       return Example{example.data, example.target + static_cast<std::int64_t>(i) * 10};
@@ -201,14 +230,17 @@ int run(const Words& words) {
       Example example = windows.get(i);
       return Example{example.data, torch::cat({torch::tensor({static_cast<std::int64_t>(i)}), example.target})};
     };
-    const auto count = std::min<std::uint64_t>(windows.size(), static_cast<std::uint64_t>(number(words, "samples", 2000)));
-    return fit<Text>(words, trainer, std::make_shared<Watched<Text>>(static_cast<std::int64_t>(vocabulary.size())), Made<decltype(make)>{count, make});
+    const auto count =
+        std::min<std::uint64_t>(windows.size(), static_cast<std::uint64_t>(number(words, "samples", 2000)));
+    return fit<Text>(words, trainer, std::make_shared<Watched<Text>>(static_cast<std::int64_t>(vocabulary.size())),
+                     Made<decltype(make)>{count, make});
   }
   const auto make = [](std::size_t i) {
     const torch::Tensor x = (torch::arange(1, 33) * static_cast<std::int64_t>(i % 509 + 1)).remainder(97) / 48.5 - 1;
     return Example{x, torch::tensor(static_cast<std::int64_t>(i * 10 + i * 7 % 509 % 10))};
   };
-  return fit<Mlp>(words, trainer, std::make_shared<Watched<Mlp>>(), Made<decltype(make)>{static_cast<std::uint64_t>(number(words, "samples", 100)), make});
+  return fit<Mlp>(words, trainer, std::make_shared<Watched<Mlp>>(),
+                  Made<decltype(make)>{static_cast<std::uint64_t>(number(words, "samples", 100)), make});
 }
 
 }  // namespace

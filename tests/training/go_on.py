@@ -8,6 +8,7 @@ stop:    2, then 3, then 1 ranks (--worlds), each but the last asked to leave by
 restart: one run with --max-restarts, in which ranks get SIGKILL in --kills random steps. The same bits, by one command.
 Of every run the ranks' histories are looked at (go_on_history.py). Prints a line a run; exit code 1 when one was wrong.
 """
+
 import argparse
 import json
 import os
@@ -29,13 +30,35 @@ class Job:
     def __init__(self, args, root, name, world, extra, options=()):
         self.history = os.path.join(root, name + ".history")
         os.makedirs(self.history, exist_ok=True)
-        words = [f"model={args.model}", f"folder={root}", f"name={name}", f"history={self.history}", f"epochs={args.epochs}", f"samples={args.samples}", f"batch={args.batch}"]
+        words = [
+            f"model={args.model}",
+            f"folder={root}",
+            f"name={name}",
+            f"history={self.history}",
+            f"epochs={args.epochs}",
+            f"samples={args.samples}",
+            f"batch={args.batch}",
+        ]
         if args.data:
             words.append(f"data={args.data}")
         if args.kind == "stop":
             words.append("plain=1")
-        command = [args.lockstep, "run", "-n", str(world), "--bind", "none", *options, "--", args.program, *words, *extra]
-        self.process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        command = [
+            args.lockstep,
+            "run",
+            "-n",
+            str(world),
+            "--bind",
+            "none",
+            *options,
+            "--",
+            args.program,
+            *words,
+            *extra,
+        ]
+        self.process = subprocess.Popen(
+            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
 
     def end(self):
         try:
@@ -107,7 +130,9 @@ def restarted(args, root, number, rng, ref):
     kills = sorted(rng.sample(range(2, steps + 1), min(args.kills, steps - 1)))
     name = f"restarted-{number}"
     words = ",".join(f"{rng.randrange(2)}@{step}" for step in kills)
-    job = Job(args, root, name, 2, [f"kill={words}", f"save_every={args.save_every}"], ["--max-restarts", str(len(kills))])
+    job = Job(
+        args, root, name, 2, [f"kill={words}", f"save_every={args.save_every}"], ["--max-restarts", str(len(kills))]
+    )
     code, found, err = job.end()
     wrong = []
     if code != 0 or not found or found[5] != ref[5]:

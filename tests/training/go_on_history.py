@@ -1,4 +1,5 @@
 """What the ranks of trainings that went on have written down (fit.cc), as tests/support/check_history.py reads it: each start of a training is a generation there, whoever has started it."""
+
 import collections
 import json
 import os
@@ -26,7 +27,15 @@ def starts_of(folder):
                     number += 1
                 starts.setdefault(number, (line["begins_after"], []))
             else:
-                starts[number][1].append({**line, "gen": number, "params_before": line["before"], "params_after": line["after"], "checkpoint": line["step"]})
+                starts[number][1].append(
+                    {
+                        **line,
+                        "gen": number,
+                        "params_before": line["before"],
+                        "params_after": line["after"],
+                        "checkpoint": line["step"],
+                    }
+                )
     return starts
 
 
@@ -39,5 +48,9 @@ def check(folder, samples, max_lost, epochs=None):
         for of_step in check_history.way_to_the_end(check_history.by_step(lines)).values():
             for line in of_step:
                 drawn[line["epoch"]] += len(line["samples"])
-        wrong += [f"H4: epoch {epoch} has {drawn[epoch]} of {samples} samples" for epoch in range(epochs) if drawn[epoch] != samples]
+        wrong += [
+            f"H4: epoch {epoch} has {drawn[epoch]} of {samples} samples"
+            for epoch in range(epochs)
+            if drawn[epoch] != samples
+        ]
     return wrong[:5]

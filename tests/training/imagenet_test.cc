@@ -21,7 +21,8 @@ std::string pattern(int kind, std::uint32_t number) {
     Pixel pixel{};
     for (std::size_t i = 0; i < 3; ++i) {
       noise = noise * 1664525 + 1013904223;
-      pixel[i] = static_cast<std::uint8_t>(kColors[static_cast<std::size_t>(kind)][i] + places[kind] % 2 * 80 + static_cast<int>(noise >> 27));
+      pixel[i] = static_cast<std::uint8_t>(kColors[static_cast<std::size_t>(kind)][i] + places[kind] % 2 * 80 +
+                                           static_cast<int>(noise >> 27));
     }
     return pixel;
   });
@@ -31,11 +32,14 @@ std::string pattern(int kind, std::uint32_t number) {
 void write_patterns(const TempDir& folder, std::uint32_t train, std::uint32_t val) {
   for (int kind = 0; kind < 4; ++kind)
     for (std::uint32_t i = 0; i < train + val; ++i)
-      folder.write((i < train ? "train/" : "val/") + std::string(1, static_cast<char>('a' + kind)) + "/" + std::to_string(i) + ".jpg", pattern(kind, 100 * i + static_cast<std::uint32_t>(kind)));
+      folder.write((i < train ? "train/" : "val/") + std::string(1, static_cast<char>('a' + kind)) + "/" +
+                       std::to_string(i) + ".jpg",
+                   pattern(kind, 100 * i + static_cast<std::uint32_t>(kind)));
 }
 
 Exit run_imagenet(int ranks, const TempDir& folder, const Words& more, int code = 0) {
-  Words words{LOCKSTEP_IMAGENET_PROGRAM, "--data", folder.path(), "--arch", "resnet18", "--image-size", "32", "--workers", "1"};
+  Words words{
+      LOCKSTEP_IMAGENET_PROGRAM, "--data", folder.path(), "--arch", "resnet18", "--image-size", "32", "--workers", "1"};
   words.insert(words.end(), more.begin(), more.end());
   return run_ranks(ranks, words, code);
 }
@@ -48,14 +52,16 @@ std::vector<float> saved(const std::string& path, const std::string& name) {
   const std::string entry = file.substr(8, header).substr(file.substr(8, header).find("\"" + name + "\""));
   const bool full = entry.find("\"F32\"") < entry.find('}'), half = entry.find("\"F16\"") < entry.find('}');
   const std::size_t place = entry.find("\"data_offsets\":[") + std::strlen("\"data_offsets\":[");
-  const auto begin = std::strtoull(entry.c_str() + place, nullptr, 10), end = std::strtoull(entry.c_str() + entry.find(',', place) + 1, nullptr, 10);
+  const auto begin = std::strtoull(entry.c_str() + place, nullptr, 10),
+             end = std::strtoull(entry.c_str() + entry.find(',', place) + 1, nullptr, 10);
   std::vector<float> numbers;
   for (std::uint64_t i = begin; i < end; i += full ? 4 : 2) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, file.data() + 8 + header + i, full ? 4 : 2);
     float number = 0;
     if (half) {  // no infinities, and nothing below 6e-5, matters here
-      const float magnitude = std::ldexp(1.0f + static_cast<float>(bits & 1023) / 1024, static_cast<int>(bits >> 10 & 31) - 15);
+      const float magnitude =
+          std::ldexp(1.0f + static_cast<float>(bits & 1023) / 1024, static_cast<int>(bits >> 10 & 31) - 15);
       number = (bits >> 10 & 31) == 0 ? 0 : bits >> 15 ? -magnitude : magnitude;
     } else {
       if (!full) bits <<= 16;
@@ -69,14 +75,17 @@ std::vector<float> saved(const std::string& path, const std::string& name) {
 double largest_step(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
   double largest = 0;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
+    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
   return largest;
 }
 
 TEST(Imagenet, TwoRanksLearnAndWhatTheySaveIsReadAgain) {
   const TempDir folder;
   write_patterns(folder, 24, 8);
-  const Exit exit = run_imagenet(2, folder, {"--batch", "8", "--epochs", "6", "--warmup", "1", "--lr", "0.05", "--save", folder / "net.safetensors"});
+  const Exit exit = run_imagenet(
+      2, folder,
+      {"--batch", "8", "--epochs", "6", "--warmup", "1", "--lr", "0.05", "--save", folder / "net.safetensors"});
   EXPECT_THAT(exit.out, HasSubstr("resnet18: 96 images of 4 classes, 32 to validate; 2 ranks"));
   EXPECT_GE(number_after(exit.out, "accuracy "), 90) << exit.out;
   EXPECT_EQ(number_after(exit.out, "among the first five "), 100) << exit.out;
@@ -115,7 +124,8 @@ TEST(Imagenet, TrainsInEveryPrecision) {
   };
   const auto start = weights({"--epochs", "1", "--lr", "1e-6"});
   EXPECT_EQ(start.size(), 4u * 512);
-  for (const auto& [precision, epochs] : {std::pair("O0", "1"), std::pair("bf16-mixed", "1"), std::pair("bf16", "1"), std::pair("O2", "3"), std::pair("O3", "1")}) {
+  for (const auto& [precision, epochs] : {std::pair("O0", "1"), std::pair("bf16-mixed", "1"), std::pair("bf16", "1"),
+                                          std::pair("O2", "3"), std::pair("O3", "1")}) {
     const double step = largest_step(start, weights({"--epochs", epochs, "--lr", "0.5", "--precision", precision}));
     EXPECT_GT(step, 1e-3) << precision;
     EXPECT_LT(step, 1) << precision;
@@ -141,7 +151,8 @@ TEST(Imagenet, SkipsBrokenImagesWhenAsked) {
   const TempDir folder;
   const std::string broken = break_two(folder);
   const Exit exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "2", "--skip-broken"});
-  EXPECT_THAT(exit.err, HasSubstr("lockstep: warning: " + broken + ":0: it is no JPEG but a PNG; another image takes its place\n"));
+  EXPECT_THAT(exit.err, HasSubstr("lockstep: warning: " + broken +
+                                  ":0: it is no JPEG but a PNG; another image takes its place\n"));
   EXPECT_THAT(exit.err, HasSubstr("/val/c/2.jpg:1000: the file ends before the picture does; it is not counted\n"));
   EXPECT_THAT(exit.out, HasSubstr("epoch 2: validation loss "));
   EXPECT_THAT(exit.out, HasSubstr(", of 7 images\n"));
@@ -162,14 +173,20 @@ TEST(Imagenet, RefusesBadArguments) {
   const std::string data = folder.path();
   expect_refused({}, "--data is missing; allowed is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg");
   expect_refused({"--data", folder / "nowhere"}, "there is no folder " + (folder / "nowhere/train"));
-  expect_refused({"--data", data, "--arch", "resnet101"}, "--arch is \"resnet101\"; allowed are resnet18, resnet34 and resnet50");
-  expect_refused({"--data", data, "--precision", "int8"}, "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  expect_refused({"--data", data, "--sync-bn=1"}, "--sync-bn is given with a value, or several times; allowed is --sync-bn, once");
-  expect_refused({"--data", data, "--skip-broken", "--skip-broken"}, "--skip-broken is given with a value, or several times; allowed is --skip-broken, once");
-  expect_refused({"--data", data, "--save", folder / "nowhere/net"}, "--save is \"" + (folder / "nowhere/net") + "\"; allowed is a file in a folder that exists");
+  expect_refused({"--data", data, "--arch", "resnet101"},
+                 "--arch is \"resnet101\"; allowed are resnet18, resnet34 and resnet50");
+  expect_refused({"--data", data, "--precision", "int8"},
+                 "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+  expect_refused({"--data", data, "--sync-bn=1"},
+                 "--sync-bn is given with a value, or several times; allowed is --sync-bn, once");
+  expect_refused({"--data", data, "--skip-broken", "--skip-broken"},
+                 "--skip-broken is given with a value, or several times; allowed is --skip-broken, once");
+  expect_refused({"--data", data, "--save", folder / "nowhere/net"},
+                 "--save is \"" + (folder / "nowhere/net") + "\"; allowed is a file in a folder that exists");
   expect_refused({"--data", data, "--batch", "5"}, "--batch is \"5\"; allowed with 4 images and 1 ranks are at most 4");
   folder.write("val/e/1.jpg", pattern(0, 1));
-  expect_refused({"--data", data}, data + "/train has 4 classes and " + data + "/val 5 that are not the same; allowed are the same folders in both");
+  expect_refused({"--data", data}, data + "/train has 4 classes and " + data +
+                                       "/val 5 that are not the same; allowed are the same folders in both");
 }
 
 TEST(Imagenet, ExplainsItself) {

@@ -1,7 +1,8 @@
 // A training whose samples are computed from their numbers, so that any number of ranks sees the same global batches.
 //   training_replicas STEPS exchange|alone LOSS_FILE
-// Rank 0 writes the global mean loss of each step. At the end the ranks compare their parameters byte by byte: exit code 0 when
-// all are equal, 3 when not. With "alone" every rank stays under no_sync(): what a broken exchange would do.
+// Rank 0 writes the global mean loss of each step. At the end the ranks compare their parameters byte by byte: exit
+// code 0 when all are equal, 3 when not. With "alone" every rank stays under no_sync(): what a broken exchange would
+// do.
 #include <lockstep/base/parse.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -15,7 +16,8 @@ namespace {
 constexpr std::int64_t kGlobalBatch = 24;  // divides by 1, 2, 3 and 4
 
 lockstep::data::Example sample(std::size_t index) {
-  const torch::Tensor data = (torch::arange(1, 65) * static_cast<std::int64_t>(index % 509 + 1)).remainder(97) / 48.5 - 1;
+  const torch::Tensor data =
+      (torch::arange(1, 65) * static_cast<std::int64_t>(index % 509 + 1)).remainder(97) / 48.5 - 1;
   return {data, torch::tensor(static_cast<std::int64_t>(index * 7 % 509 % 5))};
 }
 

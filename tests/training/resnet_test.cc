@@ -12,7 +12,8 @@ struct Known {
 };
 
 TEST(Resnet, HasTorchvisionsParameters) {
-  for (const Known& known : {Known{"resnet18", 11689512, 122}, {"resnet34", 21797672, 218}, {"resnet50", 25557032, 320}}) {
+  for (const Known& known :
+       {Known{"resnet18", 11689512, 122}, {"resnet34", 21797672, 218}, {"resnet50", 25557032, 320}}) {
     resnet::Net net(resnet::kArchs.at(known.arch), 1000);
     std::int64_t count = 0;
     for (const auto& parameter : net->parameters()) count += parameter.numel();
@@ -20,7 +21,8 @@ TEST(Resnet, HasTorchvisionsParameters) {
     EXPECT_EQ(net->parameters().size() + net->buffers().size(), known.num_tensors) << known.arch;
     const auto parameters = net->named_parameters();
     const auto buffers = net->named_buffers();
-    for (const char* const name : {"conv1.weight", "bn1.bias", "layer1.0.conv2.weight", "layer2.0.downsample.0.weight", "layer2.0.downsample.1.bias", "layer4.1.bn2.weight", "fc.bias"})
+    for (const char* const name : {"conv1.weight", "bn1.bias", "layer1.0.conv2.weight", "layer2.0.downsample.0.weight",
+                                   "layer2.0.downsample.1.bias", "layer4.1.bn2.weight", "fc.bias"})
       EXPECT_TRUE(parameters.contains(name)) << known.arch << " " << name;
     EXPECT_TRUE(buffers.contains("layer3.1.bn1.running_var"));
   }

@@ -49,8 +49,9 @@ inline double number_after(const std::string& text, const std::string& label) {
   return place == std::string::npos ? NAN : std::strtod(text.c_str() + place + label.size(), nullptr);
 }
 
-/// Writes `count` images of ten kinds, which a network tells apart after some steps, as the test files of MNIST. Some labels of
-/// the first nine tenths are wrong, so that the loss does not vanish: relative differences would mean nothing.
+/// Writes `count` images of ten kinds, which a network tells apart after some steps, as the test files of MNIST. Some
+/// labels of the first nine tenths are wrong, so that the loss does not vanish: relative differences would mean
+/// nothing.
 inline void write_digits(const TempDir& folder, std::uint32_t count) {
   const auto be32 = [](std::uint32_t value) {
     std::string bytes;

@@ -18,9 +18,9 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSlabBytes = 64 << 10;    // at least, and at least kSlabBlocks blocks
+constexpr std::size_t kSlabBytes = 64 << 10;  // at least, and at least kSlabBlocks blocks
 constexpr std::size_t kSlabBlocks = 8;
-constexpr std::uint64_t kGrant = 64ULL << 20;   // the host is asked once for so much: 50 us for each would be felt
+constexpr std::uint64_t kGrant = 64ULL << 20;    // the host is asked once for so much: 50 us for each would be felt
 constexpr std::uint64_t kReserve = 64ULL << 20;  // left to everybody else
 
 std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
@@ -45,10 +45,13 @@ struct Arena::Class {
 };
 
 Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes)
-    : memory_(base::SharedMemory::create("lockstep-arena", (capacity_bytes + kPage - 1) / kPage * kPage)), limit_bytes_(limit_bytes),
+    : memory_(base::SharedMemory::create("lockstep-arena", (capacity_bytes + kPage - 1) / kPage * kPage)),
+      limit_bytes_(limit_bytes),
       classes_(new Class[kNumClasses]),
-      slab_of_page_(static_cast<Slab**>(std::calloc(memory_.size() / kPage, sizeof(Slab*))), [](Slab** p) { std::free(p); }),
-      pages_(static_cast<std::uint32_t>(memory_.size() / kPage)), resident_(static_cast<std::uint32_t>(memory_.size() / kPage)) {
+      slab_of_page_(static_cast<Slab**>(std::calloc(memory_.size() / kPage, sizeof(Slab*))),
+                    [](Slab** p) { std::free(p); }),
+      pages_(static_cast<std::uint32_t>(memory_.size() / kPage)),
+      resident_(static_cast<std::uint32_t>(memory_.size() / kPage)) {
   if (!slab_of_page_) throw std::bad_alloc();
   LOCKSTEP_CHECK(memory_.size() / kPage < (std::size_t{1} << 31));
 }
@@ -63,7 +66,9 @@ Arena::~Arena() {
 }
 
 char* Arena::page_address(std::uint32_t page) const { return memory_.data() + page * kPage; }
-std::uint32_t Arena::page_of(const void* address) const { return static_cast<std::uint32_t>(offset_of(address) / kPage); }
+std::uint32_t Arena::page_of(const void* address) const {
+  return static_cast<std::uint32_t>(offset_of(address) / kPage);
+}
 
 void* Arena::allocate(std::size_t size) {
   if (size == 0) return nullptr;
@@ -87,8 +92,8 @@ void* Arena::allocate_pages(std::uint32_t count) {
   const std::lock_guard lock(pages_mutex_);
   const auto page = pages_.take(count);
   if (!page)
-    throw ArenaFull("arena: no " + mib(count * kPage) + " in one piece among the arena's " + mib(memory_.size()) + ", of which " +
-                    mib(pages_.in_use() * kPage) + " are in use");
+    throw ArenaFull("arena: no " + mib(count * kPage) + " in one piece among the arena's " + mib(memory_.size()) +
+                    ", of which " + mib(pages_.in_use() * kPage) + " are in use");
   try {
     make_resident(*page, count);
   } catch (...) {
@@ -176,14 +181,14 @@ void Arena::make_resident(std::uint32_t page, std::uint32_t count) {
 void Arena::reserve(std::uint64_t bytes) {
   if (resident_pages_ * kPage + bytes > limit_bytes_) trim_locked();
   if (resident_pages_ * kPage + bytes > limit_bytes_)
-    throw ArenaFull("arena: " + mib(bytes) + " more would pass its limit of " + mib(limit_bytes_) + "; " + mib(resident_pages_ * kPage) +
-                    " are in use");
+    throw ArenaFull("arena: " + mib(bytes) + " more would pass its limit of " + mib(limit_bytes_) + "; " +
+                    mib(resident_pages_ * kPage) + " are in use");
   if (granted_bytes_ < bytes) {
     base::HostMemory host = base::HostMemory::now();
     if (host.available_bytes < bytes + kReserve && trim_locked() > 0) host = base::HostMemory::now();
     if (host.available_bytes < bytes + kReserve)
-      throw ArenaFull("arena: no memory for " + mib(bytes) + " more: " + host.limited_by + " has " + mib(host.available_bytes) +
-                      " left; this process holds " + mib(resident_pages_ * kPage));
+      throw ArenaFull("arena: no memory for " + mib(bytes) + " more: " + host.limited_by + " has " +
+                      mib(host.available_bytes) + " left; this process holds " + mib(resident_pages_ * kPage));
     granted_bytes_ = bytes + std::min(kGrant, host.available_bytes - bytes - kReserve);
   }
   granted_bytes_ -= bytes;
@@ -197,7 +202,8 @@ std::size_t Arena::trim_locked() {
     const std::uint64_t warm = resident_.count(page, end - page);
     if (warm == 0) continue;
     const auto offset = static_cast<off_t>(page * kPage);
-    if (::fallocate(memory_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>((end - page) * kPage)) != 0)
+    if (::fallocate(memory_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
+                    static_cast<off_t>((end - page) * kPage)) != 0)
       continue;
     resident_.remove(page, end - page);
     pages += warm;
@@ -248,14 +254,16 @@ void Arena::unlock_all() {
 void Arena::become_private() {
   // The mapping was not inherited (MADV_DONTFORK): at the same addresses comes one whose changes stay here.
   shown_ = nullptr;  // it is the parent's
-  ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, memory_.fd().get(), 0);
+  ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+         memory_.fd().get(), 0);
   unlock_all();
 }
 
 Arena& Arena::process() {
   static Arena* const arena = [] {
     // A quarter more addresses than memory: what fragments need.
-    const auto memory = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const auto memory =
+        static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     auto* made = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
     made->show_in(base::RankPage::process().arena);
     ::pthread_atfork([] { process().lock_all(); }, [] { process().unlock_all(); }, [] { process().become_private(); });

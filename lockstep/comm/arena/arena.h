@@ -22,11 +22,12 @@ class ArenaFull : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Small blocks (up to 64 KiB) come from slabs of one size class, larger ones from a best-fit heap of pages. Freed memory stays
-/// with the process until trim(). Any thread. What describes the blocks lies outside the shared memory.
+/// Small blocks (up to 64 KiB) come from slabs of one size class, larger ones from a best-fit heap of pages. Freed
+/// memory stays with the process until trim(). Any thread. What describes the blocks lies outside the shared memory.
 class Arena {
  public:
-  /// `capacity_bytes` bounds addresses, not memory: pages come when they are touched. More than `limit_bytes` resident is refused.
+  /// `capacity_bytes` bounds addresses, not memory: pages come when they are touched. More than `limit_bytes` resident
+  /// is refused.
   Arena(std::size_t capacity_bytes, std::size_t limit_bytes);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -51,8 +52,9 @@ class Arena {
   /// From now on keeps stats() up to date in `numbers` as well, which must live as long as this.
   void show_in(base::ArenaNumbers& numbers);
 
-  /// The arena of this process, made at the first call and never destroyed: tensors in static objects outlive main(). A child made
-  /// by fork() keeps what it sees of it, copied as it writes: nothing that it does reaches this process or its neighbours.
+  /// The arena of this process, made at the first call and never destroyed: tensors in static objects outlive main(). A
+  /// child made by fork() keeps what it sees of it, copied as it writes: nothing that it does reaches this process or
+  /// its neighbours.
   static Arena& process();
 
  private:

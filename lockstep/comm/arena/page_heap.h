@@ -11,8 +11,9 @@
 
 namespace lockstep::comm {
 
-/// Best fit with immediate merging (Knuth, TAOCP vol. 1, 2.5, with boundary tags, which lie here and not in the blocks: a
-/// neighbour that writes where it should not cannot break them, and powers of two stay powers of two). One thread at a time.
+/// Best fit with immediate merging (Knuth, TAOCP vol. 1, 2.5, with boundary tags, which lie here and not in the blocks:
+/// a neighbour that writes where it should not cannot break them, and powers of two stay powers of two). One thread at
+/// a time.
 class PageHeap {
  public:
   explicit PageHeap(std::uint32_t num_pages);
@@ -42,7 +43,8 @@ class PageHeap {
   void remove_free(std::uint32_t page, std::uint32_t count);
 
   const std::uint32_t num_pages_;
-  // On the first and the last page of each block: its length and whether it is free. Zeroed pages of the system, used as needed.
+  // On the first and the last page of each block: its length and whether it is free. Zeroed pages of the system, used
+  // as needed.
   std::unique_ptr<std::uint32_t[], Release> tags_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> free_;  // (count, first page)
   std::uint32_t high_water_ = 0;

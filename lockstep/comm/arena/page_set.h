@@ -15,7 +15,9 @@ class PageSet {
   /// How many pages of [first, first + count) are in the set.
   std::uint64_t count(std::uint32_t first, std::uint32_t count) const {
     std::uint64_t found = 0;
-    each_word(first, count, [&](std::size_t word, std::uint64_t mask) { found += static_cast<std::uint64_t>(std::popcount(words_[word] & mask)); });
+    each_word(first, count, [&](std::size_t word, std::uint64_t mask) {
+      found += static_cast<std::uint64_t>(std::popcount(words_[word] & mask));
+    });
     return found;
   }
   void add(std::uint32_t first, std::uint32_t count) {

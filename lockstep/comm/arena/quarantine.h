@@ -5,7 +5,8 @@
 
 namespace lockstep::comm {
 
-/// For tensors that another rank may still write to, because an operation on them was given up: they live as long as the process.
+/// For tensors that another rank may still write to, because an operation on them was given up: they live as long as
+/// the process.
 void keep_for_ever(at::Tensor tensor);
 
 }  // namespace lockstep::comm

@@ -7,14 +7,15 @@
 
 namespace lockstep::comm {
 
-constexpr std::size_t kSmallest = 64;             // also the alignment of all blocks: a cache line, and libtorch's own
-constexpr std::size_t kLargestSmall = 64 << 10;   // beyond it blocks are whole pages
-constexpr std::size_t kLinear = 1024;             // up to here every multiple of kSmallest has a class, then four a doubling
+constexpr std::size_t kSmallest = 64;            // also the alignment of all blocks: a cache line, and libtorch's own
+constexpr std::size_t kLargestSmall = 64 << 10;  // beyond it blocks are whole pages
+constexpr std::size_t kLinear = 1024;  // up to here every multiple of kSmallest has a class, then four a doubling
 
 /// Number of the class for `size`, 1 to kLargestSmall bytes.
 constexpr std::size_t size_class(std::size_t size) {
   if (size <= kLinear) return (size - 1) / kSmallest;
-  const auto doubling = static_cast<std::size_t>(std::bit_width(size - 1)) - 1;  // 2^doubling < size <= 2^(doubling + 1)
+  const auto doubling =
+      static_cast<std::size_t>(std::bit_width(size - 1)) - 1;  // 2^doubling < size <= 2^(doubling + 1)
   return kLinear / kSmallest + (doubling - 10) * 4 + (((size - 1) >> (doubling - 2)) & 3);
 }
 

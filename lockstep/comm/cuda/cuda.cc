@@ -46,13 +46,16 @@ VisibleGpus visible_gpus() {
   int count = 0;
   const int error = ask(&count);
   if (error == 0 && count > 0) return {.count = count};
-  if (const int last = pending_cuda_error(); last != 0) runtime<int()>("cudaGetLastError")();  // else libtorch would take it for its own
-  if (error == 0 || error == kNoDevice) return {.missing = "no GPU is visible (nvidia-smi lists them, CUDA_VISIBLE_DEVICES chooses)"};
+  if (const int last = pending_cuda_error(); last != 0)
+    runtime<int()>("cudaGetLastError")();  // else libtorch would take it for its own
+  if (error == 0 || error == kNoDevice)
+    return {.missing = "no GPU is visible (nvidia-smi lists them, CUDA_VISIBLE_DEVICES chooses)"};
   const int driver = number_from("cudaDriverGetVersion");
   if (error == kNoDriver && driver == 0) return {.missing = "this host has no NVIDIA driver"};
   std::string text = "CUDA says " + cuda_error_name(error);
   if (error == kNoDriver)
-    text = "NVIDIA's driver here is too old: it is for CUDA " + version(driver) + ", libtorch for CUDA " + version(number_from("cudaRuntimeGetVersion"));
+    text = "NVIDIA's driver here is too old: it is for CUDA " + version(driver) + ", libtorch for CUDA " +
+           version(number_from("cudaRuntimeGetVersion"));
   return {.missing = text, .broken = true};
 }
 
@@ -61,11 +64,14 @@ void load_cuda() {
   // Global: kernels register themselves, and NCCL's functions are looked up by name.
   if (!::dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL)) {
     const std::string why = ::dlerror();
-    throw base::UsageError("libtorch's library for GPUs cannot be loaded: " + why, "install the packages that the wheel torch names, or set LOCKSTEP_DEVICE=cpu");
+    throw base::UsageError("libtorch's library for GPUs cannot be loaded: " + why,
+                           "install the packages that the wheel torch names, or set LOCKSTEP_DEVICE=cpu");
   }
   if (!at::globalContext().hasCUDA())
-    throw base::UsageError("libtorch has looked for GPUs before lockstep::init() loaded its library for them, and does not look again",
-                           "call lockstep::init() before torch::manual_seed(), torch::cuda::is_available() and the like, link libtorch_cuda, or set LOCKSTEP_DEVICE=cpu");
+    throw base::UsageError(
+        "libtorch has looked for GPUs before lockstep::init() loaded its library for them, and does not look again",
+        "call lockstep::init() before torch::manual_seed(), torch::cuda::is_available() and the like, link "
+        "libtorch_cuda, or set LOCKSTEP_DEVICE=cpu");
 }
 
 Gpu describe_gpu(int index) {
@@ -78,17 +84,24 @@ Gpu describe_gpu(int index) {
   auto* ask = runtime<int(void*, int)>("cudaGetDeviceProperties_v2");
   if (!ask) ask = runtime<int(void*, int)>("cudaGetDeviceProperties");
   const int error = ask ? ask(&properties, index) : -1;
-  if (error != 0) throw base::Error(base::Cause::kResource, "cuda:" + std::to_string(index) + " cannot be asked what it is: CUDA says " + cuda_error_name(error));
+  if (error != 0)
+    throw base::Error(base::Cause::kResource, "cuda:" + std::to_string(index) +
+                                                  " cannot be asked what it is: CUDA says " + cuda_error_name(error));
   std::string uuid = "GPU-";
   for (int i = 0; i < 16; ++i) {
     char hex[4];
     std::snprintf(hex, sizeof hex, "%02x", properties.uuid[i]);
     uuid += (i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + std::string(hex);
   }
-  return {.index = index, .name = std::string(properties.name, ::strnlen(properties.name, sizeof properties.name)), .uuid = uuid};
+  return {.index = index,
+          .name = std::string(properties.name, ::strnlen(properties.name, sizeof properties.name)),
+          .uuid = uuid};
 }
 
-void choose_gpu(int index) { c10::impl::VirtualGuardImpl(at::kCUDA).uncheckedSetDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index))); }
+void choose_gpu(int index) {
+  c10::impl::VirtualGuardImpl(at::kCUDA).uncheckedSetDevice(
+      at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
+}
 
 std::string cuda_error_name(int error) {
   auto* ask = runtime<const char*(int)>("cudaGetErrorName");

@@ -1,5 +1,5 @@
-// GPUs, as far as comm needs them. A program links nothing of CUDA: libtorch's library for it is loaded when a rank gets a GPU, and the runtime is the one that
-// libtorch uses. cuda.cc, or no_cuda.cc with a libtorch that has none.
+// GPUs, as far as comm needs them. A program links nothing of CUDA: libtorch's library for it is loaded when a rank
+// gets a GPU, and the runtime is the one that libtorch uses. cuda.cc, or no_cuda.cc with a libtorch that has none.
 #pragma once
 
 #include <string>
@@ -14,8 +14,9 @@ struct VisibleGpus {
 };
 VisibleGpus visible_gpus();
 
-/// Loads libtorch's library for CUDA, unless it is there. Throws UsageError when it cannot be loaded, or when libtorch has looked for it in vain before: it looks
-/// once, at the first torch::manual_seed(), torch::cuda::is_available() or the like.
+/// Loads libtorch's library for CUDA, unless it is there. Throws UsageError when it cannot be loaded, or when libtorch
+/// has looked for it in vain before: it looks once, at the first torch::manual_seed(), torch::cuda::is_available() or
+/// the like.
 void load_cuda();
 
 /// A GPU, by its number among those that are visible.

@@ -22,14 +22,17 @@ bool on_cpu(const Collective& op) {
 class DeviceTransport final : public Transport {
  public:
   explicit DeviceTransport(DeviceTransportOptions options)
-      : options_(std::move(options)), capabilities_(options_.host->capabilities()), collectives_(std::make_shared<Line>(options_.host)),
+      : options_(std::move(options)),
+        capabilities_(options_.host->capabilities()),
+        collectives_(std::make_shared<Line>(options_.host)),
         nccl_(options_.nccl) {
     capabilities_.devices.push_back(at::kCUDA);
   }
 
   ~DeviceTransport() override {
     // What waits there refers to its line, and the line to it.
-    const auto closed = std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "gpu", options_.rank, options_.rank, "the transport was closed"));
+    const auto closed = std::make_exception_ptr(
+        base::PeerLost(base::Cause::kPeerUnreachable, "gpu", options_.rank, options_.rank, "the transport was closed"));
     collectives_->abort(closed);
     for (const auto& [key, line] : lines_) line->abort(closed);
   }
@@ -120,7 +123,9 @@ class DeviceTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options) { return std::make_shared<DeviceTransport>(std::move(options)); }
+std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options) {
+  return std::make_shared<DeviceTransport>(std::move(options));
+}
 
 std::shared_ptr<Transport> nccl_of(Transport& transport) {
   auto* device = dynamic_cast<DeviceTransport*>(&transport);

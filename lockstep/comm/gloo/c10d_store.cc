@@ -36,7 +36,9 @@ class C10dStore final : public c10d::Store {
   }
 
   // No part of a process group calls these.
-  bool deleteKey(const std::string&) override { C10_THROW_ERROR(NotImplementedError, "Lockstep's store deletes no keys"); }
+  bool deleteKey(const std::string&) override {
+    C10_THROW_ERROR(NotImplementedError, "Lockstep's store deletes no keys");
+  }
   std::int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "Lockstep's store counts no keys"); }
 
  private:

@@ -3,11 +3,10 @@
 #ifndef USE_C10D_GLOO
 #define USE_C10D_GLOO
 #endif
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-
 #include <cerrno>
 #include <csignal>
 #include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
@@ -20,10 +19,14 @@ using c10d::ProcessGroupGloo;
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
-    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
-    default: return c10d::ReduceOp::SUM;  // a mean is divided afterwards
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+    default:
+      return c10d::ReduceOp::SUM;  // a mean is divided afterwards
   }
 }
 
@@ -54,7 +57,8 @@ class GlooTransport final : public Transport {
     for (const auto& pending : running_) running = running || !pending->done();
     // The process group's destructor would wait for what nobody will finish.
     if (running)
-      abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "gloo", rank_, rank_, "the transport was closed")));
+      abort(std::make_exception_ptr(
+          base::PeerLost(base::Cause::kPeerUnreachable, "gloo", rank_, rank_, "the transport was closed")));
     for (auto& waiter : waiters_) waiter.thread.join();  // bounded: abort() has ended what they wait for, or it is done
   }
 
@@ -91,12 +95,14 @@ class GlooTransport final : public Transport {
     aborted_ = cause;
     for (const auto& pending : running_) pending->finish(cause);
     for (const auto& waiter : waiters_) waiter.work->abort();
-    // Its threads may be blocked in gloo for good; joining them, as its destructor does, would hang. The process ends soon.
+    // Its threads may be blocked in gloo for good; joining them, as its destructor does, would hang. The process ends
+    // soon.
     group_.release();
   }
 
  private:
-  /// libtorch 2.11 notes every operation in a FlightRecorder of the process, in a map that two threads must not change at once.
+  /// libtorch 2.11 notes every operation in a FlightRecorder of the process, in a map that two threads must not change
+  /// at once.
   c10::intrusive_ptr<c10d::Work> issue_alone(const Collective& op) {
     static std::mutex recorder;
     const std::lock_guard lock(recorder);
@@ -133,7 +139,8 @@ class GlooTransport final : public Transport {
     std::vector<at::Tensor> output{out};
     const bool at_root = op.root == rank_;
     switch (op.kind) {
-      case Kind::kAllReduce: return all_reduce(in, op);
+      case Kind::kAllReduce:
+        return all_reduce(in, op);
       case Kind::kReduce: {
         c10d::ReduceOptions options;
         options.reduceOp = c10d_op(wire_op(op));
@@ -177,9 +184,12 @@ class GlooTransport final : public Transport {
         at::Tensor flat_in = in.flatten();
         return group_->alltoall_base(flat_out, flat_in, equal, equal);
       }
-      case Kind::kSend: return group_->send(input, op.root, tag(op));
-      case Kind::kRecv: return group_->recv(output, op.root, tag(op));
-      case Kind::kBarrier: return group_->barrier();
+      case Kind::kSend:
+        return group_->send(input, op.root, tag(op));
+      case Kind::kRecv:
+        return group_->recv(output, op.root, tag(op));
+      case Kind::kBarrier:
+        return group_->barrier();
     }
     throw base::UsageError("gloo: unknown operation");
   }
@@ -194,7 +204,8 @@ class GlooTransport final : public Transport {
           if (future.hasError()) return pending->finish(future.exception_ptr());
           try {
             const at::NoGradGuard no_grad;
-            if (scattered.defined()) wire_view(op.output).flatten().copy_(pieces(scattered, size)[static_cast<std::size_t>(rank)]);
+            if (scattered.defined())
+              wire_view(op.output).flatten().copy_(pieces(scattered, size)[static_cast<std::size_t>(rank)]);
             if (op.op == ReduceOp::kMean) (op.output.defined() ? op.output : op.input).div_(size);
             pending->finish();
           } catch (...) {
@@ -232,19 +243,22 @@ std::string gloo_missing() { return ""; }
 
 namespace {
 
-/// One that leaves as soon as it is connected closes its sockets, and gloo tells those that still connect to others that the connection was closed.
+/// One that leaves as soon as it is connected closes its sockets, and gloo tells those that still connect to others
+/// that the connection was closed.
 void wait_until_all_are_connected(const GlooOptions& options) {
   const auto deadline = base::Deadline::in(options.timeout);
   // At least: a rank whose connection to the store was replaced meanwhile may have asked twice.
-  if (options.store->add("connected", 1, deadline) >= options.size) return options.store->set("all_connected", "1", deadline);
+  if (options.store->add("connected", 1, deadline) >= options.size)
+    return options.store->set("all_connected", "1", deadline);
   if (!options.store->get("all_connected", deadline))
-    throw base::CommError(base::Cause::kPeerUnreachable, "connect", options.rank, -1, "gloo has connected this rank in time, and not all others",
+    throw base::CommError(base::Cause::kPeerUnreachable, "connect", options.rank, -1,
+                          "gloo has connected this rank in time, and not all others",
                           "LOCKSTEP_INTERFACE names the network interface to use");
 }
 
 /// Gloo writes to the sockets of peers that may have gone, and wants EPIPE for it.
 void survive_broken_pipes() {
-  struct sigaction now {};
+  struct sigaction now{};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
@@ -256,14 +270,18 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
   constexpr auto kNever = std::chrono::hours(24 * 30);
   auto settings = ProcessGroupGloo::Options::create(kNever);
   try {
-    settings->devices.push_back(options.interface.empty() ? ProcessGroupGloo::createDeviceForHostname(options.address)
-                                                          : ProcessGroupGloo::createDeviceForInterface(options.interface));
+    settings->devices.push_back(options.interface.empty()
+                                    ? ProcessGroupGloo::createDeviceForHostname(options.address)
+                                    : ProcessGroupGloo::createDeviceForInterface(options.interface));
   } catch (const std::exception& error) {
     const std::string text = error.what();
     if (options.interface.empty())
-      throw base::SystemError("gloo cannot use the address " + options.address + " (" + text.substr(0, text.find('\n')) + ")", EADDRNOTAVAIL);
-    throw base::UsageError("LOCKSTEP_INTERFACE is " + base::quoted(options.interface, 80) + ": " + text.substr(0, text.find('\n')),
-                           "allowed is a network interface of this host that has an address; ip addr lists them");
+      throw base::SystemError(
+          "gloo cannot use the address " + options.address + " (" + text.substr(0, text.find('\n')) + ")",
+          EADDRNOTAVAIL);
+    throw base::UsageError(
+        "LOCKSTEP_INTERFACE is " + base::quoted(options.interface, 80) + ": " + text.substr(0, text.find('\n')),
+        "allowed is a network interface of this host that has an address; ip addr lists them");
   }
   try {
     settings->timeout = options.timeout;
@@ -277,9 +295,10 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    throw base::CommError(base::Cause::kPeerUnreachable, "connect", options.rank, -1,
-                          "gloo cannot connect the ranks from " + options.address + ": " + text.substr(0, text.find('\n')),
-                          "LOCKSTEP_INTERFACE names the network interface to use");
+    throw base::CommError(
+        base::Cause::kPeerUnreachable, "connect", options.rank, -1,
+        "gloo cannot connect the ranks from " + options.address + ": " + text.substr(0, text.find('\n')),
+        "LOCKSTEP_INTERFACE names the network interface to use");
   }
 }
 

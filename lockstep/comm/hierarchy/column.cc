@@ -16,7 +16,8 @@ namespace {
 
 using base::Deadline;
 
-// Of a piece, at most; a smaller slice is cut into kPieces, so that the wire is busy while a part is added, but not below the least.
+// Of a piece, at most; a smaller slice is cut into kPieces, so that the wire is busy while a part is added, but not
+// below the least.
 constexpr std::size_t kPieceBytes = 2 << 20;
 constexpr std::size_t kLeastPieceBytes = 256 << 10;
 // Pieces whose parts are on their way to their owners, and from them.
@@ -27,12 +28,18 @@ constexpr auto kSlice = std::chrono::milliseconds(20);
 
 char* bytes_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
 
-at::Tensor first_bytes(const at::Tensor& tensor, std::size_t bytes) { return tensor.narrow(0, 0, static_cast<std::int64_t>(bytes)); }
+at::Tensor first_bytes(const at::Tensor& tensor, std::size_t bytes) {
+  return tensor.narrow(0, 0, static_cast<std::int64_t>(bytes));
+}
 
 }  // namespace
 
 Column::Column(std::shared_ptr<Transport> outer, int host, int num_hosts, const std::atomic<bool>& stop)
-    : outer_(std::move(outer)), host_(host), num_hosts_(static_cast<std::size_t>(num_hosts)), stop_(stop), pieces_(kPieces) {}
+    : outer_(std::move(outer)),
+      host_(host),
+      num_hosts_(static_cast<std::size_t>(num_hosts)),
+      stop_(stop),
+      pieces_(kPieces) {}
 
 void Column::wait(const PendingPtr& pending) const {
   while (!pending->wait_until(Deadline::in(kSlice)))
@@ -49,7 +56,8 @@ void Column::reserve(std::size_t piece_bytes) {
   const auto bytes = static_cast<std::int64_t>(piece_bytes);
   for (Piece& piece : pieces_) {
     if (piece.sent.defined() && piece.sent.numel() >= bytes) continue;
-    for (at::Tensor* tensor : {&piece.sent, &piece.received, &piece.part, &piece.all}) *tensor = at::empty({bytes}, at::kByte);
+    for (at::Tensor* tensor : {&piece.sent, &piece.received, &piece.part, &piece.all})
+      *tensor = at::empty({bytes}, at::kByte);
   }
 }
 
@@ -70,7 +78,8 @@ void Column::all_reduce(const Slices& slices, ReduceOp op, int divisor, at::Scal
       piece.part_count = (piece.count + num_hosts_ - 1) / num_hosts_;
       scatter(slices, op, wire, piece);
     }
-    if (i >= kScattering && i - kScattering < num_pieces) gather(slices, op, divisor, wire, pieces_[(i - kScattering) % kPieces]);
+    if (i >= kScattering && i - kScattering < num_pieces)
+      gather(slices, op, divisor, wire, pieces_[(i - kScattering) % kPieces]);
     if (i >= kScattering + kGathering) store(slices, wire, pieces_[(i - kScattering - kGathering) % kPieces]);
   }
 }
@@ -81,7 +90,12 @@ void Column::scatter(const Slices& slices, ReduceOp op, at::ScalarType wire, Pie
   c10::SmallVector<const void*, 16> inputs;
   for (const char* local : slices.locals) inputs.push_back(local + piece.first * element);
   void* sum = wire == slices.dtype ? bytes_of(piece.sent) : bytes_of(wide_);
-  reduce({.dtype = slices.dtype, .op = op, .inputs = inputs.data(), .num_inputs = inputs.size(), .outputs = &sum, .num_outputs = 1,
+  reduce({.dtype = slices.dtype,
+          .op = op,
+          .inputs = inputs.data(),
+          .num_inputs = inputs.size(),
+          .outputs = &sum,
+          .num_outputs = 1,
           .count = piece.count});
   if (wire != slices.dtype)
     convert({.from = slices.dtype, .to = wire, .input = sum, .output = bytes_of(piece.sent), .count = piece.count});
@@ -98,15 +112,25 @@ void Column::gather(const Slices&, ReduceOp op, int divisor, at::ScalarType wire
   c10::SmallVector<const void*, 16> inputs;
   for (std::size_t host = 0; host < num_hosts_; ++host) inputs.push_back(bytes_of(piece.received) + host * part_bytes);
   void* sum = bytes_of(piece.part);
-  reduce({.dtype = wire, .op = op, .inputs = inputs.data(), .num_inputs = inputs.size(), .outputs = &sum, .num_outputs = 1,
-          .count = piece.part_count, .divisor = divisor});
-  piece.gathered = start(Kind::kAllGather, first_bytes(piece.part, part_bytes), first_bytes(piece.all, part_bytes * num_hosts_));
+  reduce({.dtype = wire,
+          .op = op,
+          .inputs = inputs.data(),
+          .num_inputs = inputs.size(),
+          .outputs = &sum,
+          .num_outputs = 1,
+          .count = piece.part_count,
+          .divisor = divisor});
+  piece.gathered =
+      start(Kind::kAllGather, first_bytes(piece.part, part_bytes), first_bytes(piece.all, part_bytes * num_hosts_));
 }
 
 void Column::store(const Slices& slices, at::ScalarType wire, Piece& piece) {
   wait(piece.gathered);
   for (char* local : slices.locals)
-    convert({.from = wire, .to = slices.dtype, .input = bytes_of(piece.all), .output = local + piece.first * c10::elementSize(slices.dtype),
+    convert({.from = wire,
+             .to = slices.dtype,
+             .input = bytes_of(piece.all),
+             .output = local + piece.first * c10::elementSize(slices.dtype),
              .count = piece.count});
 }
 
@@ -119,7 +143,8 @@ void Column::broadcast(const Slices& slices, int root, std::size_t source) {
   for (std::size_t i = 0; i < num_pieces + kScattering; ++i) {
     if (i < num_pieces) {
       const std::size_t first = i * kPieceBytes;
-      const at::Tensor piece = at::from_blob(own + first, {static_cast<std::int64_t>(std::min(kPieceBytes, bytes - first))}, at::kByte);
+      const at::Tensor piece =
+          at::from_blob(own + first, {static_cast<std::int64_t>(std::min(kPieceBytes, bytes - first))}, at::kByte);
       under_way.push_back(start(Kind::kBroadcast, piece, piece, root));
     }
     if (i < kScattering) continue;

@@ -54,7 +54,8 @@ Driver::~Driver() {
     stop_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();  // bounded: the owner has called end(), and a step looks at its abort() every 20 ms
+  if (thread_.joinable())
+    thread_.join();  // bounded: the owner has called end(), and a step looks at its abort() every 20 ms
 }
 
 PendingPtr Driver::add(Step step, bool is_long) {

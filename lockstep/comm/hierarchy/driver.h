@@ -13,11 +13,13 @@
 
 namespace lockstep::comm {
 
-/// Short operations advance while somebody waits for one: that is the quickest way. A long one, which must go on while this rank
-/// computes, is advanced by the driver's thread, and so is all that was added before it. The thread is made by the first long one.
+/// Short operations advance while somebody waits for one: that is the quickest way. A long one, which must go on while
+/// this rank computes, is advanced by the driver's thread, and so is all that was added before it. The thread is made
+/// by the first long one.
 class Driver {
  public:
-  /// Advances until the deadline; true when it is finished. May take longer only if it is long. What it throws is the Pending's error.
+  /// Advances until the deadline; true when it is finished. May take longer only if it is long. What it throws is the
+  /// Pending's error.
   using Step = std::function<bool(base::Deadline)>;
 
   Driver() = default;
@@ -27,7 +29,8 @@ class Driver {
 
   /// Returns at once. One thread at a time.
   PendingPtr add(Step step, bool is_long);
-  /// Ends what is there and what comes later with `cause`; nothing of it is advanced any more, but a step that runs goes on to its end.
+  /// Ends what is there and what comes later with `cause`; nothing of it is advanced any more, but a step that runs
+  /// goes on to its end.
   void end(const std::exception_ptr& cause);
 
  private:
@@ -36,8 +39,8 @@ class Driver {
   void serve();
   std::shared_ptr<Item> front() const;
 
-  std::mutex step_mutex_;      // held while a step runs; taken before mutex_
-  mutable std::mutex mutex_;   // guards what follows
+  std::mutex step_mutex_;     // held while a step runs; taken before mutex_
+  mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Item>> items_;
   std::exception_ptr ended_;

@@ -19,7 +19,9 @@ using base::Deadline;
 class HierarchyTransport final : public Transport {
  public:
   explicit HierarchyTransport(const HierarchyOptions& options)
-      : store_(options.store), rank_(options.rank), plan_(plan_hosts(options.hosts)),
+      : store_(options.store),
+        rank_(options.rank),
+        plan_(plan_hosts(options.hosts)),
         place_(plan_.places[static_cast<std::size_t>(rank_)]) {
     const auto world = [&](std::vector<int> members) {
       for (int& member : members) member = options.members[static_cast<std::size_t>(member)];
@@ -42,10 +44,12 @@ class HierarchyTransport final : public Transport {
     }
     flat_ = options.make_outer(Leg::kFlat, "flat", options.members);
   }
-  /// What is under this one is not aborted, which would leave threads of it behind: it aborts what is still under way by itself.
+  /// What is under this one is not aborted, which would leave threads of it behind: it aborts what is still under way
+  /// by itself.
   ~HierarchyTransport() override {
     aborted_ = true;
-    end_drivers(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "hierarchy", rank_, rank_, "the transport was closed")));
+    end_drivers(std::make_exception_ptr(
+        base::PeerLost(base::Cause::kPeerUnreachable, "hierarchy", rank_, rank_, "the transport was closed")));
   }
 
   std::string_view name() const override { return "hierarchy"; }
@@ -60,9 +64,12 @@ class HierarchyTransport final : public Transport {
       case Kind::kReduce:
       case Kind::kReduceScatter:
       case Kind::kBroadcast:
-      case Kind::kBarrier: return ShortOperation::takes(op) ? start_short(op) : start_long(op);
-      case Kind::kAllGather: return ShortOperation::takes(op) ? start_short(op) : flat_->start(op);
-      default: return flat_->start(op);
+      case Kind::kBarrier:
+        return ShortOperation::takes(op) ? start_short(op) : start_long(op);
+      case Kind::kAllGather:
+        return ShortOperation::takes(op) ? start_short(op) : flat_->start(op);
+      default:
+        return flat_->start(op);
     }
   }
 
@@ -83,9 +90,10 @@ class HierarchyTransport final : public Transport {
     std::uint32_t number = 0;          // of operations that have been started, the same on all ranks of a host
     std::shared_ptr<Transport> outer;  // of this rank's column, when it is in one; of long operations only
     std::unique_ptr<Column> column;    // likewise
-    Driver driver;  // last: its thread ends before what it uses
+    Driver driver;                     // last: its thread ends before what it uses
   };
-  // Long operations take turns: while the last pieces of one travel, the first of the next do too, and the wire is not idle in between.
+  // Long operations take turns: while the last pieces of one travel, the first of the next do too, and the wire is not
+  // idle in between.
   static constexpr std::size_t kTracks = 2;
 
   void end_drivers(const std::exception_ptr& cause) noexcept {
@@ -94,12 +102,15 @@ class HierarchyTransport final : public Transport {
   }
 
   PendingPtr start_short(const Collective& op) {
-    auto operation = std::make_shared<ShortOperation>(op, *short_.boards, ++short_.number, plan_, rank_, leaders_.get(), results_);
-    return short_.driver.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/false);
+    auto operation =
+        std::make_shared<ShortOperation>(op, *short_.boards, ++short_.number, plan_, rank_, leaders_.get(), results_);
+    return short_.driver.add([operation](Deadline deadline) { return operation->advance(deadline); },
+                             /*is_long=*/false);
   }
   PendingPtr start_long(const Collective& op) {
     Track& track = long_[num_long_++ % kTracks];
-    auto operation = std::make_shared<LongOperation>(op, *track.boards, ++track.number, plan_, rank_, track.column.get());
+    auto operation =
+        std::make_shared<LongOperation>(op, *track.boards, ++track.number, plan_, rank_, track.column.get());
     return track.driver.add([operation](Deadline deadline) { return operation->advance(deadline); }, /*is_long=*/true);
   }
 
@@ -112,7 +123,7 @@ class HierarchyTransport final : public Transport {
   std::atomic<bool> aborted_{false};
   Results results_;
   std::size_t num_long_ = 0;  // operations, the same on all ranks
-  std::mutex abort_mutex_;  // held by abort()
+  std::mutex abort_mutex_;    // held by abort()
   // Last: their threads end before what they use.
   Track short_;
   Track long_[kTracks];

@@ -6,9 +6,10 @@
 
 namespace lockstep::comm {
 
-/// Members are numbered 0.. as in their group. Hosts are numbered as their first members come; local places count the members of a host.
-/// A column is the members with the same local place, one on each host: there are as many as the smallest host has members, and only
-/// members of a column exchange data between hosts. So every byte crosses once for each host, whatever the order of members is.
+/// Members are numbered 0.. as in their group. Hosts are numbered as their first members come; local places count the
+/// members of a host. A column is the members with the same local place, one on each host: there are as many as the
+/// smallest host has members, and only members of a column exchange data between hosts. So every byte crosses once for
+/// each host, whatever the order of members is.
 struct HostPlan {
   struct Place {
     int host = 0;
@@ -17,7 +18,7 @@ struct HostPlan {
   std::vector<std::vector<int>> hosts;  ///< the members of each host, ascending
   std::vector<Place> places;            ///< of each member
   int num_columns = 0;
-  std::size_t largest = 0;              ///< members of the largest host
+  std::size_t largest = 0;  ///< members of the largest host
 
   /// The members of column `column`, host by host.
   std::vector<int> column(int column) const;
@@ -31,7 +32,8 @@ struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;
 };
-/// What column `column` of `num_columns` exchanges of `count` elements. The slices follow each other, begin on multiples of 64, and cover all.
+/// What column `column` of `num_columns` exchanges of `count` elements. The slices follow each other, begin on
+/// multiples of 64, and cover all.
 Slice slice_of(std::size_t count, int num_columns, int column);
 
 }  // namespace lockstep::comm

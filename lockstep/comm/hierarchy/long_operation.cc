@@ -7,7 +7,8 @@
 
 namespace lockstep::comm {
 
-LongOperation::LongOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan, int rank, Column* column)
+LongOperation::LongOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan,
+                             int rank, Column* column)
     : Meeting(boards, number), op_(op), plan_(plan), rank_(rank), column_(column) {}
 
 LongOperation::~LongOperation() {
@@ -53,7 +54,8 @@ void LongOperation::finish() {
   if (!staged_) return;
   const auto* result = static_cast<const char*>(staged_);
   if (op_.kind == Kind::kReduceScatter)
-    std::memcpy(op_.output.mutable_data_ptr(), result + op_.output.nbytes() * static_cast<std::size_t>(rank_), op_.output.nbytes());
+    std::memcpy(op_.output.mutable_data_ptr(), result + op_.output.nbytes() * static_cast<std::size_t>(rank_),
+                op_.output.nbytes());
   else if (written())
     std::memcpy(op_.output.mutable_data_ptr(), result, op_.output.nbytes());
   Arena::process().free(std::exchange(staged_, nullptr));

@@ -9,11 +9,13 @@
 
 namespace lockstep::comm {
 
-/// all_reduce, reduce, reduce_scatter or broadcast. Its work() blocks for as long as the wire takes: for a thread of its own.
+/// all_reduce, reduce, reduce_scatter or broadcast. Its work() blocks for as long as the wire takes: for a thread of
+/// its own.
 class LongOperation final : public Meeting {
  public:
   /// `rank` of the group whose members `plan` places. `column` is null for members that are in none.
-  LongOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan, int rank, Column* column);
+  LongOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan, int rank,
+                Column* column);
   ~LongOperation() override;
 
  private:

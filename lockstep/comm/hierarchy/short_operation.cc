@@ -19,8 +19,8 @@ void copy(void* to, const void* from, std::size_t bytes) {
 
 }  // namespace
 
-ShortOperation::ShortOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan, int rank,
-                               Transport* leaders, Results& results)
+ShortOperation::ShortOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan,
+                               int rank, Transport* leaders, Results& results)
     : op_(op), boards_(boards), number_(number), plan_(plan), rank_(rank), leaders_(leaders), results_(results) {}
 
 bool ShortOperation::takes(const Collective& op) { return !op.input.defined() || op.input.nbytes() <= kSlotBytes; }
@@ -88,7 +88,8 @@ void ShortOperation::cross() {
     reduce_into(block, slots, {0, static_cast<std::size_t>(op_.input.numel())}, 1);
   } else if (op_.kind == Kind::kAllGather) {
     std::memset(block, 0, bytes);
-    for (std::size_t local = 0; local < slots.size(); ++local) copy(block + local * op_.input.nbytes(), slots[local], op_.input.nbytes());
+    for (std::size_t local = 0; local < slots.size(); ++local)
+      copy(block + local * op_.input.nbytes(), slots[local], op_.input.nbytes());
   } else {
     *block = 0;
   }
@@ -99,14 +100,21 @@ void ShortOperation::cross() {
   const auto root = plan_.places[static_cast<std::size_t>(op_.root)];
   if (root.host == plan_.places[static_cast<std::size_t>(rank_)].host)
     copy(block, slots[static_cast<std::size_t>(root.local)], op_.input.nbytes());
-  crossing_ = leaders_->start({.kind = Kind::kBroadcast, .input = blocks_, .output = blocks_, .root = root.host, .seq = number_});
+  crossing_ = leaders_->start(
+      {.kind = Kind::kBroadcast, .input = blocks_, .output = blocks_, .root = root.host, .seq = number_});
 }
 
 void ShortOperation::reduce_into(void* output, c10::ArrayRef<const char*> inputs, Slice slice, int divisor) const {
   c10::SmallVector<const void*, 16> parts;
   for (const char* input : inputs) parts.push_back(input + slice.first * op_.input.element_size());
-  reduce({.dtype = op_.input.scalar_type(), .op = op_.op, .inputs = parts.data(), .num_inputs = parts.size(), .outputs = &output,
-          .num_outputs = 1, .count = slice.count, .divisor = divisor});
+  reduce({.dtype = op_.input.scalar_type(),
+          .op = op_.op,
+          .inputs = parts.data(),
+          .num_inputs = parts.size(),
+          .outputs = &output,
+          .num_outputs = 1,
+          .count = slice.count,
+          .divisor = divisor});
 }
 
 /// Makes this rank's result of the blocks of all hosts.
@@ -120,7 +128,8 @@ void ShortOperation::deliver(const char* blocks) const {
     const std::size_t part = op_.input.nbytes();
     for (std::size_t member = 0; member < plan_.places.size(); ++member) {
       const auto place = plan_.places[member];
-      copy(output + member * part, blocks + static_cast<std::size_t>(place.host) * bytes + static_cast<std::size_t>(place.local) * part, part);
+      copy(output + member * part,
+           blocks + static_cast<std::size_t>(place.host) * bytes + static_cast<std::size_t>(place.local) * part, part);
     }
   } else if (reduces()) {
     c10::SmallVector<const char*, 16> hosts;

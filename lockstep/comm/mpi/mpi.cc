@@ -18,7 +18,7 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-constexpr int kTags = 32768;  // as many as every MPI has
+constexpr int kTags = 32768;   // as many as every MPI has
 constexpr int kYields = 1000;  // looks before a wait begins to sleep between them
 constexpr auto kPause = std::chrono::microseconds(50);
 
@@ -87,7 +87,8 @@ class MpiTransport final : public Transport {
       // Collective by name, local in fact: it waits for nobody.
       if (running_.empty() && !aborted_ && session.usable()) MPI_Comm_free(&comm_);
     }
-    abort(std::make_exception_ptr(base::PeerLost(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
+    abort(std::make_exception_ptr(
+        base::PeerLost(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
   }
 
   std::string_view name() const override { return "mpi"; }
@@ -132,14 +133,17 @@ class MpiTransport final : public Transport {
   static int count_of(const at::Tensor& tensor) {
     if (!tensor.defined()) return 0;
     if (tensor.numel() > INT_MAX)
-      throw std::runtime_error("MPI counts up to 2147483647 elements, but a tensor has " + std::to_string(tensor.numel()));
+      throw std::runtime_error("MPI counts up to 2147483647 elements, but a tensor has " +
+                               std::to_string(tensor.numel()));
     return static_cast<int>(tensor.numel());
   }
 
   /// Begins it; an MPI error code.
   int issue(const Collective& op, MPI_Request& request) {
     const MpiSession& session = MpiSession::process();
-    const at::ScalarType dtype = op.input.defined() ? op.input.scalar_type() : op.output.defined() ? op.output.scalar_type() : at::kByte;
+    const at::ScalarType dtype = op.input.defined()    ? op.input.scalar_type()
+                                 : op.output.defined() ? op.output.scalar_type()
+                                                       : at::kByte;
     const MPI_Datatype type = session.type(dtype);
     const MPI_Op reduce_op = session.op(op.op, dtype);
     const void* in = op.input.defined() ? op.input.const_data_ptr() : nullptr;
@@ -148,18 +152,29 @@ class MpiTransport final : public Transport {
     const int taken = count_of(op.output);
     const int tag = static_cast<int>(op.seq % kTags);
     switch (op.kind) {
-      case Kind::kAllReduce: return MPI_Iallreduce(MPI_IN_PLACE, out, sent, type, reduce_op, comm_, &request);
+      case Kind::kAllReduce:
+        return MPI_Iallreduce(MPI_IN_PLACE, out, sent, type, reduce_op, comm_, &request);
       case Kind::kReduce:
-        return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, sent, type, reduce_op, op.root, comm_, &request);
-      case Kind::kBroadcast: return MPI_Ibcast(out, sent, type, op.root, comm_, &request);
-      case Kind::kAllGather: return MPI_Iallgather(in, sent, type, out, sent, type, comm_, &request);
-      case Kind::kReduceScatter: return MPI_Ireduce_scatter_block(in, out, taken, type, reduce_op, comm_, &request);
-      case Kind::kGather: return MPI_Igather(in, sent, type, out, sent, type, op.root, comm_, &request);
-      case Kind::kScatter: return MPI_Iscatter(in, taken, type, out, taken, type, op.root, comm_, &request);
-      case Kind::kAllToAll: return MPI_Ialltoall(in, sent / size_, type, out, sent / size_, type, comm_, &request);
-      case Kind::kSend: return MPI_Isend(in, sent, type, op.root, tag, comm_, &request);
-      case Kind::kRecv: return MPI_Irecv(out, taken, type, op.root, tag, comm_, &request);
-      case Kind::kBarrier: return MPI_Ibarrier(comm_, &request);
+        return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, sent, type,
+                           reduce_op, op.root, comm_, &request);
+      case Kind::kBroadcast:
+        return MPI_Ibcast(out, sent, type, op.root, comm_, &request);
+      case Kind::kAllGather:
+        return MPI_Iallgather(in, sent, type, out, sent, type, comm_, &request);
+      case Kind::kReduceScatter:
+        return MPI_Ireduce_scatter_block(in, out, taken, type, reduce_op, comm_, &request);
+      case Kind::kGather:
+        return MPI_Igather(in, sent, type, out, sent, type, op.root, comm_, &request);
+      case Kind::kScatter:
+        return MPI_Iscatter(in, taken, type, out, taken, type, op.root, comm_, &request);
+      case Kind::kAllToAll:
+        return MPI_Ialltoall(in, sent / size_, type, out, sent / size_, type, comm_, &request);
+      case Kind::kSend:
+        return MPI_Isend(in, sent, type, op.root, tag, comm_, &request);
+      case Kind::kRecv:
+        return MPI_Irecv(out, taken, type, op.root, tag, comm_, &request);
+      case Kind::kBarrier:
+        return MPI_Ibarrier(comm_, &request);
     }
     throw base::UsageError("mpi: unknown operation");
   }
@@ -172,7 +187,8 @@ class MpiTransport final : public Transport {
   std::vector<std::shared_ptr<MpiPending>> running_;
 };
 
-/// The numbers of communicators that are made at the same time must differ; those with a member in common are made one after another.
+/// The numbers of communicators that are made at the same time must differ; those with a member in common are made one
+/// after another.
 int tag_of(const std::vector<int>& members) {
   unsigned value = 2166136261u;
   for (const int member : members) value = (value ^ static_cast<unsigned>(member)) * 16777619u;
@@ -186,23 +202,30 @@ std::string mpi_missing() { return mpi_launcher_missing(base::Env::process(), lo
 void check_mpi_library() {
   const std::string wrong = mpi_mismatch(built_with_mpi(), loaded_mpi());
   if (!wrong.empty())
-    throw base::UsageError(wrong, "build with the MPI that the ranks find, or let LD_LIBRARY_PATH name the folder of the one that it was built with; ldd shows which is loaded",
+    throw base::UsageError(wrong,
+                           "build with the MPI that the ranks find, or let LD_LIBRARY_PATH name the folder of the one "
+                           "that it was built with; ldd shows which is loaded",
                            Cause::kConfigMismatch);
 }
 
 void enter_mpi(int rank, int size) {
   const MpiSession& session = MpiSession::process();
   if (session.rank() == rank && session.size() == size) return;
-  throw base::UsageError("the launcher says that this is rank " + std::to_string(rank) + " of " + std::to_string(size) + ", but MPI (" + to_string(loaded_mpi()) +
-                             ", built with " + to_string(built_with_mpi()) + ") that it is rank " + std::to_string(session.rank()) + " of " + std::to_string(session.size()),
-                         "start the ranks with the mpirun of that MPI, or do without MPI: LOCKSTEP_STORE=HOST:PORT and LOCKSTEP_OUTER=gloo", Cause::kConfigMismatch);
+  throw base::UsageError("the launcher says that this is rank " + std::to_string(rank) + " of " + std::to_string(size) +
+                             ", but MPI (" + to_string(loaded_mpi()) + ", built with " + to_string(built_with_mpi()) +
+                             ") that it is rank " + std::to_string(session.rank()) + " of " +
+                             std::to_string(session.size()),
+                         "start the ranks with the mpirun of that MPI, or do without MPI: LOCKSTEP_STORE=HOST:PORT and "
+                         "LOCKSTEP_OUTER=gloo",
+                         Cause::kConfigMismatch);
 }
 
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
   MpiSession& session = MpiSession::process();
   const int here = options.members[static_cast<std::size_t>(options.rank)];
   if (session.rank() != here)
-    throw base::UsageError("transport mpi: this is rank " + std::to_string(here) + ", but rank " + std::to_string(session.rank()) +
+    throw base::UsageError("transport mpi: this is rank " + std::to_string(here) + ", but rank " +
+                           std::to_string(session.rank()) +
                            " of MPI_COMM_WORLD; allowed are equal numbers: start the ranks with mpirun alone");
   // MPI would wait for the others without an end: so it is asked when all are there.
   options.store->set("come/" + std::to_string(options.rank), "1", options.deadline);
@@ -214,7 +237,8 @@ std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
   MPI_Group all, some;
   MPI_Comm comm = MPI_COMM_NULL;
   check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
-  check_mpi(MPI_Group_incl(all, static_cast<int>(options.members.size()), options.members.data(), &some), "MPI_Group_incl");
+  check_mpi(MPI_Group_incl(all, static_cast<int>(options.members.size()), options.members.data(), &some),
+            "MPI_Group_incl");
   check_mpi(MPI_Comm_create_group(MPI_COMM_WORLD, some, tag_of(options.members), &comm), "MPI_Comm_create_group");
   MPI_Group_free(&some);
   MPI_Group_free(&all);
@@ -237,7 +261,9 @@ std::string broadcast_by_mpi(const std::string& text, Deadline deadline) {
     check_mpi(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Ibcast");
     return ended != 0;
   });
-  if (!came) throw CommError(Cause::kJoinTimeout, "init", session.rank(), 0, "rank 0 did not say in time, through MPI, where the ranks meet");
+  if (!came)
+    throw CommError(Cause::kJoinTimeout, "init", session.rank(), 0,
+                    "rank 0 did not say in time, through MPI, where the ranks meet");
   return std::string(bytes + 1, static_cast<unsigned char>(bytes[0]));
 }
 

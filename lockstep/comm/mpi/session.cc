@@ -35,12 +35,14 @@ template <typename Narrow, typename Op>
 void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
   const auto* from = static_cast<const Narrow*>(in);
   auto* to = static_cast<Narrow*>(in_out);
-  for (int i = 0; i < *count; ++i) to[i] = static_cast<Narrow>(Op::apply(static_cast<float>(from[i]), static_cast<float>(to[i])));
+  for (int i = 0; i < *count; ++i)
+    to[i] = static_cast<Narrow>(Op::apply(static_cast<float>(from[i]), static_cast<float>(to[i])));
 }
 
 template <typename Narrow>
 void create_ops(MPI_Op (&ops)[4]) {
-  MPI_User_function* const functions[] = {combine<Narrow, Add>, combine<Narrow, Less>, combine<Narrow, More>, combine<Narrow, Times>};
+  MPI_User_function* const functions[] = {combine<Narrow, Add>, combine<Narrow, Less>, combine<Narrow, More>,
+                                          combine<Narrow, Times>};
   for (int i = 0; i < 4; ++i) check_mpi(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 
@@ -61,10 +63,14 @@ void end_mpi() {
 /// The column of an operator in the tables here: a mean is a sum that is divided afterwards.
 std::size_t place_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMin: return 1;
-    case ReduceOp::kMax: return 2;
-    case ReduceOp::kProduct: return 3;
-    default: return 0;
+    case ReduceOp::kMin:
+      return 1;
+    case ReduceOp::kMax:
+      return 2;
+    case ReduceOp::kProduct:
+      return 3;
+    default:
+      return 0;
   }
 }
 
@@ -111,7 +117,8 @@ MpiSession::MpiSession() {
     std::atexit(end_mpi);
   }
   if (level < MPI_THREAD_SERIALIZED)
-    throw base::UsageError("transport mpi: MPI was initialised for one thread; allowed is MPI_THREAD_SERIALIZED or more");
+    throw base::UsageError(
+        "transport mpi: MPI was initialised for one thread; allowed is MPI_THREAD_SERIALIZED or more");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &size_);
@@ -127,14 +134,21 @@ bool MpiSession::usable() const {
 
 MPI_Datatype MpiSession::type(at::ScalarType dtype) const {
   switch (dtype) {
-    case at::kDouble: return MPI_DOUBLE;
-    case at::kFloat: return MPI_FLOAT;
-    case at::kLong: return MPI_INT64_T;
-    case at::kInt: return MPI_INT32_T;
-    case at::kChar: return MPI_INT8_T;
+    case at::kDouble:
+      return MPI_DOUBLE;
+    case at::kFloat:
+      return MPI_FLOAT;
+    case at::kLong:
+      return MPI_INT64_T;
+    case at::kInt:
+      return MPI_INT32_T;
+    case at::kChar:
+      return MPI_INT8_T;
     case at::kHalf:
-    case at::kBFloat16: return MPI_UINT16_T;
-    default: return MPI_UINT8_T;  // uint8 and bool
+    case at::kBFloat16:
+      return MPI_UINT16_T;
+    default:
+      return MPI_UINT8_T;  // uint8 and bool
   }
 }
 

@@ -3,9 +3,8 @@
 
 #define OMPI_SKIP_MPICXX 1  // C++ bindings, which are not linked
 #define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
-
 #include <ATen/core/Tensor.h>
+#include <mpi.h>
 
 #include <mutex>
 #include <string>
@@ -24,7 +23,8 @@ MpiLibrary loaded_mpi();
 /// MPI is global by nature, and so is this.
 class MpiSession {
  public:
-  /// Initialises MPI at the first call. Throws UsageError when it is another library than that of the build, and when it does not let threads take turns.
+  /// Initialises MPI at the first call. Throws UsageError when it is another library than that of the build, and when
+  /// it does not let threads take turns.
   static MpiSession& process();
 
   /// Held around every call of MPI.

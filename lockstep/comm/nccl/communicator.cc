@@ -20,7 +20,8 @@ constexpr auto kOthersLetGo = std::chrono::seconds(10);
 constexpr auto kPause = std::chrono::milliseconds(1);
 constexpr const char* kName = "id";
 
-/// Operations of one group end by themselves, whatever becomes of another: children share nothing with their parent (splitShare).
+/// Operations of one group end by themselves, whatever becomes of another: children share nothing with their parent
+/// (splitShare).
 ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -30,12 +31,13 @@ ncclConfig_t configuration() {
 }  // namespace
 
 Communicator::Communicator(const NcclOptions& options)
-    : options_(options), place_{.rank = options.members[static_cast<std::size_t>(options.rank)],
-                                .gpu = options.gpu,
-                                .host = options.host,
-                                .address = options.address,
-                                .interface = base::Env::process().nccl_socket_ifname.value_or(""),
-                                .visible_gpus = base::Env::process().cuda_visible_devices.value_or("")} {}
+    : options_(options),
+      place_{.rank = options.members[static_cast<std::size_t>(options.rank)],
+             .gpu = options.gpu,
+             .host = options.host,
+             .address = options.address,
+             .interface = base::Env::process().nccl_socket_ifname.value_or(""),
+             .visible_gpus = base::Env::process().cuda_visible_devices.value_or("")} {}
 
 Communicator::~Communicator() { close(); }
 
@@ -43,7 +45,8 @@ void Communicator::check(ncclResult_t result, const std::string& op, const std::
   if (result == ncclSuccess || result == ncclInProgress) return;
   const char* said = nccl_.get_last_error(comm_);
   std::rethrow_exception(
-      explain({.result = result, .op = op, .call = call, .said = said ? said : "", .cuda_error = pending_cuda_error()}, place_));
+      explain({.result = result, .op = op, .call = call, .said = said ? said : "", .cuda_error = pending_cuda_error()},
+              place_));
 }
 
 void Communicator::cuda_failed(const std::string& op, const std::string& call) const {
@@ -113,7 +116,8 @@ void Communicator::close() noexcept {
   if (!comm_ || stage_ != Stage::kConnected) return abort();
   const Deadline limit = Deadline::in(kOthersLetGo);
   ncclResult_t state = nccl_.comm_finalize(comm_);
-  while ((state == ncclSuccess || state == ncclInProgress) && !limit.expired() && base::RankPage::process().stop.load() == 0) {
+  while ((state == ncclSuccess || state == ncclInProgress) && !limit.expired() &&
+         base::RankPage::process().stop.load() == 0) {
     if (nccl_.comm_get_async_error(comm_, &state) != ncclSuccess) break;
     if (state == ncclSuccess) {
       nccl_.comm_destroy(comm_);

@@ -13,7 +13,8 @@
 
 namespace lockstep::comm {
 
-/// Nothing waits but close(). One thread at a time, which the owner sees to; the current device is the communicator's meanwhile.
+/// Nothing waits but close(). One thread at a time, which the owner sees to; the current device is the communicator's
+/// meanwhile.
 class Communicator {
  public:
   explicit Communicator(const NcclOptions& options);
@@ -32,8 +33,8 @@ class Communicator {
   /// A CUDA call has failed that was not NCCL's.
   [[noreturn]] void cuda_failed(const std::string& op, const std::string& call) const;
 
-  /// Begins to make the communicator of those of this one's ranks that say the same color (NCCL_SPLIT_NOCOLOR: none), into `*child`, which is there once this one
-  /// has settled.
+  /// Begins to make the communicator of those of this one's ranks that say the same color (NCCL_SPLIT_NOCOLOR: none),
+  /// into `*child`, which is there once this one has settled.
   void split(int color, int key, ncclComm_t* child);
 
   ncclComm_t get() const { return comm_; }

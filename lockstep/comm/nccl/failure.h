@@ -14,24 +14,25 @@ struct NcclPlace {
   int rank = 0;  ///< in the world
   Gpu gpu;
   std::string host;
-  std::string address;        ///< of the host on the network to the others; may be empty
-  std::string interface;      ///< NCCL_SOCKET_IFNAME; may be empty
-  std::string visible_gpus;   ///< CUDA_VISIBLE_DEVICES; may be empty
+  std::string address;       ///< of the host on the network to the others; may be empty
+  std::string interface;     ///< NCCL_SOCKET_IFNAME; may be empty
+  std::string visible_gpus;  ///< CUDA_VISIBLE_DEVICES; may be empty
 };
 
 struct NcclFailure {
-  int result = 0;          ///< ncclResult_t
-  std::string op;          ///< "broadcast(parameters)#1"
-  std::string call;        ///< "ncclBroadcast(float32[1000], root 0)": the call and its parameters
-  std::string said;        ///< ncclGetLastError()
-  int cuda_error = 0;      ///< of the runtime, when it has one
+  int result = 0;      ///< ncclResult_t
+  std::string op;      ///< "broadcast(parameters)#1"
+  std::string call;    ///< "ncclBroadcast(float32[1000], root 0)": the call and its parameters
+  std::string said;    ///< ncclGetLastError()
+  int cuda_error = 0;  ///< of the runtime, when it has one
 };
 
 /// The number in "Cuda failure 2 'out of memory'", as NCCL writes it; 0 when there is none. Pure.
 int cuda_error_in(std::string_view said);
 
-/// The error to throw. A CommError where this rank is at fault: kResource for what CUDA refused, kConfigMismatch for a use that NCCL refuses, kInternal for the rest. A
-/// base::Error kPeerUnreachable for what the network or another rank's end brings about: Watch::wire_failed() finds out which.
+/// The error to throw. A CommError where this rank is at fault: kResource for what CUDA refused, kConfigMismatch for a
+/// use that NCCL refuses, kInternal for the rest. A base::Error kPeerUnreachable for what the network or another rank's
+/// end brings about: Watch::wire_failed() finds out which.
 std::exception_ptr explain(const NcclFailure& failure, const NcclPlace& place);
 
 }  // namespace lockstep::comm

@@ -7,7 +7,8 @@
 namespace lockstep::comm {
 namespace {
 
-/// Communicators that do not block, and what they are told: since 2.18. Structures grow with versions, and NCCL reads older ones.
+/// Communicators that do not block, and what they are told: since 2.18. Structures grow with versions, and NCCL reads
+/// older ones.
 constexpr int kOldest = NCCL_VERSION(2, 18, 1);
 
 NcclLibrary find() {
@@ -40,7 +41,8 @@ NcclLibrary find() {
 }
 
 std::string readable(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." + std::to_string(version % 100);
+  return std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." +
+         std::to_string(version % 100);
 }
 
 }  // namespace
@@ -56,7 +58,8 @@ std::string nccl_missing() {
   if (nccl.version < kOldest) return "NCCL " + std::to_string(nccl.version) + " is loaded; 2.18 or newer is needed";
   if (!nccl.missing.empty()) return "NCCL " + readable(nccl.version) + " has no " + nccl.missing;
   // A configuration of a newer header than the library knows is refused by it.
-  if (nccl.version < NCCL_VERSION_CODE) return "NCCL " + readable(nccl.version) + " is loaded, but this build was made for " + readable(NCCL_VERSION_CODE);
+  if (nccl.version < NCCL_VERSION_CODE)
+    return "NCCL " + readable(nccl.version) + " is loaded, but this build was made for " + readable(NCCL_VERSION_CODE);
   return "";
 }
 

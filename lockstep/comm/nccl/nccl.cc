@@ -28,7 +28,8 @@ class NcclTransport;
 class Polled : public Pending {
  public:
   bool wait_until(Deadline deadline) override {
-    for (auto pause = std::chrono::duration_cast<std::chrono::microseconds>(kFirstPause); !done(); pause = std::min<std::chrono::microseconds>(pause * 2, kLongestPause)) {
+    for (auto pause = std::chrono::duration_cast<std::chrono::microseconds>(kFirstPause); !done();
+         pause = std::min<std::chrono::microseconds>(pause * 2, kLongestPause)) {
       if (deadline.expired()) return false;
       std::this_thread::sleep_for(pause);
     }
@@ -142,7 +143,8 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     const std::lock_guard lock(mutex_);
     if (aborted_) return aborted_;
     try {
-      communicator_.cuda_failed(label(op), call_of(op) + " was running when a kernel or a copy on the GPU failed (" + what.substr(0, what.find('\n')) + ")");
+      communicator_.cuda_failed(label(op), call_of(op) + " was running when a kernel or a copy on the GPU failed (" +
+                                               what.substr(0, what.find('\n')) + ")");
     } catch (...) {
       fail(std::current_exception());
     }
@@ -199,7 +201,9 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
         if (!std::exchange(first.called_, true)) {
           first.op_.after->block(communicator_.stream());
           const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
-          communicator_.check(issue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())), what, call);
+          communicator_.check(
+              issue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())),
+              what, call);
           continue;
         }
         first.end_ = std::make_shared<GpuEnd>(weak_from_this(), first.op_, communicator_.stream());
@@ -221,7 +225,8 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
 };
 
 std::exception_ptr closed() {
-  return std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
+  return std::make_exception_ptr(
+      base::PeerLost(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
 }
 
 bool Operation::done() {
@@ -238,7 +243,8 @@ bool GpuEnd::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   try {
-    const c10::DeviceGuard device(event_.device());  // else asking makes a context on this thread's, which takes memory there
+    const c10::DeviceGuard device(
+        event_.device());  // else asking makes a context on this thread's, which takes memory there
     if (const auto error = transport ? transport->aborted() : nullptr)
       finish(error);  // which may have ended it on the GPU, too
     else if (event_.query())
@@ -253,7 +259,9 @@ bool GpuEnd::done() {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_nccl_transport(NcclOptions options) { return std::make_shared<NcclTransport>(std::move(options)); }
+std::shared_ptr<Transport> make_nccl_transport(NcclOptions options) {
+  return std::make_shared<NcclTransport>(std::move(options));
+}
 
 void leave_nccl_split(Transport& parent) {
   if (auto* transport = dynamic_cast<NcclTransport*>(&parent)) transport->split(NCCL_SPLIT_NOCOLOR, 0);

@@ -1,5 +1,5 @@
-// NCCL itself as a transport, for tensors on GPUs. Compiled with the header that comes with libtorch's NCCL, and carried out by the library that libtorch has
-// loaded.
+// NCCL itself as a transport, for tensors on GPUs. Compiled with the header that comes with libtorch's NCCL, and
+// carried out by the library that libtorch has loaded.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,9 @@ struct NcclOptions {
   Gpu gpu;                            ///< of this rank, which no other member has
   std::string host;                   ///< its name, for errors
   std::string address;                ///< of this host on the network to the others, likewise
-  std::shared_ptr<Transport> parent;  ///< one of these that is connected, of all members and perhaps others: then nobody need meet anew
-  int color = 0;                      ///< with parent: ranks of it that say the same are the members
+  std::shared_ptr<Transport>
+      parent;     ///< one of these that is connected, of all members and perhaps others: then nobody need meet anew
+  int color = 0;  ///< with parent: ranks of it that say the same are the members
 };
 
 /// Empty when it can be used, else why not. load_cuda() must have been called.
@@ -28,10 +29,12 @@ std::string nccl_missing();
 /// "2.28.9", of the library that is loaded.
 std::string nccl_version();
 
-/// Communicators are non-blocking ones, on a stream of their own. Nothing here waits: ranks connect while they wait for their first operation, an operation's Pending
-/// is done when NCCL has taken it, and its on_device() when the GPU has done it. A failure ends everything, with ncclCommAbort, and becomes an error that names
-/// the rank, its GPU, NCCL's call with its parameters, and what CUDA and NCCL say; one that may come from the loss of a peer is left to whoever can find out. With `parent`
-/// all its ranks call this, or leave_nccl_split(), in the same order. The destructor waits up to 10 s for the others to let go, too, unless something or the job has failed.
+/// Communicators are non-blocking ones, on a stream of their own. Nothing here waits: ranks connect while they wait for
+/// their first operation, an operation's Pending is done when NCCL has taken it, and its on_device() when the GPU has
+/// done it. A failure ends everything, with ncclCommAbort, and becomes an error that names the rank, its GPU, NCCL's
+/// call with its parameters, and what CUDA and NCCL say; one that may come from the loss of a peer is left to whoever
+/// can find out. With `parent` all its ranks call this, or leave_nccl_split(), in the same order. The destructor waits
+/// up to 10 s for the others to let go, too, unless something or the job has failed.
 std::shared_ptr<Transport> make_nccl_transport(NcclOptions options);
 
 /// For a rank of `parent` that is in none of the groups into which the others divide themselves.

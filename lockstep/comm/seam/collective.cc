@@ -5,9 +5,9 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::array<std::string_view, 11> kKinds = {"all_reduce", "reduce",     "broadcast", "all_gather",
+constexpr std::array<std::string_view, 11> kKinds = {"all_reduce",     "reduce", "broadcast", "all_gather",
                                                      "reduce_scatter", "gather", "scatter",   "all_to_all",
-                                                     "send",       "recv",       "barrier"};
+                                                     "send",           "recv",   "barrier"};
 constexpr std::array<std::string_view, 5> kOps = {"sum", "mean", "min", "max", "product"};
 
 struct DtypeRow {
@@ -15,9 +15,9 @@ struct DtypeRow {
   std::string_view name;
 };
 constexpr std::array kDtypes = {
-    DtypeRow{at::kDouble, "float64"}, DtypeRow{at::kFloat, "float32"}, DtypeRow{at::kHalf, "float16"},
-    DtypeRow{at::kBFloat16, "bfloat16"}, DtypeRow{at::kLong, "int64"}, DtypeRow{at::kInt, "int32"},
-    DtypeRow{at::kChar, "int8"},      DtypeRow{at::kByte, "uint8"},    DtypeRow{at::kBool, "bool"},
+    DtypeRow{at::kDouble, "float64"},    DtypeRow{at::kFloat, "float32"}, DtypeRow{at::kHalf, "float16"},
+    DtypeRow{at::kBFloat16, "bfloat16"}, DtypeRow{at::kLong, "int64"},    DtypeRow{at::kInt, "int32"},
+    DtypeRow{at::kChar, "int8"},         DtypeRow{at::kByte, "uint8"},    DtypeRow{at::kBool, "bool"},
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// An operation between ranks, as data. Group makes one; it is checked, recorded and timed there; a Transport only carries
-// it out.
+// An operation between ranks, as data. Group makes one; it is checked, recorded and timed there; a Transport only
+// carries it out.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -62,11 +62,13 @@ struct Collective {
   at::Tensor output;
   ReduceOp op = ReduceOp::kSum;
   int root = 0;
-  at::ScalarType wire = at::kFloat;  ///< float32, bfloat16 or float16: what the float32 tensor of an all_reduce crosses between hosts as
-  std::uint64_t seq = 0;  ///< number of this operation on its channel, from 1
+  at::ScalarType wire =
+      at::kFloat;  ///< float32, bfloat16 or float16: what the float32 tensor of an all_reduce crosses between hosts as
+  std::uint64_t seq = 0;     ///< number of this operation on its channel, from 1
   std::uint64_t record = 0;  ///< its number in the flight recorder of this process
   base::Deadline deadline = base::Deadline::never();
-  std::shared_ptr<c10::Event> after;  ///< of tensors on a GPU, what must come before; null: all that is on the current stream of the thread that starts it
+  std::shared_ptr<c10::Event> after;  ///< of tensors on a GPU, what must come before; null: all that is on the current
+                                      ///< stream of the thread that starts it
 };
 
 /// "float32[64,3]".

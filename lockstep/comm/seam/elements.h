@@ -1,6 +1,7 @@
 // How the elements of each dtype are read, added and stored: for loops that are compiled once for each instruction set.
-// No include here, as in all that such loops include: what the standard library's headers define inline must not be compiled for vectors
-// that a machine may lack. The includer has <bit>, <cstddef>, <cstdint> and defines LOCKSTEP_ISA, a namespace.
+// No include here, as in all that such loops include: what the standard library's headers define inline must not be
+// compiled for vectors that a machine may lack. The includer has <bit>, <cstddef>, <cstdint> and defines LOCKSTEP_ISA,
+// a namespace.
 #pragma once
 
 namespace lockstep::comm::LOCKSTEP_ISA {

@@ -45,8 +45,9 @@ enum class Early {
   kGive,  ///< their pieces go to sinks, once give_early() has said where to
 };
 
-/// A fixed list of parts, the same on all ranks. One round after another: open(), show() for each part that this rank has, in any order,
-/// then finish(). Neighbours write into what was shown from then until the end of the round, or for ever if the round is never ended.
+/// A fixed list of parts, the same on all ranks. One round after another: open(), show() for each part that this rank
+/// has, in any order, then finish(). Neighbours write into what was shown from then until the end of the round, or for
+/// ever if the round is never ended.
 class InPlaceReducer {
  public:
   virtual ~InPlaceReducer() = default;
@@ -56,20 +57,22 @@ class InPlaceReducer {
   /// A tensor that they can reach, like `part` and in `strides`, contents unspecified.
   virtual at::Tensor make_reachable(const at::Tensor& part, at::IntArrayRef strides) = 0;
 
-  /// `early` is the same on all ranks that show something in this round. Before the end a rank does at most its share of it.
+  /// `early` is the same on all ranks that show something in this round. Before the end a rank does at most its share
+  /// of it.
   virtual void open(Early early) = 0;
-  /// In a round of Early::kGive in which all ranks show something, when they are known to do the same: from now on show() gives pieces to `sink`. finish_with() gets
-  /// the same arguments.
+  /// In a round of Early::kGive in which all ranks show something, when they are known to do the same: from now on
+  /// show() gives pieces to `sink`. finish_with() gets the same arguments.
   virtual void give_early(PieceSink& sink, int divisor) = 0;
-  /// Part `index` lies at `data`, contiguous or in the strides that all ranks use for it; null: this rank has a sparse gradient, which is
-  /// not reduced here. `fresh` as in Exchange::ready().
+  /// Part `index` lies at `data`, contiguous or in the strides that all ranks use for it; null: this rank has a sparse
+  /// gradient, which is not reduced here. `fresh` as in Exchange::ready().
   virtual void show(std::size_t index, void* data, bool fresh) = 0;
-  /// This rank has shown what it has. Done when every part that is fresh somewhere holds the mean, on each rank that showed it: the sum
-  /// in the order of the ranks of what was shown, divided by the number of ranks.
+  /// This rank has shown what it has. Done when every part that is fresh somewhere holds the mean, on each rank that
+  /// showed it: the sum in the order of the ranks of what was shown, divided by the number of ranks.
   virtual PendingPtr finish() = 0;
-  /// The same without reducing: once every rank has called it, the pieces of parts that are fresh somewhere go to the ranks' sinks, to be
-  /// divided by `divisor`; done when all have been taken. None goes to a rank without a sink. With `first_only` ranks hold the same gradients already, and
-  /// a piece has those of the first rank alone. Not when a rank has shown a sparse one: then no sink gets anything any more.
+  /// The same without reducing: once every rank has called it, the pieces of parts that are fresh somewhere go to the
+  /// ranks' sinks, to be divided by `divisor`; done when all have been taken. None goes to a rank without a sink. With
+  /// `first_only` ranks hold the same gradients already, and a piece has those of the first rank alone. Not when a rank
+  /// has shown a sparse one: then no sink gets anything any more.
   virtual PendingPtr finish_with(PieceSink* sink, int divisor, bool first_only) = 0;
 
   // After finish() or finish_with() is done, until the next open():

@@ -11,10 +11,11 @@
 
 namespace lockstep::comm {
 
-/// finish() may come from any thread, once; what comes later is ignored, so that an abort and the real end may race. A transport
-/// without threads of its own derives from it: there whoever waits does the work.
+/// finish() may come from any thread, once; what comes later is ignored, so that an abort and the real end may race. A
+/// transport without threads of its own derives from it: there whoever waits does the work.
 ///
-/// An operation on a GPU's tensors may be done on the host, which has put it on its way, and not yet on the GPU: then on_device() announces the end.
+/// An operation on a GPU's tensors may be done on the host, which has put it on its way, and not yet on the GPU: then
+/// on_device() announces the end.
 class Pending {
  public:
   virtual ~Pending() = default;
@@ -28,9 +29,11 @@ class Pending {
   /// The error, once done; null when there is none.
   std::exception_ptr error() const { return error_; }
 
-  /// Once this is done without error: the end on the device; null when there is nothing more to come. It keeps the operation's tensors alive.
+  /// Once this is done without error: the end on the device; null when there is nothing more to come. It keeps the
+  /// operation's tensors alive.
   virtual std::shared_ptr<Pending> on_device() { return nullptr; }
-  /// For what on_device() has returned: what this thread puts on its current stream from now on comes after the operation. Does not wait.
+  /// For what on_device() has returned: what this thread puts on its current stream from now on comes after the
+  /// operation. Does not wait.
   virtual void order() {}
 
  protected:

@@ -9,13 +9,15 @@
 namespace lockstep::comm {
 
 Boards::Boards(std::shared_ptr<const Neighbours> neighbours, std::vector<int> members, int rank)
-    : neighbours_(std::move(neighbours)), members_(std::move(members)), rank_(rank),
+    : neighbours_(std::move(neighbours)),
+      members_(std::move(members)),
+      rank_(rank),
       patience_(neighbours_->crowded() ? Patience::crowded() : Patience::ample()) {
   for (const int member : members_) arenas_.push_back(neighbours_->arena_of(member));
 }
 
-std::unique_ptr<Boards> Boards::meet(std::shared_ptr<const Neighbours> neighbours, job::Store& store, std::vector<int> members, int rank,
-                                     base::Deadline deadline) {
+std::unique_ptr<Boards> Boards::meet(std::shared_ptr<const Neighbours> neighbours, job::Store& store,
+                                     std::vector<int> members, int rank, base::Deadline deadline) {
   std::unique_ptr<Boards> boards(new Boards(std::move(neighbours), std::move(members), rank));
   const std::size_t size = boards->members_.size();
   const std::size_t bytes = sizeof(Board) + size * sizeof(Mailbox);
@@ -34,7 +36,8 @@ Boards::~Boards() = default;
 
 void Boards::advance(Signal& signal, std::uint32_t count) const {
   signal.count.store(count, std::memory_order_seq_cst);
-  // Either a sleeper sees the new count before it sleeps, or this sees that it sleeps (Dekker): both orders are sequentially consistent.
+  // Either a sleeper sees the new count before it sleeps, or this sees that it sleeps (Dekker): both orders are
+  // sequentially consistent.
   for (const Board* board : boards_)
     if (board->sleeping.count.load(std::memory_order_seq_cst) != 0) return wake(signal);
 }

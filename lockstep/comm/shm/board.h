@@ -16,13 +16,13 @@ namespace lockstep::comm {
 constexpr std::size_t kCallBytes = 256;   // of a call that is compared
 constexpr std::size_t kSlotBytes = 4096;  // what fits goes through the board, with one meeting instead of two
 
-/// In shared memory, written by its owner alone but for `claims`. What belongs to operation n is in element n % 2: whoever begins
-/// operation n has seen all others begin n - 1, so that nobody reads what belongs to n - 2 any more.
+/// In shared memory, written by its owner alone but for `claims`. What belongs to operation n is in element n % 2:
+/// whoever begins operation n has seen all others begin n - 1, so that nobody reads what belongs to n - 2 any more.
 struct Board {
-  Signal arrived[2];  // the operation whose data is shown, and the key of its call
-  Signal done;      // the operation of which this rank has read and written everything
-  Signal sleeping;  // how many of the owner's threads sleep on somebody's signal
-  alignas(64) std::uint64_t offset[2];  // of the owner's tensor in its arena
+  Signal arrived[2];                                 // the operation whose data is shown, and the key of its call
+  Signal done;                                       // the operation of which this rank has read and written everything
+  Signal sleeping;                                   // how many of the owner's threads sleep on somebody's signal
+  alignas(64) std::uint64_t offset[2];               // of the owner's tensor in its arena
   alignas(64) std::atomic<std::uint64_t> claims[2];  // the next piece of work, of the first member's board; any rank
   alignas(64) char slot[2][kCallBytes + kSlotBytes];  // the call, if it is compared on the way, then the data
 };
@@ -34,8 +34,8 @@ struct Letter {
 };
 /// Messages between the owner of a board and one peer, in both directions.
 struct Mailbox {
-  Signal sent;   // letters to the peer
-  Signal taken;  // letters from the peer that have been read
+  Signal sent;                // letters to the peer
+  Signal taken;               // letters from the peer that have been read
   alignas(64) Letter letter;  // to the peer; the next comes when this one has been taken
 };
 
@@ -43,8 +43,8 @@ struct Mailbox {
 class Boards {
  public:
   /// Waits for the others to show theirs. Throws CommError.
-  static std::unique_ptr<Boards> meet(std::shared_ptr<const Neighbours> neighbours, job::Store& store, std::vector<int> members, int rank,
-                                      base::Deadline deadline);
+  static std::unique_ptr<Boards> meet(std::shared_ptr<const Neighbours> neighbours, job::Store& store,
+                                      std::vector<int> members, int rank, base::Deadline deadline);
   ~Boards();
   Boards(const Boards&) = delete;
   Boards& operator=(const Boards&) = delete;
@@ -64,8 +64,8 @@ class Boards {
   void advance(Signal& signal, std::uint32_t count) const;
   /// Spins and yields until the signal, which `member` advances, is there or patience ends. Whether it is.
   bool wait_briefly(const Signal& signal, std::uint32_t count) const { return try_reach(signal, count, patience_); }
-  /// Waits for a signal that `member` advances: spins and yields, then sleeps. False at the deadline; one that is over only looks. Throws
-  /// when the process of `member` has ended before it came so far.
+  /// Waits for a signal that `member` advances: spins and yields, then sleeps. False at the deadline; one that is over
+  /// only looks. Throws when the process of `member` has ended before it came so far.
   bool wait(int member, const Signal& signal, std::uint32_t count, base::Deadline deadline) const;
 
  private:

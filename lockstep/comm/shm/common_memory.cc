@@ -28,12 +28,13 @@ SharedMemory make(job::Store& store, int size, std::size_t bytes, Deadline deadl
   const base::HostMemory host = base::HostMemory::now();
   if (host.available_bytes < bytes)
     throw base::CommError(base::Cause::kResource, "optimizer", 0, 0,
-                          "memory of " + std::to_string(bytes) + " bytes for all ranks of this host: " + host.limited_by + " has " +
-                              std::to_string(host.available_bytes) + " left");
+                          "memory of " + std::to_string(bytes) + " bytes for all ranks of this host: " +
+                              host.limited_by + " has " + std::to_string(host.available_bytes) + " left");
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
   base::PrivateDoor door(base::Env::process().tmpdir.value_or("/tmp"));
   store.set(kKey, door.path(), deadline);
-  for (int others = size - 1; others > 0; --others) base::send_parcel(door.accept(deadline).get(), bytes, memory.fd().get());
+  for (int others = size - 1; others > 0; --others)
+    base::send_parcel(door.accept(deadline).get(), bytes, memory.fd().get());
   return memory;
 }
 
@@ -50,13 +51,14 @@ SharedMemory make_or_tell(job::Store& store, int size, std::size_t bytes, Deadli
 SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline deadline) {
   const auto path = store.get(kKey, deadline);
   if (!path)
-    throw base::CommError(base::Cause::kJoinTimeout, "optimizer", rank, 0, "the first rank of this host did not offer memory for all in time");
+    throw base::CommError(base::Cause::kJoinTimeout, "optimizer", rank, 0,
+                          "the first rank of this host did not offer memory for all in time");
   if (path->front() == kNone) throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, path->substr(1));
   base::Parcel parcel = base::receive_parcel(base::knock(*path).get(), deadline);
   if (parcel.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,
-                          "the first rank of this host made memory of " + std::to_string(parcel.label) + " bytes for all, this one needs " +
-                              std::to_string(bytes));
+                          "the first rank of this host made memory of " + std::to_string(parcel.label) +
+                              " bytes for all, this one needs " + std::to_string(bytes));
   return SharedMemory::map(std::move(parcel.fd), bytes);
 }
 
@@ -66,9 +68,11 @@ CommonMemory make_common_memory(job::Store& store, int rank, int size, std::size
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const std::size_t whole = (bytes + page - 1) / page * page;
   try {
-    return wrap(rank == 0 ? make_or_tell(store, size, whole, deadline) : receive(store, rank, whole, deadline), rank == 0);
+    return wrap(rank == 0 ? make_or_tell(store, size, whole, deadline) : receive(store, rank, whole, deadline),
+                rank == 0);
   } catch (const base::SystemError& error) {
-    throw base::CommError(error.cause(), "optimizer", rank, -1, std::string("memory for all ranks of this host: ") + error.what());
+    throw base::CommError(error.cause(), "optimizer", rank, -1,
+                          std::string("memory for all ranks of this host: ") + error.what());
   }
 }
 

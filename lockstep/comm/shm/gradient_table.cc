@@ -14,9 +14,9 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::uint32_t kFresh = 1;
-constexpr std::uint32_t kHere = 2;    // there is memory
+constexpr std::uint32_t kHere = 2;  // there is memory
 constexpr std::uint32_t kSparse = 4;
-constexpr std::size_t kAhead = 8;     // parts that show() looks at: ranks show them in about one order
+constexpr std::size_t kAhead = 8;  // parts that show() looks at: ranks show them in about one order
 
 }  // namespace
 
@@ -53,8 +53,8 @@ class GradientTable::Giving final : public Meeting {
   const bool first_only_;
 };
 
-GradientTable::GradientTable(const std::vector<at::Tensor>& parts, const Boards& boards, std::shared_ptr<job::Store> store,
-                             std::chrono::milliseconds timeout, Meet meet)
+GradientTable::GradientTable(const std::vector<at::Tensor>& parts, const Boards& boards,
+                             std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout, Meet meet)
     : boards_(boards), store_(std::move(store)), timeout_(timeout), meet_(std::move(meet)), states_(parts.size()) {
   for (const at::Tensor& part : parts) {
     const auto count = static_cast<std::size_t>(part.numel());
@@ -77,12 +77,16 @@ bool GradientTable::reaches(const void* address) const { return Arena::process()
 
 at::Tensor GradientTable::make_reachable(const at::Tensor& part, at::IntArrayRef strides) {
   void* memory = Arena::process().allocate(part.nbytes());
-  return at::from_blob(memory, part.sizes(), strides, [](void* block) { Arena::process().free(block); }, part.options().requires_grad(false));
+  return at::from_blob(
+      memory, part.sizes(), strides, [](void* block) { Arena::process().free(block); },
+      part.options().requires_grad(false));
 }
 
 /// Neighbouring parts together up to the size of a piece; larger ones cut.
 void GradientTable::make_lots() {
-  const auto bytes = [this](std::size_t index) { return parts_[index].num_elements * c10::elementSize(parts_[index].dtype); };
+  const auto bytes = [this](std::size_t index) {
+    return parts_[index].num_elements * c10::elementSize(parts_[index].dtype);
+  };
   for (std::size_t i = 0; i < parts_.size();) {
     const Part& part = parts_[i];
     if (part.num_pieces > 1) {
@@ -157,7 +161,8 @@ bool GradientTable::claim(std::size_t index, std::uint32_t limit, std::uint32_t&
   }
 }
 
-/// Calls `take(first, count)` for pieces of a part that this rank claims, as long as it has claimed fewer than `at_most`.
+/// Calls `take(first, count)` for pieces of a part that this rank claims, as long as it has claimed fewer than
+/// `at_most`.
 template <typename Take>
 void GradientTable::take_pieces(std::size_t index, std::uint32_t at_most, const Take& take) {
   const Part& part = parts_[index];
@@ -179,8 +184,14 @@ void GradientTable::reduce_piece(std::size_t index, std::size_t first, std::size
     inputs.push_back(data);
     outputs.push_back(data);
   }
-  reduce({.dtype = parts_[index].dtype, .op = ReduceOp::kSum, .inputs = inputs.data(), .num_inputs = inputs.size(), .outputs = outputs.data(),
-          .num_outputs = outputs.size(), .count = count, .divisor = boards_.size()});
+  reduce({.dtype = parts_[index].dtype,
+          .op = ReduceOp::kSum,
+          .inputs = inputs.data(),
+          .num_inputs = inputs.size(),
+          .outputs = outputs.data(),
+          .num_outputs = outputs.size(),
+          .count = count,
+          .divisor = boards_.size()});
 }
 
 /// What is done early.
@@ -210,7 +221,8 @@ PendingPtr GradientTable::finish() {
 }
 
 PendingPtr GradientTable::finish_with(PieceSink* sink, int divisor, bool first_only) {
-  return meet_([=, this](std::uint32_t number) { return std::make_shared<Giving>(*this, sink, divisor, first_only, number); });
+  return meet_(
+      [=, this](std::uint32_t number) { return std::make_shared<Giving>(*this, sink, divisor, first_only, number); });
 }
 
 /// All have shown what they have: who has what?
@@ -235,7 +247,8 @@ void GradientTable::reduce_rest() {
   look();
   for (std::size_t i = 0; i < parts_.size(); ++i)
     if (states_[i].dense)
-      take_pieces(i, parts_[i].num_pieces, [&](std::size_t first, std::size_t count) { reduce_piece(i, first, count); });
+      take_pieces(i, parts_[i].num_pieces,
+                  [&](std::size_t first, std::size_t count) { reduce_piece(i, first, count); });
 }
 
 void GradientTable::give_rest(PieceSink& sink, int divisor, bool first_only) {
@@ -254,7 +267,8 @@ void GradientTable::give_lots(PieceSink& sink, int divisor, bool first_only) {
     const Lot& lot = lots_[number];
     for (std::size_t i = lot.first; i < lot.last; ++i) {
       const std::size_t count = lot.end > 0 ? lot.end - lot.begin : parts_[i].num_elements;
-      if (states_[i].dense && count > 0) give(sink, {.part = i, .first = lot.begin, .count = count, .divisor = divisor}, first_only);
+      if (states_[i].dense && count > 0)
+        give(sink, {.part = i, .first = lot.begin, .count = count, .divisor = divisor}, first_only);
     }
   }
 }

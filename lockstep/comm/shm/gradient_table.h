@@ -20,9 +20,9 @@ struct Showing {
   std::uint64_t offset = 0;  // in the owner's arena
 };
 
-/// Piece by piece, `kPieceBytes` each, parts are claimed by whoever comes: during backward at most this rank's share of a part, or the rank
-/// that is later would do all the work; at the end whatever is left. Which rank adds does not change the sum. Where pieces go to sinks at the end
-/// only, small parts are claimed several at a time.
+/// Piece by piece, `kPieceBytes` each, parts are claimed by whoever comes: during backward at most this rank's share of
+/// a part, or the rank that is later would do all the work; at the end whatever is left. Which rank adds does not
+/// change the sum. Where pieces go to sinks at the end only, small parts are claimed several at a time.
 class GradientTable final : public InPlaceReducer {
  public:
   static constexpr std::size_t kPieceBytes = 512 << 10;
@@ -30,8 +30,8 @@ class GradientTable final : public InPlaceReducer {
   using Meet = std::function<PendingPtr(const std::function<std::shared_ptr<Meeting>(std::uint32_t number)>&)>;
 
   /// `meet` puts a meeting among the transport's operations. Waits for the others' tables. Throws CommError.
-  GradientTable(const std::vector<at::Tensor>& parts, const Boards& boards, std::shared_ptr<job::Store> store, std::chrono::milliseconds timeout,
-                Meet meet);
+  GradientTable(const std::vector<at::Tensor>& parts, const Boards& boards, std::shared_ptr<job::Store> store,
+                std::chrono::milliseconds timeout, Meet meet);
 
   bool reaches(const void* address) const override;
   at::Tensor make_reachable(const at::Tensor& part, at::IntArrayRef strides) override;
@@ -74,7 +74,9 @@ class GradientTable final : public InPlaceReducer {
   void give_lots(PieceSink& sink, int divisor, bool first_only);
   void give(PieceSink& sink, const Piece& piece, bool first_only);
   bool has_shown(int member, std::size_t index) const;
-  const Showing& showing(int member, std::size_t index) const { return tables_[static_cast<std::size_t>(member)][index]; }
+  const Showing& showing(int member, std::size_t index) const {
+    return tables_[static_cast<std::size_t>(member)][index];
+  }
   bool shown_by_all(std::size_t index) const;
   std::uint32_t share_of(std::size_t index) const;
   bool claim(std::size_t word, std::uint32_t limit, std::uint32_t& number);
@@ -91,15 +93,16 @@ class GradientTable final : public InPlaceReducer {
   const std::shared_ptr<job::Store> store_;
   const std::chrono::milliseconds timeout_;
   const Meet meet_;
-  std::vector<Showing*> tables_;                     // of each member
-  std::atomic<std::uint64_t>* claims_ = nullptr;     // by part, then one for lots, in the first member's table: round and next piece
+  std::vector<Showing*> tables_;  // of each member
+  std::atomic<std::uint64_t>* claims_ =
+      nullptr;  // by part, then one for lots, in the first member's table: round and next piece
   std::uint32_t round_ = 0;
   Early early_ = Early::kReduce;
-  PieceSink* early_sink_ = nullptr;                  // Early::kGive: not before there is one
+  PieceSink* early_sink_ = nullptr;  // Early::kGive: not before there is one
   int early_divisor_ = 1;
   int num_common_ = 0;
   std::vector<State> states_;
-  std::vector<std::size_t> waiting_;                 // parts shown by this rank of which its share is not done
+  std::vector<std::size_t> waiting_;  // parts shown by this rank of which its share is not done
   bool anybody_reads_ = false;
 };
 

@@ -8,8 +8,8 @@
 
 namespace lockstep::comm {
 
-/// Shows this rank's data, waits until all have, does this rank's share of the work, and waits until all have done theirs. Advanced by one
-/// thread at a time.
+/// Shows this rank's data, waits until all have, does this rank's share of the work, and waits until all have done
+/// theirs. Advanced by one thread at a time.
 class Meeting {
  public:
   Meeting(const Boards& boards, std::uint32_t number) : boards_(boards), number_(number) {}
@@ -17,7 +17,8 @@ class Meeting {
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
-  /// Does what can be done until `deadline`. True when it is finished. Throws when a member that is waited for has died, and ArenaFull.
+  /// Does what can be done until `deadline`. True when it is finished. Throws when a member that is waited for has
+  /// died, and ArenaFull.
   bool advance(base::Deadline deadline);
   /// The same, as long as others come while this spins.
   bool advance_quickly();

@@ -38,7 +38,8 @@ Neighbours::Neighbours(std::vector<int> ranks, int rank) : ranks_(std::move(rank
   crowded_ = static_cast<long>(ranks_.size()) > ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-std::shared_ptr<Neighbours> Neighbours::meet(job::Store& store, const std::vector<int>& ranks, int rank, Deadline deadline) {
+std::shared_ptr<Neighbours> Neighbours::meet(job::Store& store, const std::vector<int>& ranks, int rank,
+                                             Deadline deadline) {
   const std::shared_ptr<Neighbours> all(new Neighbours(ranks, rank));
   try {
     base::PrivateDoor door(base::Env::process().tmpdir.value_or("/tmp"));
@@ -49,7 +50,8 @@ std::shared_ptr<Neighbours> Neighbours::meet(job::Store& store, const std::vecto
     const auto later = std::count_if(ranks.begin(), ranks.end(), [rank](int peer) { return peer > rank; });
     for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange(-1, door.accept(deadline), deadline);
   } catch (const base::SystemError& error) {
-    throw base::CommError(error.cause(), "init", rank, -1, std::string("shared memory with the other ranks of this host: ") + error.what(),
+    throw base::CommError(error.cause(), "init", rank, -1,
+                          std::string("shared memory with the other ranks of this host: ") + error.what(),
                           "--transport gloo does without shared memory");
   }
   return all;
@@ -64,12 +66,13 @@ void Neighbours::exchange(int peer, base::Fd door, Deadline deadline) {
   const std::size_t their_place = theirs.label & kPlaceMask;
   const int number = their_place < ranks_.size() ? ranks_[their_place] : -1;
   if (number < 0 || number == rank_ || (peer >= 0 && number != peer) || others_.contains(number))
-    throw base::SystemError("a process that calls itself number " + std::to_string(their_place) + " came instead of another", EPROTO);
+    throw base::SystemError(
+        "a process that calls itself number " + std::to_string(their_place) + " came instead of another", EPROTO);
   others_[number] = {std::move(door), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kPlaceMask)};
 }
 
-std::vector<void*> Neighbours::swap(job::Store& store, const std::vector<int>& members, const void* own, std::size_t bytes,
-                                    Deadline deadline) const {
+std::vector<void*> Neighbours::swap(job::Store& store, const std::vector<int>& members, const void* own,
+                                    std::size_t bytes, Deadline deadline) const {
   Arena& arena = Arena::process();
   store.set(std::to_string(rank_), std::to_string(arena.offset_of(own)), deadline);
   std::vector<void*> blocks;
@@ -78,7 +81,8 @@ std::vector<void*> Neighbours::swap(job::Store& store, const std::vector<int>& m
     if (!text)
       throw base::CommError(base::Cause::kJoinTimeout, "connect", rank_, member,
                             "rank " + std::to_string(member) + " did not come to a new group in time");
-    const auto end = static_cast<std::int64_t>((member == rank_ ? arena.memory() : others_.at(member).arena).size() - bytes);
+    const auto end =
+        static_cast<std::int64_t>((member == rank_ ? arena.memory() : others_.at(member).arena).size() - bytes);
     blocks.push_back(arena_of(member) + base::parse_int_in("the place of shared memory", *text, 0, end));
   }
   return blocks;

@@ -14,16 +14,17 @@ namespace lockstep::comm {
 
 class Neighbours {
  public:
-  /// Every rank of `ranks` (of the world, ascending, this one included) calls it; each gives the others its arena, over sockets in
-  /// folders that only this user can enter. Throws CommError when one does not come or cannot be reached.
-  static std::shared_ptr<Neighbours> meet(job::Store& store, const std::vector<int>& ranks, int rank, base::Deadline deadline);
+  /// Every rank of `ranks` (of the world, ascending, this one included) calls it; each gives the others its arena, over
+  /// sockets in folders that only this user can enter. Throws CommError when one does not come or cannot be reached.
+  static std::shared_ptr<Neighbours> meet(job::Store& store, const std::vector<int>& ranks, int rank,
+                                          base::Deadline deadline);
 
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }
   /// Where the arena of `rank` begins in this process's addresses; this rank's own is Arena::process().
   char* arena_of(int rank) const;
-  /// Each of `members` gives a block of its own arena, of `bytes`; returned in their order, as this process sees them. `store` is for
-  /// this call alone. Throws CommError when one does not come.
+  /// Each of `members` gives a block of its own arena, of `bytes`; returned in their order, as this process sees them.
+  /// `store` is for this call alone. Throws CommError when one does not come.
   std::vector<void*> swap(job::Store& store, const std::vector<int>& members, const void* own, std::size_t bytes,
                           base::Deadline deadline) const;
   /// False once the process of `rank` has ended. A system call.

@@ -14,19 +14,26 @@ namespace {
 
 constexpr std::size_t kChunkBytes = 512 << 10;  // claimed at once; 64 KiB to 4 MiB differ by 7 %
 constexpr std::size_t kPieceBytes = 1024;       // no smaller piece is worth another rank's look at the claims
-constexpr std::size_t kCopiedSum = 512;         // beyond it a sum in place, with two meetings, moves fewer cache lines between cores
-constexpr std::size_t kMaxPieces = 64;          // as many as a word of claims has bits
+constexpr std::size_t kCopiedSum =
+    512;  // beyond it a sum in place, with two meetings, moves fewer cache lines between cores
+constexpr std::size_t kMaxPieces = 64;                 // as many as a word of claims has bits
 constexpr std::uint64_t kOutside = ~std::uint64_t{0};  // an offset: of a tensor that is to go piece by piece
-constexpr std::size_t kCachedBytes = 256 << 10;  // a piece of an all_reduce outside the arena at most; no less than half of it
+constexpr std::size_t kCachedBytes =
+    256 << 10;  // a piece of an all_reduce outside the arena at most; no less than half of it
 
 }  // namespace
 
 Operation::Operation(const Collective& op, const Boards& boards, std::uint32_t number, const ComparedCall& call)
-    : Meeting(boards, number), op_(&op), call_(call), small_([&] {
+    : Meeting(boards, number),
+      op_(&op),
+      call_(call),
+      small_([&] {
         // The same on all ranks: the size of one rank's part tells the others.
-        const bool parts_of_input = op.kind == Kind::kScatter || op.kind == Kind::kAllToAll || op.kind == Kind::kReduceScatter;
+        const bool parts_of_input =
+            op.kind == Kind::kScatter || op.kind == Kind::kAllToAll || op.kind == Kind::kReduceScatter;
         const at::Tensor& part = parts_of_input ? op.output : op.input;
-        const std::size_t factor = parts_of_input && op.kind != Kind::kAllToAll ? static_cast<std::size_t>(boards.size()) : 1;
+        const std::size_t factor =
+            parts_of_input && op.kind != Kind::kAllToAll ? static_cast<std::size_t>(boards.size()) : 1;
         return !part.defined() || part.nbytes() * factor <= (op.kind == Kind::kAllReduce ? kCopiedSum : kSlotBytes);
       }()),
       tiny_(call.bytes && op.kind == Kind::kAllReduce && op.input.nbytes() <= sizeof(Signal::data)) {}
@@ -67,7 +74,8 @@ void Operation::show() {
 }
 
 void Operation::show_call(Board& own) const {
-  // At the beginning of the slot, where an all_gather of it would put it: others may have called something that is compared so.
+  // At the beginning of the slot, where an all_gather of it would put it: others may have called something that is
+  // compared so.
   std::memcpy(own.slot[number_ % 2], call_.bytes, call_.size);
   own.arrived[number_ % 2].key = call_.key;
 }
@@ -75,11 +83,13 @@ void Operation::show_call(Board& own) const {
 /// Looks at the keys alone as long as they agree: they came with the signals.
 bool Operation::all_called_the_same() {
   bool same = true;
-  for (int member = 0; member < boards_.size(); ++member) same = same && boards_.of(member).arrived[number_ % 2].key == call_.key;
+  for (int member = 0; member < boards_.size(); ++member)
+    same = same && boards_.of(member).arrived[number_ % 2].key == call_.key;
   if (same) return true;
   call_.all->resize(static_cast<std::size_t>(boards_.size()) * call_.size);
   for (int member = 0; member < boards_.size(); ++member)
-    std::memcpy(call_.all->data() + static_cast<std::size_t>(member) * call_.size, boards_.of(member).slot[number_ % 2], call_.size);
+    std::memcpy(call_.all->data() + static_cast<std::size_t>(member) * call_.size, boards_.of(member).slot[number_ % 2],
+                call_.size);
   return false;
 }
 
@@ -122,21 +132,25 @@ void Operation::work() {
       if (!at_root) copy(output, data_of(op_->root), op_->input.nbytes());
       return;
     case Kind::kScatter:
-      return copy(output, data_of(op_->root) + op_->output.nbytes() * static_cast<std::size_t>(rank), op_->output.nbytes());
+      return copy(output, data_of(op_->root) + op_->output.nbytes() * static_cast<std::size_t>(rank),
+                  op_->output.nbytes());
     case Kind::kGather:
       if (!at_root) return;
       [[fallthrough]];
     case Kind::kAllGather:
-      for (std::size_t m = 0; m < all; ++m) copy(output + m * op_->input.nbytes(), data_of(static_cast<int>(m)), op_->input.nbytes());
+      for (std::size_t m = 0; m < all; ++m)
+        copy(output + m * op_->input.nbytes(), data_of(static_cast<int>(m)), op_->input.nbytes());
       return;
     case Kind::kAllToAll: {
       const std::size_t part = op_->input.nbytes() / all;
-      for (std::size_t m = 0; m < all; ++m) copy(output + m * part, data_of(static_cast<int>(m)) + static_cast<std::size_t>(rank) * part, part);
+      for (std::size_t m = 0; m < all; ++m)
+        copy(output + m * part, data_of(static_cast<int>(m)) + static_cast<std::size_t>(rank) * part, part);
       return;
     }
     case Kind::kBarrier:
     case Kind::kSend:
-    case Kind::kRecv: return;
+    case Kind::kRecv:
+      return;
   }
 }
 
@@ -159,20 +173,24 @@ bool Operation::anybody_is_outside() const {
   return false;
 }
 
-/// Pieces of which each rank does its own first, which its cache has from the last time, then those that nobody has begun.
+/// Pieces of which each rank does its own first, which its cache has from the last time, then those that nobody has
+/// begun.
 void Operation::reduce_pieces() {
   const std::size_t element = op_->input.element_size();
   const auto count = static_cast<std::size_t>(op_->input.numel());
   const auto ranks = static_cast<std::size_t>(boards_.size());
   const std::size_t share = (count * element + ranks - 1) / ranks;
-  const std::size_t step = std::clamp((share + kPieceBytes - 1) / kPieceBytes * kPieceBytes, kPieceBytes, kChunkBytes) / element;
+  const std::size_t step =
+      std::clamp((share + kPieceBytes - 1) / kPieceBytes * kPieceBytes, kPieceBytes, kChunkBytes) / element;
   const std::size_t pieces = (count + step - 1) / step;
   std::atomic<std::uint64_t>& claims = boards_.of(0).claims[number_ % 2];
   const std::size_t begin = pieces * static_cast<std::size_t>(boards_.rank()) / ranks;
   for (std::size_t i = 0; i < pieces; ++i) {
     const std::size_t piece = (begin + i) % pieces;
     const std::uint64_t bit = std::uint64_t{1} << piece;
-    if ((claims.load(std::memory_order_relaxed) & bit) != 0 || (claims.fetch_or(bit, std::memory_order_relaxed) & bit) != 0) continue;
+    if ((claims.load(std::memory_order_relaxed) & bit) != 0 ||
+        (claims.fetch_or(bit, std::memory_order_relaxed) & bit) != 0)
+      continue;
     reduce_into(piece * step, std::min(step, count - piece * step), true);
   }
 }
@@ -190,7 +208,8 @@ void Operation::reduce_claimed() {
   }
 }
 
-/// Elements [first, first + count) of all inputs: to where they came from on all ranks (or the root), else to this rank's output.
+/// Elements [first, first + count) of all inputs: to where they came from on all ranks (or the root), else to this
+/// rank's output.
 void Operation::reduce_into(std::size_t first, std::size_t count, bool everywhere) {
   const std::size_t offset = first * op_->input.element_size();
   c10::SmallVector<const void*, 16> inputs;
@@ -201,8 +220,13 @@ void Operation::reduce_into(std::size_t first, std::size_t count, bool everywher
     if (everywhere && (op_->kind == Kind::kAllReduce || member == op_->root)) outputs.push_back(data);
   }
   if (!everywhere) outputs.push_back(op_->output.mutable_data_ptr());
-  reduce({.dtype = op_->input.scalar_type(), .op = op_->op, .inputs = inputs.data(), .num_inputs = inputs.size(),
-          .outputs = outputs.data(), .num_outputs = outputs.size(), .count = count,
+  reduce({.dtype = op_->input.scalar_type(),
+          .op = op_->op,
+          .inputs = inputs.data(),
+          .num_inputs = inputs.size(),
+          .outputs = outputs.data(),
+          .num_outputs = outputs.size(),
+          .count = count,
           .divisor = op_->op == ReduceOp::kMean ? boards_.size() : 1});
 }
 

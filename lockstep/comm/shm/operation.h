@@ -9,9 +9,10 @@
 
 namespace lockstep::comm {
 
-/// A Collective. Small tensors go through the boards; large ones are read and written where they lie, by way of a copy when that is not in
-/// the arena. An all_reduce of a large one outside it does nothing but find that out: see piecemeal(). With a `call` the ranks compare
-/// theirs when they meet, by its key; nothing else happens when they differ.
+/// A Collective. Small tensors go through the boards; large ones are read and written where they lie, by way of a copy
+/// when that is not in the arena. An all_reduce of a large one outside it does nothing but find that out: see
+/// piecemeal(). With a `call` the ranks compare theirs when they meet, by its key; nothing else happens when they
+/// differ.
 class Operation final : public Meeting {
  public:
   /// `op` must live as long as this, or until keep().
@@ -22,10 +23,12 @@ class Operation final : public Meeting {
   void keep();
   const Collective& op() const { return *op_; }
 
-  /// Once it is finished: some rank's tensor is outside the arena, nothing has been added, and each rank must go on with num_pieces() operations,
-  /// those of piece_of() with the numbers that follow. Pieces stay in cache on their way in and out.
+  /// Once it is finished: some rank's tensor is outside the arena, nothing has been added, and each rank must go on
+  /// with num_pieces() operations, those of piece_of() with the numbers that follow. Pieces stay in cache on their way
+  /// in and out.
   bool piecemeal() const { return piecemeal_; }
-  /// 0 for what is never done so; else even, so that the operation after has another element of the boards than each of these may still use.
+  /// 0 for what is never done so; else even, so that the operation after has another element of the boards than each of
+  /// these may still use.
   static std::uint32_t num_pieces(const Collective& op);
   static Collective piece_of(const Collective& op, std::uint32_t piece);
 
@@ -48,10 +51,10 @@ class Operation final : public Meeting {
   const Collective* op_;
   const ComparedCall call_;
   const bool small_;
-  const bool tiny_;          // so small that it goes with the signal
-  bool differ_ = false;      // the calls do
+  const bool tiny_;      // so small that it goes with the signal
+  bool differ_ = false;  // the calls do
   bool piecemeal_ = false;
-  void* staged_ = nullptr;   // in the arena, when the tensor is not
+  void* staged_ = nullptr;  // in the arena, when the tensor is not
 };
 
 }  // namespace lockstep::comm

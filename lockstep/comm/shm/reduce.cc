@@ -34,7 +34,8 @@ void reduce(const Reduction& reduction) { loops().reduce(reduction); }
 
 void convert(const Conversion& conversion) {
   if (conversion.from != conversion.to) return loops().convert(conversion);
-  if (conversion.count > 0) std::memcpy(conversion.output, conversion.input, conversion.count * c10::elementSize(conversion.from));
+  if (conversion.count > 0)
+    std::memcpy(conversion.output, conversion.input, conversion.count * c10::elementSize(conversion.from));
 }
 
 }  // namespace lockstep::comm

@@ -9,9 +9,10 @@
 
 namespace lockstep::comm {
 
-/// outputs[i][k] = (inputs[0][k] op inputs[1][k] op …) / divisor, in this order whatever the machine, for k in [0, count) and every
-/// output. A mean is a sum whose divisor the caller gives. Half and bfloat16 are added in float and rounded once. Of bools, a sum is their or and a
-/// product their and. An output may be one of the inputs. The dtypes are those of Collective.
+/// outputs[i][k] = (inputs[0][k] op inputs[1][k] op …) / divisor, in this order whatever the machine, for k in [0,
+/// count) and every output. A mean is a sum whose divisor the caller gives. Half and bfloat16 are added in float and
+/// rounded once. Of bools, a sum is their or and a product their and. An output may be one of the inputs. The dtypes
+/// are those of Collective.
 struct Reduction {
   at::ScalarType dtype;
   ReduceOp op;
@@ -22,7 +23,8 @@ struct Reduction {
   std::size_t count;
   int divisor = 1;
 };
-/// Between float and half or bfloat16, rounded to the nearest; or of one dtype, which copies. The buffers do not overlap.
+/// Between float and half or bfloat16, rounded to the nearest; or of one dtype, which copies. The buffers do not
+/// overlap.
 struct Conversion {
   at::ScalarType from;
   at::ScalarType to;

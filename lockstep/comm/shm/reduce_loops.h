@@ -11,19 +11,27 @@ constexpr std::size_t kTile = 1024;  // elements that are reduced in cache befor
 
 struct Sum {
   template <typename T>
-  static T apply(T a, T b) { return static_cast<T>(a + b); }
+  static T apply(T a, T b) {
+    return static_cast<T>(a + b);
+  }
 };
 struct Product {
   template <typename T>
-  static T apply(T a, T b) { return static_cast<T>(a * b); }
+  static T apply(T a, T b) {
+    return static_cast<T>(a * b);
+  }
 };
 struct Min {
   template <typename T>
-  static T apply(T a, T b) { return b < a ? b : a; }
+  static T apply(T a, T b) {
+    return b < a ? b : a;
+  }
 };
 struct Max {
   template <typename T>
-  static T apply(T a, T b) { return a < b ? b : a; }
+  static T apply(T a, T b) {
+    return a < b ? b : a;
+  }
 };
 
 template <typename Element, typename Op>
@@ -80,10 +88,14 @@ template <typename Element>
 void reduce_elements(const Reduction& r) {
   switch (r.op) {
     case ReduceOp::kSum:
-    case ReduceOp::kMean: return reduce_as<Element, Sum>(r);
-    case ReduceOp::kMin: return reduce_as<Element, Min>(r);
-    case ReduceOp::kMax: return reduce_as<Element, Max>(r);
-    case ReduceOp::kProduct: return reduce_as<Element, Product>(r);
+    case ReduceOp::kMean:
+      return reduce_as<Element, Sum>(r);
+    case ReduceOp::kMin:
+      return reduce_as<Element, Min>(r);
+    case ReduceOp::kMax:
+      return reduce_as<Element, Max>(r);
+    case ReduceOp::kProduct:
+      return reduce_as<Element, Product>(r);
   }
 }
 
@@ -111,16 +123,26 @@ void convert(const Conversion& c) {
 
 void reduce(const Reduction& r) {
   switch (r.dtype) {
-    case at::kFloat: return reduce_elements<Plain<float>>(r);
-    case at::kDouble: return reduce_elements<Plain<double>>(r);
-    case at::kBFloat16: return reduce_elements<Bfloat16>(r);
-    case at::kHalf: return reduce_elements<Half>(r);
-    case at::kLong: return reduce_elements<Plain<std::int64_t>>(r);
-    case at::kInt: return reduce_elements<Plain<std::int32_t>>(r);
-    case at::kChar: return reduce_elements<Plain<std::int8_t>>(r);
-    case at::kByte: return reduce_elements<Plain<std::uint8_t>>(r);
-    case at::kBool: return reduce_bools(r);
-    default: return;  // Group has refused it
+    case at::kFloat:
+      return reduce_elements<Plain<float>>(r);
+    case at::kDouble:
+      return reduce_elements<Plain<double>>(r);
+    case at::kBFloat16:
+      return reduce_elements<Bfloat16>(r);
+    case at::kHalf:
+      return reduce_elements<Half>(r);
+    case at::kLong:
+      return reduce_elements<Plain<std::int64_t>>(r);
+    case at::kInt:
+      return reduce_elements<Plain<std::int32_t>>(r);
+    case at::kChar:
+      return reduce_elements<Plain<std::int8_t>>(r);
+    case at::kByte:
+      return reduce_elements<Plain<std::uint8_t>>(r);
+    case at::kBool:
+      return reduce_bools(r);
+    default:
+      return;  // Group has refused it
   }
 }
 

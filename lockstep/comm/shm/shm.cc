@@ -17,7 +17,8 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kSlice = std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live
+constexpr auto kSlice =
+    std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live
 
 /// Work that is done in order, by whoever waits for any of it.
 class Queue {
@@ -53,7 +54,8 @@ class Queue {
     return item;
   }
 
-  /// Does it at once if nothing comes before it and the others come while this spins. Otherwise it has begun, or not, and is for add().
+  /// Does it at once if nothing comes before it and the others come while this spins. Otherwise it has begun, or not,
+  /// and is for add().
   bool try_now(Meeting& meeting) {
     const std::lock_guard lock(mutex_);
     try {
@@ -102,12 +104,14 @@ class Queue {
 class ShmTransport final : public Transport {
  public:
   explicit ShmTransport(const ShmOptions& options)
-      : store_(options.store), timeout_(options.timeout),
+      : store_(options.store),
+        timeout_(options.timeout),
         boards_(Boards::meet(options.neighbours, *store_, options.members, options.rank, Deadline::in(timeout_))) {
     for (int peer = 0; peer < boards_->size(); ++peer) pairs_.push_back(std::make_unique<Pair>(*boards_, peer));
   }
   ~ShmTransport() override {
-    abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "shm", boards_->rank(), boards_->rank(), "the transport was closed")));
+    abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "shm", boards_->rank(), boards_->rank(),
+                                                 "the transport was closed")));
   }
 
   std::string_view name() const override { return "shm"; }
@@ -132,13 +136,15 @@ class ShmTransport final : public Transport {
     if (aborted_.load() || op.kind == Kind::kSend || op.kind == Kind::kRecv) return nullptr;
     const std::uint32_t number = reserve_numbers(op);
     const auto operation = std::make_shared<Operation>(op, *boards_, number, call);
-    if (collectives_.try_now(*operation) && !operation->piecemeal()) return {PendingPtr(), done_.get()};  // owned by this transport: nothing to count
+    if (collectives_.try_now(*operation) && !operation->piecemeal())
+      return {PendingPtr(), done_.get()};  // owned by this transport: nothing to count
     return add(operation, number);
   }
 
   std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_unique<GradientTable>(parts, *boards_, std::move(store), timeout_, [this](const auto& make) { return meet(make); });
+    return std::make_unique<GradientTable>(parts, *boards_, std::move(store), timeout_,
+                                           [this](const auto& make) { return meet(make); });
   }
 
   void abort(std::exception_ptr cause) noexcept override {
@@ -165,7 +171,8 @@ class ShmTransport final : public Transport {
   /// The operation, and its pieces when it turns out to need them.
   PendingPtr add(const std::shared_ptr<Operation>& operation, std::uint32_t number) {
     operation->keep();
-    return collectives_.add([this, operation, number, done = std::uint32_t{0}, piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
+    return collectives_.add([this, operation, number, done = std::uint32_t{0},
+                             piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
       if (!operation->advance(deadline)) return false;
       for (; operation->piecemeal() && done < Operation::num_pieces(operation->op()); ++done, piece = nullptr) {
         if (!piece) piece = make_piece(operation->op(), done, number + 1 + done);

@@ -17,10 +17,12 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int kMaxScans = 500;     // a file of a few kilobytes can ask for thousands, each as slow as a decoding; libjpeg-turbo's own fuzzers draw the line here
-constexpr int kBeyondTheBox = 2;   // columns that upsampling of colours looks at
+constexpr int kMaxScans = 500;    // a file of a few kilobytes can ask for thousands, each as slow as a decoding;
+                                  // libjpeg-turbo's own fuzzers draw the line here
+constexpr int kBeyondTheBox = 2;  // columns that upsampling of colours looks at
 
-/// libjpeg's errors leave its functions by longjmp, which must not jump over destructors: what runs between setjmp and libjpeg (begin, start, rows) has nothing but plain values.
+/// libjpeg's errors leave its functions by longjmp, which must not jump over destructors: what runs between setjmp and
+/// libjpeg (begin, start, rows) has nothing but plain values.
 struct Decoder {
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
@@ -104,8 +106,14 @@ std::string kind_of(std::string_view bytes) {
     std::string_view magic, name;
   };
   using namespace std::string_view_literals;
-  constexpr std::array kKinds{Kind{"\x89PNG"sv, "a PNG"}, Kind{"GIF8"sv, "a GIF"}, Kind{"BM"sv, "a BMP"},        Kind{"RIFF"sv, "a WebP or another RIFF"},
-                              Kind{"II*\0"sv, "a TIFF"},  Kind{"MM\0*"sv, "a TIFF"}, Kind{"<"sv, "a page of HTML or XML"}, Kind{"%PDF"sv, "a PDF"}};
+  constexpr std::array kKinds{Kind{"\x89PNG"sv, "a PNG"},
+                              Kind{"GIF8"sv, "a GIF"},
+                              Kind{"BM"sv, "a BMP"},
+                              Kind{"RIFF"sv, "a WebP or another RIFF"},
+                              Kind{"II*\0"sv, "a TIFF"},
+                              Kind{"MM\0*"sv, "a TIFF"},
+                              Kind{"<"sv, "a page of HTML or XML"},
+                              Kind{"%PDF"sv, "a PDF"}};
   for (const Kind& kind : kKinds)
     if (bytes.starts_with(kind.magic)) return std::string(kind.name);
   return {};
@@ -123,7 +131,9 @@ class Picture {
     if (!begin(decoder_, bytes)) refuse();
     const jpeg_decompress_struct& info = decoder_.info;
     if (std::int64_t{info.image_width} * info.image_height > kMaxJpegPixels)
-      refuse(offset(), "the picture has " + std::to_string(info.image_width) + " x " + std::to_string(info.image_height) + " pixels; allowed are " + std::to_string(kMaxJpegPixels));
+      refuse(offset(), "the picture has " + std::to_string(info.image_width) + " x " +
+                           std::to_string(info.image_height) + " pixels; allowed are " +
+                           std::to_string(kMaxJpegPixels));
     // Inside a picture's data the two bytes do not occur; before it they may, in a thumbnail.
     const std::size_t end = bytes.rfind("\xff\xd9");
     if (end == std::string_view::npos || end < offset()) refuse(bytes.size(), "the file ends before the picture does");
@@ -133,18 +143,21 @@ class Picture {
   int height() const { return static_cast<int>(decoder_.info.image_height); }
 
   void decode(const JpegPart& part, Pixels& out) {
-    const Box box{part.box.left / part.shrink, part.box.top / part.shrink, part.box.width / part.shrink, part.box.height / part.shrink};
+    const Box box{part.box.left / part.shrink, part.box.top / part.shrink, part.box.width / part.shrink,
+                  part.box.height / part.shrink};
     auto left = static_cast<JDIMENSION>(std::max(0, box.left - kBeyondTheBox));
     const int whole = (width() + part.shrink - 1) / part.shrink;
     auto columns = static_cast<JDIMENSION>(std::min(whole, box.left + box.width + kBeyondTheBox)) - left;
-    if (!start(decoder_, part.shrink, left, columns) || !skip_rows(decoder_, static_cast<JDIMENSION>(box.top))) refuse();
+    if (!start(decoder_, part.shrink, left, columns) || !skip_rows(decoder_, static_cast<JDIMENSION>(box.top)))
+      refuse();
     const jpeg_decompress_struct& info = decoder_.info;
     row_.resize(std::size_t{info.output_width} * static_cast<std::size_t>(info.output_components));
     out.width = box.width;
     out.height = box.height;
     out.rgb.resize(3 * static_cast<std::size_t>(box.width) * static_cast<std::size_t>(box.height));
     std::uint8_t* to = out.rgb.data();
-    const std::size_t first = (static_cast<std::size_t>(box.left) - left) * static_cast<std::size_t>(info.output_components);
+    const std::size_t first =
+        (static_cast<std::size_t>(box.left) - left) * static_cast<std::size_t>(info.output_components);
     for (int y = 0; y < box.height; ++y, to += 3 * box.width) {
       if (!read_row(decoder_, row_.data())) refuse();
       if (info.output_components == 4)
@@ -155,16 +168,22 @@ class Picture {
   }
 
  private:
-  /// Adobe's programs, which nearly all such files are from, store the complement. As PIL: the paper's light less each ink's, less black's.
+  /// Adobe's programs, which nearly all such files are from, store the complement. As PIL: the paper's light less each
+  /// ink's, less black's.
   void from_cmyk(const JSAMPLE* cmyk, int count, std::uint8_t* rgb) const {
     const int flip = decoder_.info.saw_Adobe_marker ? 0 : 255;
     for (int x = 0; x < count; ++x, cmyk += 4)
-      for (int color = 0; color < 3; ++color) *rgb++ = static_cast<std::uint8_t>(((cmyk[color] ^ flip) * (cmyk[3] ^ flip) + 127) / 255);
+      for (int color = 0; color < 3; ++color)
+        *rgb++ = static_cast<std::uint8_t>(((cmyk[color] ^ flip) * (cmyk[3] ^ flip) + 127) / 255);
   }
 
-  std::size_t offset() const { return bytes_.size() - (decoder_.info.src ? decoder_.info.src->bytes_in_buffer : bytes_.size()); }
+  std::size_t offset() const {
+    return bytes_.size() - (decoder_.info.src ? decoder_.info.src->bytes_in_buffer : bytes_.size());
+  }
   [[noreturn]] void refuse() const { refuse(std::min(offset(), bytes_.size()), decoder_.reason.data()); }
-  [[noreturn]] void refuse(std::size_t at, const std::string& reason) const { throw base::FormatError(name_ + ":" + std::to_string(at) + ": " + reason); }
+  [[noreturn]] void refuse(std::size_t at, const std::string& reason) const {
+    throw base::FormatError(name_ + ":" + std::to_string(at) + ": " + reason);
+  }
 
   std::string_view bytes_;
   const std::string& name_;
@@ -175,15 +194,16 @@ class Picture {
 bool lies_in(const JpegPart& part, int width, int height) {
   const Box& box = part.box;
   const int s = part.shrink;
-  return (s == 1 || s == 2 || s == 4 || s == 8) && box.left >= 0 && box.top >= 0 && box.width >= s && box.height >= s && box.width <= width - box.left &&
-         box.height <= height - box.top;
+  return (s == 1 || s == 2 || s == 4 || s == 8) && box.left >= 0 && box.top >= 0 && box.width >= s && box.height >= s &&
+         box.width <= width - box.left && box.height <= height - box.top;
 }
 
 }  // namespace
 
 std::string jpeg_missing() { return {}; }
 
-void decode_jpeg(std::string_view bytes, const std::string& name, const std::function<JpegPart(int, int)>& choose, Pixels& out) {
+void decode_jpeg(std::string_view bytes, const std::string& name, const std::function<JpegPart(int, int)>& choose,
+                 Pixels& out) {
   Picture picture(bytes, name);
   const JpegPart part = choose(picture.width(), picture.height());
   LOCKSTEP_CHECK(lies_in(part, picture.width(), picture.height()));

@@ -26,8 +26,8 @@ std::string format(double number) {
 
 /// From numbers to places in the drawing.
 struct Axis {
-  double low, high;    // the numbers at its ends
-  double begin, end;   // the places of these
+  double low, high;   // the numbers at its ends
+  double begin, end;  // the places of these
   bool logarithmic = false;
 
   double place(double number) const {
@@ -55,14 +55,17 @@ std::vector<double> decades(double low, double high) {
 }
 
 std::string text_at(double x, double y, const char* anchor, const std::string& text) {
-  return "<text x=\"" + format(x) + "\" y=\"" + format(y) + "\" text-anchor=\"" + anchor + "\">" + escaped(text) + "</text>";
+  return "<text x=\"" + format(x) + "\" y=\"" + format(y) + "\" text-anchor=\"" + anchor + "\">" + escaped(text) +
+         "</text>";
 }
 
-std::string grid(const Axis& across, const Axis& up, const std::vector<double>& steps, const std::vector<double>& numbers) {
+std::string grid(const Axis& across, const Axis& up, const std::vector<double>& steps,
+                 const std::vector<double>& numbers) {
   std::string svg;
   for (const double number : numbers) {
     const double y = up.place(number);
-    svg += "<path class=\"grid\" d=\"M" + format(kLeft) + " " + format(y) + "H" + format(kWidth - kRight) + "\"/>" + text_at(kLeft - 5, y + 3.5, "end", short_number(number));
+    svg += "<path class=\"grid\" d=\"M" + format(kLeft) + " " + format(y) + "H" + format(kWidth - kRight) + "\"/>" +
+           text_at(kLeft - 5, y + 3.5, "end", short_number(number));
   }
   for (const double step : steps) {
     if (step < across.low || step > across.high) continue;
@@ -91,7 +94,8 @@ std::vector<double> step_ticks(const Axis& across) {
 }
 
 std::string open_svg(const std::string& label) {
-  return "<svg viewBox=\"0 0 " + format(kWidth) + " " + format(kHeight) + "\" role=\"img\" aria-label=\"" + escaped(label) + "\">";
+  return "<svg viewBox=\"0 0 " + format(kWidth) + " " + format(kHeight) + "\" role=\"img\" aria-label=\"" +
+         escaped(label) + "\">";
 }
 
 std::string names_of(const std::vector<ChartLine>& lines) {
@@ -105,7 +109,8 @@ std::string path_of(const ChartLine& line, const Axis& across, const Axis& up) {
   std::string path;
   bool pen_up = true;
   for (const CurvePoint& point : line.points) {
-    if (point.num_finite > 0) path += (pen_up ? "M" : "L") + format(across.place(point.step())) + " " + format(up.place(point.mean()));
+    if (point.num_finite > 0)
+      path += (pen_up ? "M" : "L") + format(across.place(point.step())) + " " + format(up.place(point.mean()));
     pen_up = point.num_finite == 0;
   }
   return path;
@@ -124,13 +129,17 @@ std::string band_of(const ChartLine& line, const Axis& across, const Axis& up) {
 
 std::string draw_line(const ChartLine& line, std::size_t number, const Axis& across, const Axis& up) {
   std::string svg;
-  const bool has_band = std::any_of(line.points.begin(), line.points.end(), [](const CurvePoint& p) { return p.num_finite > 0 && p.min < p.max; });
+  const bool has_band = std::any_of(line.points.begin(), line.points.end(),
+                                    [](const CurvePoint& p) { return p.num_finite > 0 && p.min < p.max; });
   if (has_band) svg += "<path class=\"band " + colour_class(number) + "\" d=\"" + band_of(line, across, up) + "\"/>";
   svg += "<path class=\"line " + colour_class(number) + "\" d=\"" + path_of(line, across, up) + "\"/>";
-  const auto finite = std::count_if(line.points.begin(), line.points.end(), [](const CurvePoint& p) { return p.num_finite > 0; });
+  const auto finite =
+      std::count_if(line.points.begin(), line.points.end(), [](const CurvePoint& p) { return p.num_finite > 0; });
   for (const CurvePoint& point : line.points) {
     const std::string x = format(across.place(point.step()));
-    if (finite == 1 && point.num_finite > 0) svg += "<circle class=\"dot " + colour_class(number) + "\" r=\"3\" cx=\"" + x + "\" cy=\"" + format(up.place(point.mean())) + "\"/>";
+    if (finite == 1 && point.num_finite > 0)
+      svg += "<circle class=\"dot " + colour_class(number) + "\" r=\"3\" cx=\"" + x + "\" cy=\"" +
+             format(up.place(point.mean())) + "\"/>";
     if (point.num_others > 0) svg += "<path class=\"bad\" d=\"M" + x + " " + format(kHeight - kBottom) + "v-6\"/>";
   }
   return svg;
@@ -173,9 +182,12 @@ std::string line_chart(const std::vector<ChartLine>& lines) {
       range.take(point.max);
     }
   if (range.empty()) range = {0, 1};
-  if (range.low == range.high) range = {range.low - (range.low == 0 ? 1 : std::abs(range.low) / 2), range.high + (range.high == 0 ? 1 : std::abs(range.high) / 2)};
+  if (range.low == range.high)
+    range = {range.low - (range.low == 0 ? 1 : std::abs(range.low) / 2),
+             range.high + (range.high == 0 ? 1 : std::abs(range.high) / 2)};
   const bool logarithmic = range.low > 0 && range.high / range.low > kWideRange;
-  const std::vector<double> numbers = logarithmic ? decades(range.low, range.high) : axis_ticks(range.low, range.high, 4);
+  const std::vector<double> numbers =
+      logarithmic ? decades(range.low, range.high) : axis_ticks(range.low, range.high, 4);
   const Axis up{numbers.front(), numbers.back(), kHeight - kBottom, kTop, logarithmic};
   const Axis across = steps_axis(lines);
   std::string svg = open_svg(names_of(lines)) + grid(across, up, step_ticks(across), numbers);

@@ -11,7 +11,8 @@ namespace {
 std::int64_t offset_between(const RankRecord& one, const RankRecord& other) {
   std::map<std::pair<std::string, std::uint64_t>, std::int64_t> ends;
   for (const OperationSpan& span : one.operations)
-    if (!span.channel.empty() && span.kind != "send" && span.kind != "recv") ends[{span.channel, span.seq}] = span.end_ns;
+    if (!span.channel.empty() && span.kind != "send" && span.kind != "recv")
+      ends[{span.channel, span.seq}] = span.end_ns;
   std::vector<std::int64_t> differences;
   for (const OperationSpan& span : other.operations) {
     const auto found = ends.find({span.channel, span.seq});
@@ -30,7 +31,8 @@ std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records) 
   std::vector<std::int64_t> offsets;
   for (const RankRecord& record : records) {
     auto found = known.find(record.clock);
-    if (found == known.end()) found = known.emplace(record.clock, known.empty() ? 0 : offset_between(records.front(), record)).first;
+    if (found == known.end())
+      found = known.emplace(record.clock, known.empty() ? 0 : offset_between(records.front(), record)).first;
     offsets.push_back(found->second);
   }
   return offsets;

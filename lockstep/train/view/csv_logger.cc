@@ -13,7 +13,9 @@ namespace lockstep::train {
 namespace {
 
 std::string csv_field(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');  // a line is a row, for whoever reads it
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; },
+      ' ');  // a line is a row, for whoever reads it
   if (text.find_first_of(",\"") == std::string::npos) return text;
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
@@ -40,15 +42,20 @@ std::vector<std::string> csv_fields(std::string_view line) {
   std::vector<std::string> fields(1);
   bool quoted = false;
   for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"') fields.back() += line[i++];
-    else if (line[i] == '"') quoted = !quoted;
-    else if (line[i] == ',' && !quoted) fields.emplace_back();
-    else fields.back() += line[i];
+    if (line[i] == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"')
+      fields.back() += line[i++];
+    else if (line[i] == '"')
+      quoted = !quoted;
+    else if (line[i] == ',' && !quoted)
+      fields.emplace_back();
+    else
+      fields.back() += line[i];
   }
   return fields;
 }
 
-void read_csv(const std::string& path, std::int64_t end, const std::function<void(const Moment& at, const NamedValues& values)>& take) {
+void read_csv(const std::string& path, std::int64_t end,
+              const std::function<void(const Moment& at, const NamedValues& values)>& take) {
   std::ifstream file(path);
   if (!file && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
   std::string line;
@@ -72,7 +79,8 @@ void CsvLogger::take_over() {
       if (line.empty()) line = csv_line(columns_);
       columns = csv_fields(std::string_view(line).substr(0, line.size() - 1));
       if (columns.size() < 2 || columns[0] != columns_[0] || columns[1] != columns_[1])
-        throw base::UsageError(file_.path() + " begins with " + base::quoted(line.substr(0, line.size() - 1), 80) + "; a table to go on with begins with step,time",
+        throw base::UsageError(file_.path() + " begins with " + base::quoted(line.substr(0, line.size() - 1), 80) +
+                                   "; a table to go on with begins with step,time",
                                "give another directory, or move the file away");
     } else if (first_step_) {
       const auto step = base::parse_int(std::string_view(line).substr(0, line.find(',')));
@@ -91,8 +99,10 @@ void CsvLogger::add_columns(const std::vector<std::string>& names) {
   bool first = true;
   const std::string empty(names.size(), ',');
   rewrite_lines(file_.path(), [&](std::string& line) {
-    if (first) line = csv_line(columns);
-    else if (!line.empty()) line.insert(line.size() - 1, empty);
+    if (first)
+      line = csv_line(columns);
+    else if (!line.empty())
+      line.insert(line.size() - 1, empty);
     first = false;
   });
   file_.reopen();

@@ -29,7 +29,8 @@ Curve Curve::of(std::vector<CurvePoint> points) {
 }
 
 void Curve::add(double step, double value) {
-  const CurvePoint one = std::isfinite(value) ? CurvePoint{step, step, value, value, value, 1, 0} : CurvePoint{step, step, 0, 0, 0, 0, 1};
+  const CurvePoint one =
+      std::isfinite(value) ? CurvePoint{step, step, value, value, value, 1, 0} : CurvePoint{step, step, 0, 0, 0, 0, 1};
   if (!points_.empty() && points_.back().num_finite + points_.back().num_others < per_point_) {
     points_.back() = joined(points_.back(), one);
     return;

@@ -22,8 +22,9 @@ struct CurvePoint {
   bool operator==(const CurvePoint&) const = default;
 };
 
-/// At most max_points of them, each of equally many numbers (the last one: of fewer). When there are more, each two become one; the least and the most of each stay known, so a spike of
-/// one step shows however long the run is. Pure but for what it remembers.
+/// At most max_points of them, each of equally many numbers (the last one: of fewer). When there are more, each two
+/// become one; the least and the most of each stay known, so a spike of one step shows however long the run is. Pure
+/// but for what it remembers.
 class Curve {
  public:
   /// `max_points` >= 2, rounded up to an even number.

@@ -11,16 +11,18 @@ namespace lockstep::train {
 /// CRC-32C (Castagnoli), as RFC 3720 has it: of "123456789" it is 0xE3069283.
 std::uint32_t crc32c(std::string_view bytes);
 
-/// One record of a TFRecord file: the length, its checksum, the bytes, theirs. Checksums are turned and moved, so that one of bytes that hold a checksum is no special one.
+/// One record of a TFRecord file: the length, its checksum, the bytes, theirs. Checksums are turned and moved, so that
+/// one of bytes that hold a checksum is no special one.
 std::string event_record(std::string_view message);
 
-/// A message of protobuf as it grows. Numbers of fields are those of TensorFlow's event.proto, summary.proto and tensor.proto.
+/// A message of protobuf as it grows. Numbers of fields are those of TensorFlow's event.proto, summary.proto and
+/// tensor.proto.
 class Message {
  public:
-  Message& number(int field, std::uint64_t value);       // int32, int64, enum
+  Message& number(int field, std::uint64_t value);  // int32, int64, enum
   Message& float32(int field, float value);
   Message& float64(int field, double value);
-  Message& bytes(int field, std::string_view value);     // string, bytes, or a message
+  Message& bytes(int field, std::string_view value);  // string, bytes, or a message
   Message& message(int field, const Message& value) { return bytes(field, value.text_); }
   Message& float64s(int field, const std::vector<double>& values);  // packed
   const std::string& text() const { return text_; }

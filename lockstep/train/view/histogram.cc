@@ -43,7 +43,8 @@ Histogram histogram_of_numbers(std::span<const Number> values) {
     ++histogram.counts[static_cast<std::size_t>(std::clamp(std::ceil(place) - 1, 0.0, Histogram::kBuckets - 1.0))];
   }
   for (int i = 1; i <= Histogram::kBuckets; ++i)
-    histogram.limits.push_back(i == Histogram::kBuckets ? histogram.max : histogram.min + half_width / Histogram::kBuckets * i * 2);
+    histogram.limits.push_back(i == Histogram::kBuckets ? histogram.max
+                                                        : histogram.min + half_width / Histogram::kBuckets * i * 2);
   return histogram;
 }
 

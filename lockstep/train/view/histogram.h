@@ -7,8 +7,8 @@
 
 namespace lockstep::train {
 
-/// Of the finite ones among them; the others are only counted. Bucket i holds what is above limits[i - 1] (the first one: from `min`) and
-/// at most limits[i], as in TensorBoard's HistogramProto.
+/// Of the finite ones among them; the others are only counted. Bucket i holds what is above limits[i - 1] (the first
+/// one: from `min`) and at most limits[i], as in TensorBoard's HistogramProto.
 struct Histogram {
   static constexpr int kBuckets = 64;
 
@@ -19,7 +19,8 @@ struct Histogram {
   std::int64_t num_finite = 0;
   std::int64_t num_nan = 0;
   std::int64_t num_infinite = 0;
-  std::vector<double> limits;        ///< growing; one when all are equal, none when none is finite, else kBuckets of one width
+  std::vector<double>
+      limits;  ///< growing; one when all are equal, none when none is finite, else kBuckets of one width
   std::vector<std::int64_t> counts;  ///< as many
 };
 

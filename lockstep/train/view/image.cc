@@ -25,10 +25,12 @@ void require(const Image& image) {
   const auto& [width, height, channels, bytes] = image;
   const bool sides = width > 0 && height > 0 && width <= 1 << 14 && height <= 1 << 14;
   if (sides && (channels == 1 || channels == 3 || channels == 4) &&
-      bytes.size() == static_cast<std::size_t>(width) * static_cast<std::size_t>(height) * static_cast<std::size_t>(channels))
+      bytes.size() ==
+          static_cast<std::size_t>(width) * static_cast<std::size_t>(height) * static_cast<std::size_t>(channels))
     return;
-  throw base::UsageError("an image of " + std::to_string(width) + " x " + std::to_string(height) + " pixels, " + std::to_string(channels) + " channels and " +
-                         std::to_string(bytes.size()) + " bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, and a byte for each of a pixel");
+  throw base::UsageError("an image of " + std::to_string(width) + " x " + std::to_string(height) + " pixels, " +
+                         std::to_string(channels) + " channels and " + std::to_string(bytes.size()) +
+                         " bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, and a byte for each of a pixel");
 }
 
 }  // namespace
@@ -43,11 +45,12 @@ std::string png_of(const Image& image) {
   }
   uLongf size = ::compressBound(rows.size());
   std::string packed(size, '\0');
-  ::compress2(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(rows.data()), rows.size(), Z_BEST_SPEED);
+  ::compress2(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(rows.data()), rows.size(),
+              Z_BEST_SPEED);
   packed.resize(size);
   const char color = image.channels == 1 ? 0 : image.channels == 3 ? 2 : 6;
-  const std::string head = big_endian(static_cast<std::uint32_t>(image.width)) + big_endian(static_cast<std::uint32_t>(image.height)) +
-                           std::string{8, color, 0, 0, 0};
+  const std::string head = big_endian(static_cast<std::uint32_t>(image.width)) +
+                           big_endian(static_cast<std::uint32_t>(image.height)) + std::string{8, color, 0, 0, 0};
   return "\x89PNG\r\n\x1a\n" + chunk("IHDR", head) + chunk("IDAT", packed) + chunk("IEND", "");
 }
 

@@ -48,7 +48,8 @@ void JsonLogger::write(std::string line) {
 
 void JsonLogger::scalars(const Moment& at, const NamedValues& values) {
   std::string line = begin(at);
-  for (const auto& [name, value] : values) line.append(",").append(json_text(name)).append(":").append(json_number(value));
+  for (const auto& [name, value] : values)
+    line.append(",").append(json_text(name)).append(":").append(json_number(value));
   write(std::move(line));
 }
 
@@ -59,11 +60,13 @@ void JsonLogger::text(const Moment& at, const std::string& name, const std::stri
 void JsonLogger::histogram(const Moment& at, const std::string& name, const Histogram& histogram) {
   std::string limits, counts;
   for (const double limit : histogram.limits) limits.append(limits.empty() ? "" : ",").append(json_number(limit));
-  for (const std::int64_t count : histogram.counts) counts.append(counts.empty() ? "" : ",").append(std::to_string(count));
-  write(begin(at) + ",\"histogram\":{" + json_text(name) + ":{\"min\":" + json_number(histogram.min) + ",\"max\":" + json_number(histogram.max) +
-        ",\"sum\":" + json_number(histogram.sum) + ",\"sum_squares\":" + json_number(histogram.sum_squares) + ",\"finite\":" + std::to_string(histogram.num_finite) +
-        ",\"nan\":" + std::to_string(histogram.num_nan) + ",\"infinite\":" + std::to_string(histogram.num_infinite) + ",\"limits\":[" + limits + "],\"counts\":[" +
-        counts + "]}}");
+  for (const std::int64_t count : histogram.counts)
+    counts.append(counts.empty() ? "" : ",").append(std::to_string(count));
+  write(begin(at) + ",\"histogram\":{" + json_text(name) + ":{\"min\":" + json_number(histogram.min) +
+        ",\"max\":" + json_number(histogram.max) + ",\"sum\":" + json_number(histogram.sum) + ",\"sum_squares\":" +
+        json_number(histogram.sum_squares) + ",\"finite\":" + std::to_string(histogram.num_finite) +
+        ",\"nan\":" + std::to_string(histogram.num_nan) + ",\"infinite\":" + std::to_string(histogram.num_infinite) +
+        ",\"limits\":[" + limits + "],\"counts\":[" + counts + "]}}");
 }
 
 }  // namespace lockstep::train

@@ -11,7 +11,8 @@ namespace lockstep::train {
 ///   {"step":12,"time":1763900000.123,"loss":1.482,"lr":0.1}
 ///   {"step":12,"time":1763900000.123,"text":{"sample":"To be"}}
 ///   {"step":12,"time":1763900000.123,"histogram":{"fc.weight":{"min":…,"max":…,"sum":…,"sum_squares":…,"finite":…,"nan":…,"infinite":…,"limits":[…],"counts":[…]}}}
-/// JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON. A file that is there goes on.
+/// JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", as in protobuf's JSON. A
+/// file that is there goes on.
 class JsonLogger final : public Logger {
  public:
   /// Lines of an earlier run of `first_step` and later are left out. Touches nothing yet.

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "lockstep/train/view/histogram.h"
-#include "lockstep/train/view/named_values.h"
 #include "lockstep/train/view/image.h"
+#include "lockstep/train/view/named_values.h"
 
 namespace lockstep::train {
 
@@ -16,8 +16,9 @@ struct Moment {
   double seconds = 0;  ///< since 1970
 };
 
-/// Writes one kind of file, or to somebody's service. Used by one thread, of rank 0. Each call may throw SystemError when what was to be written is lost; it may be
-/// called again afterwards. What a kind has no place for it leaves out: docs/18 has the table.
+/// Writes one kind of file, or to somebody's service. Used by one thread, of rank 0. Each call may throw SystemError
+/// when what was to be written is lost; it may be called again afterwards. What a kind has no place for it leaves out:
+/// docs/18 has the table.
 class Logger {
  public:
   Logger() = default;

@@ -20,22 +20,27 @@ void require(const LoggerOptions& options) {
   if (options.directory.empty() && (options.csv || options.json_lines || options.tensorboard))
     throw base::UsageError("LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
   if (options.flush_every.count() < 0)
-    throw base::UsageError("LoggerOptions: flush_every is " + std::to_string(options.flush_every.count()) + " ms; allowed is 0 or more");
+    throw base::UsageError("LoggerOptions: flush_every is " + std::to_string(options.flush_every.count()) +
+                           " ms; allowed is 0 or more");
   if (options.first_step && *options.first_step < 0)
-    throw base::UsageError("LoggerOptions: first_step is " + std::to_string(*options.first_step) + "; allowed is 0 or more");
+    throw base::UsageError("LoggerOptions: first_step is " + std::to_string(*options.first_step) +
+                           "; allowed is 0 or more");
 }
 
 void require(std::int64_t step, const std::string& name) {
-  if (step < 0) throw base::UsageError("Loggers: \"" + name + "\" at step " + std::to_string(step) + "; allowed is 0 or more");
+  if (step < 0)
+    throw base::UsageError("Loggers: \"" + name + "\" at step " + std::to_string(step) + "; allowed is 0 or more");
   if (name.empty() || std::find(kReserved.begin(), kReserved.end(), name) != kReserved.end())
-    throw base::UsageError("Loggers: a value is called \"" + name + "\"; allowed is every name but an empty one, step, time, text and histogram");
+    throw base::UsageError("Loggers: a value is called \"" + name +
+                           "\"; allowed is every name but an empty one, step, time, text and histogram");
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
-Loggers::Loggers(int rank, const LoggerOptions& options) : options_(options), rank_(rank), flushed_at_(std::chrono::steady_clock::now()) {
+Loggers::Loggers(int rank, const LoggerOptions& options)
+    : options_(options), rank_(rank), flushed_at_(std::chrono::steady_clock::now()) {
   require(options);
   const std::string& folder = options.directory;
   if (options.csv) add(std::make_unique<CsvLogger>(folder + "/metrics.csv", options.first_step));
@@ -65,7 +70,8 @@ bool Loggers::attempt(Target& target, const std::function<void(Logger&)>& action
   }
 }
 
-void Loggers::write(std::int64_t step, const std::string& name, const std::function<void(Logger&, const Moment&)>& write_to) {
+void Loggers::write(std::int64_t step, const std::string& name,
+                    const std::function<void(Logger&, const Moment&)>& write_to) {
   if (!active()) return;
   require(step, name);
   const Moment at{step, now()};
@@ -78,7 +84,8 @@ void Loggers::flush_all() {
   for (Target& target : targets_) {
     target.tried_again &= attempt(target, [](Logger& logger) { logger.flush(); });
     if (target.failures == 0 || !target.tried_again) continue;
-    base::log_warning("the disk takes what is logged again, after " + std::to_string(target.failures) + " times that it did not");
+    base::log_warning("the disk takes what is logged again, after " + std::to_string(target.failures) +
+                      " times that it did not");
     target.failures = 0;
   }
 }
@@ -93,7 +100,8 @@ void Loggers::scalars(std::int64_t step, const NamedValues& values) {
     require(step, values[i].first);
     const auto same = [&](const auto& other) { return other.first == values[i].first; };
     if (std::any_of(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(i), same))
-      throw base::UsageError("Loggers: \"" + values[i].first + "\" comes twice in one call at step " + std::to_string(step));
+      throw base::UsageError("Loggers: \"" + values[i].first + "\" comes twice in one call at step " +
+                             std::to_string(step));
   }
   write(step, values.front().first, [&](Logger& logger, const Moment& at) { logger.scalars(at, values); });
 }

@@ -4,7 +4,8 @@ namespace lockstep::train {
 
 std::array<double, kNumPhases> StepTimes::phase_seconds() const {
   std::array<double, kNumPhases> seconds{};
-  for (const PhaseSpan& span : spans) seconds[static_cast<std::size_t>(span.phase)] += static_cast<double>(span.end_ns - span.begin_ns) / 1e9;
+  for (const PhaseSpan& span : spans)
+    seconds[static_cast<std::size_t>(span.phase)] += static_cast<double>(span.end_ns - span.begin_ns) / 1e9;
   return seconds;
 }
 

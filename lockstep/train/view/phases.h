@@ -13,9 +13,9 @@
 namespace lockstep::train {
 
 enum class Phase : std::uint8_t {
-  kData,       ///< waiting for the next batch, and bringing it to the device
+  kData,  ///< waiting for the next batch, and bringing it to the device
   kForward,
-  kBackward,   ///< with what of the exchange of gradients is not hidden behind it
+  kBackward,  ///< with what of the exchange of gradients is not hidden behind it
   kOptimizer,
 };
 inline constexpr std::size_t kNumPhases = 4;
@@ -39,7 +39,8 @@ struct StepTimes {
   std::array<double, kNumPhases> phase_seconds() const;
 };
 
-/// Measures the steps of one rank, on the CPU: work that goes on on a GPU counts where somebody waits for it. Two clock reads a phase, about 90 ns. Used by one thread.
+/// Measures the steps of one rank, on the CPU: work that goes on on a GPU counts where somebody waits for it. Two clock
+/// reads a phase, about 90 ns. Used by one thread.
 class PhaseTimer {
  public:
   PhaseTimer() { begin(); }

@@ -74,15 +74,18 @@ std::string bar_of(double fraction, std::size_t width) {
 std::vector<Field> fields_of(const ProgressState& state) {
   std::vector<Field> fields;
   if (!state.label.empty()) fields.push_back({state.label, 45});
-  if (state.num_epochs > 1) fields.push_back({format("epoch %lld/%lld", state.epoch + 1LL, 0LL + state.num_epochs), 40});
+  if (state.num_epochs > 1)
+    fields.push_back({format("epoch %lld/%lld", state.epoch + 1LL, 0LL + state.num_epochs), 40});
   fields.push_back({"", kBar});
   fields.push_back({format("%d%%", static_cast<int>(fraction_of(state) * 100)), 0});
   fields.push_back({format("%lld/%lld", 0LL + state.step, 0LL + state.num_steps), 20});
   int order = 51;
   for (const auto& [name, value] : state.values)
     fields.push_back({name + " " + format_value(value), std::min(order++, kBar - 1)});
-  if (state.samples_per_second >= 0) fields.push_back({format_rate(state.samples_per_second) + " samples/s", kBar + 1});
-  else if (state.steps_per_second >= 0) fields.push_back({format_rate(state.steps_per_second) + " steps/s", kBar + 1});
+  if (state.samples_per_second >= 0)
+    fields.push_back({format_rate(state.samples_per_second) + " samples/s", kBar + 1});
+  else if (state.steps_per_second >= 0)
+    fields.push_back({format_rate(state.steps_per_second) + " steps/s", kBar + 1});
   if (state.seconds_left >= 0) fields.push_back({"ETA " + format_time(state.seconds_left), 50});
   return fields;
 }
@@ -103,14 +106,15 @@ std::string joined(const std::vector<Field>& fields) {
 
 void require(const ProgressOptions& options) {
   if (options.num_epochs < 1 || options.steps_per_epoch < 1)
-    throw base::UsageError("ProgressOptions: " + std::to_string(options.num_epochs) + " epochs of " + std::to_string(options.steps_per_epoch) +
-                           " steps; allowed is at least 1 of each");
+    throw base::UsageError("ProgressOptions: " + std::to_string(options.num_epochs) + " epochs of " +
+                           std::to_string(options.steps_per_epoch) + " steps; allowed is at least 1 of each");
   if (options.steps_done < 0 || options.samples_per_step < 0)
-    throw base::UsageError("ProgressOptions: steps_done is " + std::to_string(options.steps_done) + ", samples_per_step " +
-                           std::to_string(options.samples_per_step) + "; allowed is 0 or more");
+    throw base::UsageError("ProgressOptions: steps_done is " + std::to_string(options.steps_done) +
+                           ", samples_per_step " + std::to_string(options.samples_per_step) + "; allowed is 0 or more");
   if (options.redraw_every.count() < 0 || options.line_every.count() < 0)
-    throw base::UsageError("ProgressOptions: redraw_every is " + std::to_string(options.redraw_every.count()) + " ms, line_every " +
-                           std::to_string(options.line_every.count()) + " ms; allowed is 0 or more");
+    throw base::UsageError("ProgressOptions: redraw_every is " + std::to_string(options.redraw_every.count()) +
+                           " ms, line_every " + std::to_string(options.line_every.count()) +
+                           " ms; allowed is 0 or more");
 }
 
 }  // namespace
@@ -123,7 +127,8 @@ std::string progress_line(const ProgressState& state, int columns) {
   }
   const auto room = static_cast<std::size_t>(columns - 1);  // in the last column some terminals begin a new row
   const auto less = [](const Field& a, const Field& b) { return a.drop_order < b.drop_order; };
-  while (fields.size() > 1 && width_of(fields) > room) fields.erase(std::max_element(fields.begin(), fields.end(), less));
+  while (fields.size() > 1 && width_of(fields) > room)
+    fields.erase(std::max_element(fields.begin(), fields.end(), less));
   const std::size_t spare = room - std::min(room, width_of(fields));
   for (Field& field : fields)
     if (field.drop_order == kBar) field.text = bar_of(fraction_of(state), std::min(kLongestBar, kShortestBar + spare));
@@ -142,7 +147,11 @@ int terminal_columns(const base::Env& env) {
 }
 
 Progress::Progress(int rank, const ProgressOptions& options)
-    : options_(options), shown_(rank == 0), steps_(options.steps_done), last_step_(Clock::now()), last_line_(last_step_) {
+    : options_(options),
+      shown_(rank == 0),
+      steps_(options.steps_done),
+      last_step_(Clock::now()),
+      last_line_(last_step_) {
   require(options);
   const base::Env& env = base::Env::process();
   if (shown_ && terminal_columns(env) > 0) screen_ = env.lockstep_terminal ? Screen::kLauncher : Screen::kTerminal;
@@ -151,8 +160,10 @@ Progress::Progress(int rank, const ProgressOptions& options)
 Progress::~Progress() {
   if (!row_open_) return;
   row_open_ = false;
-  if (options_.stays) write("\n", true);
-  else if (screen_ == Screen::kTerminal) write(kEraseRow, true);  // a launcher puts the next bar in its place
+  if (options_.stays)
+    write("\n", true);
+  else if (screen_ == Screen::kTerminal)
+    write(kEraseRow, true);  // a launcher puts the next bar in its place
 }
 
 bool Progress::advance() {
@@ -182,15 +193,18 @@ void Progress::draw(const NamedValues& values) {
                       .num_steps = per_epoch,
                       .values = values};
   if (step_seconds_ > 0) {
-    if (options_.samples_per_step > 0) state.samples_per_second = static_cast<double>(options_.samples_per_step) / step_seconds_;
+    if (options_.samples_per_step > 0)
+      state.samples_per_second = static_cast<double>(options_.samples_per_step) / step_seconds_;
     state.steps_per_second = 1 / step_seconds_;
-    state.seconds_left = step_seconds_ * static_cast<double>(std::max<std::int64_t>(0, options_.num_epochs * per_epoch - steps_));
+    state.seconds_left =
+        step_seconds_ * static_cast<double>(std::max<std::int64_t>(0, options_.num_epochs * per_epoch - steps_));
   }
   // The size may be another one since the last line.
   std::string line = progress_line(state, screen_ == Screen::kNone ? 0 : terminal_columns(base::Env::process()));
   const bool stays = screen_ == Screen::kNone || (state.step == per_epoch && options_.stays);
   if (screen_ == Screen::kTerminal) line.insert(0, kEraseRow);
-  // The launcher knows by the \r that it is a bar. On a terminal the cursor stays behind it: what somebody else writes then does not hide it.
+  // The launcher knows by the \r that it is a bar. On a terminal the cursor stays behind it: what somebody else writes
+  // then does not hide it.
   line += stays ? "\n" : screen_ == Screen::kLauncher ? "\r" : "";
   row_open_ = !stays;
   write(std::move(line), stays);

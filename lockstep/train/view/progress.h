@@ -13,40 +13,43 @@
 namespace lockstep::train {
 
 struct ProgressState {
-  std::string label = {};           ///< in front, when not empty
-  std::int64_t epoch = 0;           ///< from 0; shown when there are several
+  std::string label = {};  ///< in front, when not empty
+  std::int64_t epoch = 0;  ///< from 0; shown when there are several
   std::int64_t num_epochs = 1;
-  std::int64_t step = 0;            ///< steps done in this epoch
-  std::int64_t num_steps = 1;       ///< in an epoch
+  std::int64_t step = 0;       ///< steps done in this epoch
+  std::int64_t num_steps = 1;  ///< in an epoch
   NamedValues values = {};
-  double samples_per_second = -1;   ///< negative: not known, not shown
-  double steps_per_second = -1;     ///< likewise; shown where samples/s are not known
-  double seconds_left = -1;         ///< likewise
+  double samples_per_second = -1;  ///< negative: not known, not shown
+  double steps_per_second = -1;    ///< likewise; shown where samples/s are not known
+  double seconds_left = -1;        ///< likewise
 };
 
 /// The line without its end:
 ///   epoch 2/3  ━━━━━━━━━━━━━━━━━━━━╸─────────  68%  612/900  loss 1.482  acc 0.551  3.1k samples/s  ETA 0:41
-/// It is narrower than `columns`, for which the bar is shortened and then the fields that matter least are left out. With 0
-/// columns (no terminal) it has every field but the bar. Pure.
+/// It is narrower than `columns`, for which the bar is shortened and then the fields that matter least are left out.
+/// With 0 columns (no terminal) it has every field but the bar. Pure.
 std::string progress_line(const ProgressState& state, int columns);
 
-/// Columns of the terminal that stdout ends in, behind a launcher or not; 0 when it ends elsewhere or cannot redraw a line.
+/// Columns of the terminal that stdout ends in, behind a launcher or not; 0 when it ends elsewhere or cannot redraw a
+/// line.
 int terminal_columns(const base::Env& env);
 
 struct ProgressOptions {
-  std::string label = {};             ///< "validation": in front of each line
+  std::string label = {};  ///< "validation": in front of each line
   std::int64_t num_epochs = 1;
   std::int64_t steps_per_epoch = 1;
-  std::int64_t steps_done = 0;        ///< before, by a run that this one goes on from
-  std::int64_t samples_per_step = 0;  ///< of all ranks together; 0: steps/s is shown instead of samples/s
-  std::chrono::milliseconds redraw_every{200};             ///< on a terminal
-  std::chrono::milliseconds line_every{10000};             ///< where stdout is no terminal
-  bool stays = true;                  ///< the last line of an epoch; else it goes, and without a terminal it is one like others
+  std::int64_t steps_done = 0;                  ///< before, by a run that this one goes on from
+  std::int64_t samples_per_step = 0;            ///< of all ranks together; 0: steps/s is shown instead of samples/s
+  std::chrono::milliseconds redraw_every{200};  ///< on a terminal
+  std::chrono::milliseconds line_every{10000};  ///< where stdout is no terminal
+  bool stays = true;  ///< the last line of an epoch; else it goes, and without a terminal it is one like others
 };
 
-/// Writes to stdout of rank 0; the other ranks' do nothing. On a terminal one line is drawn again and again, as wide as the terminal is then; elsewhere a line
-/// is written every `line_every`. The last line of an epoch always stays, unless an option says otherwise. Lines of base/log.h and of print() appear above it; what others write to a terminal
-/// comes behind it, and it is drawn anew in the next row. A terminal that takes nothing (Ctrl-S) is not waited for, but half a second for a line that stays. Used by one thread.
+/// Writes to stdout of rank 0; the other ranks' do nothing. On a terminal one line is drawn again and again, as wide as
+/// the terminal is then; elsewhere a line is written every `line_every`. The last line of an epoch always stays, unless
+/// an option says otherwise. Lines of base/log.h and of print() appear above it; what others write to a terminal comes
+/// behind it, and it is drawn anew in the next row. A terminal that takes nothing (Ctrl-S) is not waited for, but half
+/// a second for a line that stays. Used by one thread.
 class Progress {
  public:
   /// Throws UsageError for fewer than one epoch or step, a negative number or a negative time.
@@ -81,11 +84,11 @@ class Progress {
   ProgressOptions options_;
   bool shown_;
   Screen screen_ = Screen::kNone;
-  std::int64_t steps_;               // of all epochs
-  double step_seconds_ = -1;         // smoothed; negative: not known
+  std::int64_t steps_;        // of all epochs
+  double step_seconds_ = -1;  // smoothed; negative: not known
   Clock::time_point last_step_;
   Clock::time_point last_line_;
-  bool row_open_ = false;            // a line that does not stay stands on the row
+  bool row_open_ = false;  // a line that does not stay stands on the row
 };
 
 }  // namespace lockstep::train

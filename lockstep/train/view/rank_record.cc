@@ -34,16 +34,19 @@ std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
   if (const auto seen = base::look_at_rank(::getpid()))
     for (const base::FlightSeen& operation : seen->operations)
       if (operation.finished() && operation.ended >= begin_ns)
-        spans.push_back({operation.channel, operation.seq, operation.kind, operation.name, operation.bytes, operation.begun, operation.ended});
+        spans.push_back({operation.channel, operation.seq, operation.kind, operation.name, operation.bytes,
+                         operation.begun, operation.ended});
   if (const base::SpanLog* log = base::SpanLog::process())
     for (base::LoggedSpan& span : log->spans())
-      if (span.end_ns >= begin_ns) spans.push_back({"", 0, std::move(span.kind), std::move(span.name), span.bytes, span.begin_ns, span.end_ns});
+      if (span.end_ns >= begin_ns)
+        spans.push_back({"", 0, std::move(span.kind), std::move(span.name), span.bytes, span.begin_ns, span.end_ns});
   return spans;
 }
 
 Json to_json(const Curve& curve) {
   Json points = Json::array();
-  for (const CurvePoint& p : curve.points()) points.push_back({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_others});
+  for (const CurvePoint& p : curve.points())
+    points.push_back({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_others});
   return points;
 }
 
@@ -55,7 +58,8 @@ Curve curve_of(const Json& json) {
 
 Json to_json(const RecordedStep& step) {
   Json spans = Json::array();
-  for (const PhaseSpan& span : step.times.spans) spans.push_back({static_cast<int>(span.phase), span.begin_ns, span.end_ns});
+  for (const PhaseSpan& span : step.times.spans)
+    spans.push_back({static_cast<int>(span.phase), span.begin_ns, span.end_ns});
   return {step.step, step.times.begin_ns, step.times.end_ns, spans};
 }
 
@@ -63,33 +67,60 @@ RecordedStep step_of(const Json& json) {
   RecordedStep step{.step = json.at(0), .times = {.begin_ns = json.at(1), .end_ns = json.at(2), .spans = {}}};
   for (const Json& span : json.at(3)) {
     const int phase = span.at(0);
-    if (phase < 0 || phase >= static_cast<int>(kNumPhases)) throw base::FormatError("a rank's record: phase " + std::to_string(phase));
+    if (phase < 0 || phase >= static_cast<int>(kNumPhases))
+      throw base::FormatError("a rank's record: phase " + std::to_string(phase));
     step.times.spans.push_back({static_cast<Phase>(phase), span.at(1), span.at(2)});
   }
   return step;
 }
 
 RankRecord record_of(const Json& json) {
-  RankRecord record{.rank = json.at("rank"), .host = json.at("host"), .clock = json.at("clock"), .monotonic_ns = json.at("monotonic_ns"), .unix_ns = json.at("unix_ns"),
-                    .num_steps = json.at("num_steps"), .seconds = json.at("seconds"), .phase_seconds = json.at("phase_seconds"), .peak_bytes = json.at("peak_bytes"),
-                    .step_ms = curve_of(json.at("step_ms")), .cpu_cores = curve_of(json.at("cpu_cores")), .memory_mib = curve_of(json.at("memory_mib")),
-                    .device_mib = curve_of(json.at("device_mib")), .phase_ms = {}, .steps = {}, .operations = {}};
+  RankRecord record{.rank = json.at("rank"),
+                    .host = json.at("host"),
+                    .clock = json.at("clock"),
+                    .monotonic_ns = json.at("monotonic_ns"),
+                    .unix_ns = json.at("unix_ns"),
+                    .num_steps = json.at("num_steps"),
+                    .seconds = json.at("seconds"),
+                    .phase_seconds = json.at("phase_seconds"),
+                    .peak_bytes = json.at("peak_bytes"),
+                    .step_ms = curve_of(json.at("step_ms")),
+                    .cpu_cores = curve_of(json.at("cpu_cores")),
+                    .memory_mib = curve_of(json.at("memory_mib")),
+                    .device_mib = curve_of(json.at("device_mib")),
+                    .phase_ms = {},
+                    .steps = {},
+                    .operations = {}};
   for (std::size_t i = 0; i < kNumPhases; ++i) record.phase_ms[i] = curve_of(json.at("phase_ms").at(i));
   for (const Json& step : json.at("steps")) record.steps.push_back(step_of(step));
-  for (const Json& o : json.at("operations")) record.operations.push_back({o.at(0), o.at(1), o.at(2), o.at(3), o.at(4), o.at(5), o.at(6)});
+  for (const Json& o : json.at("operations"))
+    record.operations.push_back({o.at(0), o.at(1), o.at(2), o.at(3), o.at(4), o.at(5), o.at(6)});
   return record;
 }
 
 }  // namespace
 
 std::string to_text(const RankRecord& record) {
-  Json json{{"rank", record.rank}, {"host", record.host}, {"clock", record.clock}, {"monotonic_ns", record.monotonic_ns}, {"unix_ns", record.unix_ns},
-            {"num_steps", record.num_steps}, {"seconds", record.seconds}, {"phase_seconds", record.phase_seconds}, {"peak_bytes", record.peak_bytes},
-            {"step_ms", to_json(record.step_ms)}, {"cpu_cores", to_json(record.cpu_cores)}, {"memory_mib", to_json(record.memory_mib)},
-            {"device_mib", to_json(record.device_mib)}, {"phase_ms", Json::array()}, {"steps", Json::array()}, {"operations", Json::array()}};
+  Json json{{"rank", record.rank},
+            {"host", record.host},
+            {"clock", record.clock},
+            {"monotonic_ns", record.monotonic_ns},
+            {"unix_ns", record.unix_ns},
+            {"num_steps", record.num_steps},
+            {"seconds", record.seconds},
+            {"phase_seconds", record.phase_seconds},
+            {"peak_bytes", record.peak_bytes},
+            {"step_ms", to_json(record.step_ms)},
+            {"cpu_cores", to_json(record.cpu_cores)},
+            {"memory_mib", to_json(record.memory_mib)},
+            {"device_mib", to_json(record.device_mib)},
+            {"phase_ms", Json::array()},
+            {"steps", Json::array()},
+            {"operations", Json::array()}};
   for (const Curve& curve : record.phase_ms) json["phase_ms"].push_back(to_json(curve));
   for (const RecordedStep& step : record.steps) json["steps"].push_back(to_json(step));
-  for (const OperationSpan& o : record.operations) json["operations"].push_back({o.channel, o.seq, o.kind, o.name, o.bytes, o.begin_ns, o.end_ns});
+  for (const OperationSpan& o : record.operations)
+    json["operations"].push_back({o.channel, o.seq, o.kind, o.name, o.bytes, o.begin_ns, o.end_ns});
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -101,15 +132,18 @@ RankRecord rank_record_of(const std::string& text) {
   }
 }
 
-RankRecorder::RankRecorder(const RankRecorderOptions& options) : options_(options), sampled_ns_(base::monotonic_ns()), sampled_(ProcessUse::now()) {
+RankRecorder::RankRecorder(const RankRecorderOptions& options)
+    : options_(options), sampled_ns_(base::monotonic_ns()), sampled_(ProcessUse::now()) {
   if (options.keep_steps < 1 || options.sample_every.count() < 1 || options.curve_points < 2)
-    throw base::UsageError("RankRecorderOptions: keep_steps is " + std::to_string(options.keep_steps) + ", sample_every " + std::to_string(options.sample_every.count()) +
-                           " ms, curve_points " + std::to_string(options.curve_points) + "; allowed are at least 1, 1 and 2");
+    throw base::UsageError("RankRecorderOptions: keep_steps is " + std::to_string(options.keep_steps) +
+                           ", sample_every " + std::to_string(options.sample_every.count()) + " ms, curve_points " +
+                           std::to_string(options.curve_points) + "; allowed are at least 1, 1 and 2");
   if (options.trace) base::SpanLog::switch_on();
   record_.rank = options.rank;
   record_.host = host_name();
   record_.clock = clock_name();
-  for (Curve* curve : {&record_.step_ms, &record_.cpu_cores, &record_.memory_mib, &record_.device_mib}) *curve = Curve(options.curve_points);
+  for (Curve* curve : {&record_.step_ms, &record_.cpu_cores, &record_.memory_mib, &record_.device_mib})
+    *curve = Curve(options.curve_points);
   record_.phase_ms.fill(Curve(options.curve_points));
 }
 
@@ -139,7 +173,8 @@ void RankRecorder::sample(std::int64_t step, std::int64_t now_ns, std::uint64_t 
   constexpr double kMib = 1 << 20;
   const ProcessUse use = ProcessUse::now();
   const auto place = static_cast<double>(step);
-  record_.cpu_cores.add(place, (use.cpu_seconds - sampled_.cpu_seconds) * 1e9 / static_cast<double>(now_ns - sampled_ns_));
+  record_.cpu_cores.add(place,
+                        (use.cpu_seconds - sampled_.cpu_seconds) * 1e9 / static_cast<double>(now_ns - sampled_ns_));
   record_.memory_mib.add(place, static_cast<double>(use.resident_bytes) / kMib);
   if (device_bytes > 0) record_.device_mib.add(place, static_cast<double>(device_bytes) / kMib);
   sampled_ = use;
@@ -152,7 +187,8 @@ RankRecord RankRecorder::record() const {
   record.operations = operations_since(steps_.empty() ? 0 : steps_.front().times.begin_ns);
   record.peak_bytes = ProcessUse::now().peak_resident_bytes;
   record.monotonic_ns = base::monotonic_ns();
-  record.unix_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  record.unix_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   return record;
 }
 

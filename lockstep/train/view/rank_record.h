@@ -15,12 +15,13 @@ namespace lockstep::train {
 
 /// An operation between ranks, as its rank saw it: from its call to its end there.
 struct OperationSpan {
-  std::string channel;          ///< empty: a part of one
-  std::uint64_t seq = 0;        ///< its number there: the same on all ranks
-  std::string kind;             ///< "gradients", "all_reduce", ...; of parts "bucket" (from its start until it is there) and "wait" (for it, when it was not there yet)
+  std::string channel;    ///< empty: a part of one
+  std::uint64_t seq = 0;  ///< its number there: the same on all ranks
+  std::string kind;       ///< "gradients", "all_reduce", ...; of parts "bucket" (from its start until it is there) and
+                          ///< "wait" (for it, when it was not there yet)
   std::string name;
   std::uint64_t bytes = 0;
-  std::int64_t begin_ns = 0;    ///< of this host's monotonic clock
+  std::int64_t begin_ns = 0;  ///< of this host's monotonic clock
   std::int64_t end_ns = 0;
 };
 
@@ -33,18 +34,18 @@ struct RecordedStep {
 struct RankRecord {
   int rank = 0;
   std::string host;
-  std::string clock;                ///< whose monotonic clock its times are of: equal where they can be compared
-  std::int64_t monotonic_ns = 0;    ///< the same moment
-  std::int64_t unix_ns = 0;         ///< by both clocks
+  std::string clock;              ///< whose monotonic clock its times are of: equal where they can be compared
+  std::int64_t monotonic_ns = 0;  ///< the same moment
+  std::int64_t unix_ns = 0;       ///< by both clocks
   std::int64_t num_steps = 0;
-  double seconds = 0;               ///< of all steps
+  double seconds = 0;  ///< of all steps
   std::array<double, kNumPhases> phase_seconds{};
-  std::uint64_t peak_bytes = 0;     ///< of memory
+  std::uint64_t peak_bytes = 0;  ///< of memory
   // Over the steps.
   Curve step_ms, cpu_cores, memory_mib, device_mib;
   std::array<Curve, kNumPhases> phase_ms;
-  std::vector<RecordedStep> steps;          ///< the newest
-  std::vector<OperationSpan> operations;    ///< that were there meanwhile, and have ended
+  std::vector<RecordedStep> steps;        ///< the newest
+  std::vector<OperationSpan> operations;  ///< that were there meanwhile, and have ended
 };
 
 /// As JSON, and back. Throws FormatError, naming the place, for other text.
@@ -53,13 +54,15 @@ RankRecord rank_record_of(const std::string& text);
 
 struct RankRecorderOptions {
   int rank = 0;
-  std::int64_t keep_steps = 32;                     ///< the newest so many with all their times: a step of the report's timeline, or those of a trace
-  std::chrono::milliseconds sample_every{1000};     ///< CPU and memory of the process
-  std::size_t curve_points = 100;                   ///< a curve at most
-  bool trace = false;                               ///< buckets of gradients, too, of transports that have some: gloo, mpi and nccl
+  std::int64_t keep_steps =
+      32;  ///< the newest so many with all their times: a step of the report's timeline, or those of a trace
+  std::chrono::milliseconds sample_every{1000};  ///< CPU and memory of the process
+  std::size_t curve_points = 100;                ///< a curve at most
+  bool trace = false;  ///< buckets of gradients, too, of transports that have some: gloo, mpi and nccl
 };
 
-/// Every rank has one, whether there will be a report or not: some tens of KB, about 150 ns a step, and what ProcessUse takes once a second. Used by one thread.
+/// Every rank has one, whether there will be a report or not: some tens of KB, about 150 ns a step, and what ProcessUse
+/// takes once a second. Used by one thread.
 class RankRecorder {
  public:
   /// Throws UsageError for numbers below 1.

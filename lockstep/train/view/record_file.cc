@@ -87,7 +87,7 @@ void RecordFile::flush() {
   const std::string bytes = std::exchange(waiting_, {});
   const std::int64_t records = std::exchange(num_waiting_, 0);
   if (!file_) open();
-  struct stat before {};
+  struct stat before{};
   const bool known = ::fstat(file_.get(), &before) == 0;
   if (known && write_some(file_.get(), bytes) == bytes.size()) return;
   const int error = errno;

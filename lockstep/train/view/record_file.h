@@ -10,8 +10,9 @@
 
 namespace lockstep::train {
 
-/// Made by the first flush() of anything, with the folders above it; one that is there grows. A record that the disk does not take is not there in part: the
-/// file ends with the last whole one, and later ones may be tried. Used by one thread.
+/// Made by the first flush() of anything, with the folders above it; one that is there grows. A record that the disk
+/// does not take is not there in part: the file ends with the last whole one, and later ones may be tried. Used by one
+/// thread.
 class RecordFile {
  public:
   explicit RecordFile(std::string path) : path_(std::move(path)) {}
@@ -37,11 +38,13 @@ class RecordFile {
 /// The folder of `path`, and those above it. Throws SystemError.
 void make_folder_of(const std::string& path);
 
-/// Puts a file of these bytes in the place of `path`, in one step: who reads it sees all of the old one or all of the new one. Makes its folder. Throws SystemError.
+/// Puts a file of these bytes in the place of `path`, in one step: who reads it sees all of the old one or all of the
+/// new one. Makes its folder. Throws SystemError.
 void replace_file(const std::string& path, std::string_view bytes);
 
-/// The same out of the lines of `path`: `change` gets each, with its \n, and what it leaves of it goes to the new file. A last line without \n, which a
-/// process left that was killed, is left out. A file that is not there has no lines; at the end `change` may add some: it is called once more, with nothing.
+/// The same out of the lines of `path`: `change` gets each, with its \n, and what it leaves of it goes to the new file.
+/// A last line without \n, which a process left that was killed, is left out. A file that is not there has no lines; at
+/// the end `change` may add some: it is called once more, with nothing.
 void rewrite_lines(const std::string& path, const std::function<void(std::string& line)>& change);
 
 }  // namespace lockstep::train

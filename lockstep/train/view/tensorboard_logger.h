@@ -10,11 +10,13 @@ namespace lockstep::train {
 
 class Message;
 
-/// A file of its own for each run in a folder, events.out.tfevents.TIME.HOST.PID.N, which is how TensorBoard wants it: it shows all of them as one. Numbers are float32 there, as from Python.
-/// NaN and the infinities are numbers like others. Histograms show what is finite; the count of what is not is the number NAME/not_finite, when there is some.
+/// A file of its own for each run in a folder, events.out.tfevents.TIME.HOST.PID.N, which is how TensorBoard wants it:
+/// it shows all of them as one. Numbers are float32 there, as from Python. NaN and the infinities are numbers like
+/// others. Histograms show what is finite; the count of what is not is the number NAME/not_finite, when there is some.
 class TensorBoardLogger final : public Logger {
  public:
-  /// With `first_step` TensorBoard is told to forget what earlier files say of this step and later ones. Touches nothing yet.
+  /// With `first_step` TensorBoard is told to forget what earlier files say of this step and later ones. Touches
+  /// nothing yet.
   TensorBoardLogger(const std::string& folder, std::optional<std::int64_t> first_step);
 
   void scalars(const Moment& at, const NamedValues& values) override;

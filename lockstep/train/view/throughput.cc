@@ -8,10 +8,13 @@
 namespace lockstep::train {
 
 Throughput::Throughput(const ThroughputOptions& options) : options_(options) {
-  if (options.window < 1) throw base::UsageError("ThroughputOptions: window is " + std::to_string(options.window) + "; allowed is 1 or more");
+  if (options.window < 1)
+    throw base::UsageError("ThroughputOptions: window is " + std::to_string(options.window) + "; allowed is 1 or more");
   // Written so that a NaN is refused.
-  if (!(options.flops_per_step >= 0) || !(options.peak_flops >= 0) || (options.flops_per_step > 0) != (options.peak_flops > 0))
-    throw base::UsageError("ThroughputOptions: flops_per_step is " + std::to_string(options.flops_per_step) + ", peak_flops " + std::to_string(options.peak_flops) +
+  if (!(options.flops_per_step >= 0) || !(options.peak_flops >= 0) ||
+      (options.flops_per_step > 0) != (options.peak_flops > 0))
+    throw base::UsageError("ThroughputOptions: flops_per_step is " + std::to_string(options.flops_per_step) +
+                           ", peak_flops " + std::to_string(options.peak_flops) +
                            "; allowed are two numbers above 0, or neither");
 }
 
@@ -43,7 +46,8 @@ Rates Throughput::rates() const {
 
 NamedValues Throughput::values() const {
   const Rates now = rates();
-  NamedValues values{{"throughput/steps_per_second", now.steps_per_second}, {"throughput/samples_per_second", now.samples_per_second}};
+  NamedValues values{{"throughput/steps_per_second", now.steps_per_second},
+                     {"throughput/samples_per_second", now.samples_per_second}};
   double other = 1;
   for (std::size_t i = 0; i < kNumPhases; ++i) {
     values.emplace_back("time/" + std::string(kPhaseNames[i]), now.phase_shares[i]);

@@ -11,9 +11,10 @@
 namespace lockstep::train {
 
 struct ThroughputOptions {
-  int window = 100;                 ///< steps, the newest ones, over which is averaged
-  double flops_per_step = 0;        ///< floating-point operations that this rank's part of the model needs in a step: 6 times parameters times tokens of a transformer; 0: no MFU
-  double peak_flops = 0;            ///< what its device does in a second at best, as its maker says; 0: no MFU
+  int window = 100;           ///< steps, the newest ones, over which is averaged
+  double flops_per_step = 0;  ///< floating-point operations that this rank's part of the model needs in a step: 6 times
+                              ///< parameters times tokens of a transformer; 0: no MFU
+  double peak_flops = 0;      ///< what its device does in a second at best, as its maker says; 0: no MFU
 };
 
 /// Averages over a window.
@@ -21,7 +22,7 @@ struct Rates {
   double steps_per_second = 0;
   double samples_per_second = 0;
   std::array<double, kNumPhases> phase_shares{};  ///< of the time of a step; what is left of 1 is nobody's
-  double mfu = -1;                                ///< part of the peak that the model's own operations use; negative: not known
+  double mfu = -1;  ///< part of the peak that the model's own operations use; negative: not known
 };
 
 /// Used by one thread.
@@ -34,7 +35,8 @@ class Throughput {
   void add(const StepTimes& times, std::int64_t samples);
   /// Zeros when there was no step yet.
   Rates rates() const;
-  /// The same for loggers: throughput/steps_per_second, throughput/samples_per_second, time/data ... time/other (parts of a step), throughput/mfu when known.
+  /// The same for loggers: throughput/steps_per_second, throughput/samples_per_second, time/data ... time/other (parts
+  /// of a step), throughput/mfu when known.
   NamedValues values() const;
 
  private:

@@ -15,6 +15,6 @@ int main() {
     net->forward(torch::randn({8, 4})).square().mean().backward();
     optimizer.step();
   }
-  std::cout << "weights of rank " << world.rank() << " of " << world.size() << ": "
-            << net->weight.sum().item<double>() << std::endl;
+  std::cout << "weights of rank " << world.rank() << " of " << world.size() << ": " << net->weight.sum().item<double>()
+            << std::endl;
 }

@@ -25,7 +25,7 @@ def check(tree):
             if mark is None:
                 yield Finding(path, start + 1, "no line <!-- compiled: PATH#NAME --> above this block of C++")
                 continue
-            fault = compare(tree, mark, lines[start + 1:end])
+            fault = compare(tree, mark, lines[start + 1 : end])
             if fault:
                 yield Finding(path, start + 1, fault)
 
@@ -45,11 +45,17 @@ def compare(tree, mark, shown):
     source = mark.group("path")
     if source not in tree:
         return f"{source} does not exist"
-    if compiled_files is not None and not source.endswith(".h") and not any(f.endswith("/" + source) for f in compiled_files):
+    if (
+        compiled_files is not None
+        and not source.endswith(".h")
+        and not any(f.endswith("/" + source) for f in compiled_files)
+    ):
         return f"{source} is not compiled by this build"
     wanted = region(tree.lines(source), mark.group("region"))
     if wanted is None:
-        return f"{source} has no lines '// docs: begin {mark.group('region')}' and '// docs: end {mark.group('region')}'"
+        return (
+            f"{source} has no lines '// docs: begin {mark.group('region')}' and '// docs: end {mark.group('region')}'"
+        )
     for index in range(max(len(wanted), len(shown))):
         want = wanted[index] if index < len(wanted) else "(end)"
         have = shown[index] if index < len(shown) else "(end)"
@@ -79,12 +85,12 @@ def region(lines, name):
 
 SAMPLE = {
     "examples/01/main.cc": "int a;\n// docs: begin two\n  int b;\n// docs: end two\nint c;\n  // docs: begin two\n"
-                           "    int d;\n  // docs: end two\n// docs: begin open\n",
+    "    int d;\n  // docs: end two\n// docs: begin open\n",
     "docs/01.md": "<!-- compiled: examples/01/main.cc#two -->\n```cpp\nint b;\n  int d;\n```\n"
-                  "```cpp @flag\nint b;\n```\n"
-                  "<!-- compiled: examples/01/main.cc#two -->\n```cpp @flag\nint b;\n```\n"
-                  "<!-- compiled: examples/01/main.cc#open -->\n```cpp @flag\n```\n"
-                  "<!-- compiled: examples/02/main.cc -->\n```cpp @flag\n```\n"
-                  "<!-- compiled: examples/01/main.cc#none -->\n```cpp @flag\n```\n"
-                  "```python\nimport torch\n```\n",
+    "```cpp @flag\nint b;\n```\n"
+    "<!-- compiled: examples/01/main.cc#two -->\n```cpp @flag\nint b;\n```\n"
+    "<!-- compiled: examples/01/main.cc#open -->\n```cpp @flag\n```\n"
+    "<!-- compiled: examples/02/main.cc -->\n```cpp @flag\n```\n"
+    "<!-- compiled: examples/01/main.cc#none -->\n```cpp @flag\n```\n"
+    "```python\nimport torch\n```\n",
 }

@@ -2,8 +2,17 @@
 
 from source_tree import Finding, includes
 
-HEAVY = ("torch/torch.h", "torch/all.h", "torch/extension.h", "torch/nn.h", "torch/data.h", "torch/optim.h",
-         "torch/script.h", "ATen/ATen.h", "ATen/Functions.h")
+HEAVY = (
+    "torch/torch.h",
+    "torch/all.h",
+    "torch/extension.h",
+    "torch/nn.h",
+    "torch/data.h",
+    "torch/optim.h",
+    "torch/script.h",
+    "ATen/ATen.h",
+    "ATen/Functions.h",
+)
 
 
 def check(tree):
@@ -13,7 +22,9 @@ def check(tree):
     for path in tree.paths("lockstep", ends=(".h",)):
         for line, file, _ in includes(tree.text(path)):
             if file in HEAVY:
-                yield Finding(path, line, f"a public header includes {file}; forward declarations and ATen/core/Tensor.h do")
+                yield Finding(
+                    path, line, f"a public header includes {file}; forward declarations and ATen/core/Tensor.h do"
+                )
 
 
 SAMPLE = {

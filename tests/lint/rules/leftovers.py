@@ -17,6 +17,6 @@ def check(tree):
 
 
 SAMPLE = {
-    "lockstep/base/a.cc": "// TO" "DO: later @flag\nint todo_list;\nthrow 1;  // not imple" "mented @flag\n",
-    "scripts/x.sh": "# FIX" "ME @flag\n",
+    "lockstep/base/a.cc": "// TODO: later @flag\nint todo_list;\nthrow 1;  // not implemented @flag\n",
+    "scripts/x.sh": "# FIXME @flag\n",
 }

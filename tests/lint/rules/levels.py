@@ -76,8 +76,9 @@ def check_program(tree, path):
     for line, file, _ in includes(tree.text(path)):
         if file.startswith("lockstep/") and room_of(file) in TRANSPORTS:
             yield Finding(path, line, f"{file} belongs to a transport; only {CHOOSER} includes it")
-        elif alone and (file.startswith(TORCH) or
-                        (file.startswith("lockstep/") and room_of(file) not in WITHOUT_TORCH)):
+        elif alone and (
+            file.startswith(TORCH) or (file.startswith("lockstep/") and room_of(file) not in WITHOUT_TORCH)
+        ):
             yield Finding(path, line, f"the program lockstep is {', '.join(WITHOUT_TORCH)} alone, but includes {file}")
 
 

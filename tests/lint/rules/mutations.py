@@ -23,7 +23,9 @@ def check(tree):
             continue
         lines = tree.lines(path)
         for mutation in mutations:
-            line = next(number for number, text in enumerate(lines, start=1) if text.split(" #")[0] == f"[{mutation.name}]")
+            line = next(
+                number for number, text in enumerate(lines, start=1) if text.split(" #")[0] == f"[{mutation.name}]"
+            )
             if mutation.file not in tree:
                 yield Finding(path, line, f"{mutation.file} does not exist")
                 continue
@@ -54,17 +56,19 @@ def table(name, mark, **keys):
 
 SAMPLE = {
     "lockstep/base/a.cc": CODE,
-    "tests/mutations/base.toml": "".join([
-        table("fits", "", function="twice", old="x+x"),
-        table("twice_there", " # @flag", function="thrice", old="x +"),
-        table("not_there", " # @flag", function="twice", old="y"),
-        table("no_such_function", " # @flag", function="four_times", old="x"),
-        table("no_such_file", " # @flag", file="lockstep/base/b.cc", old="x"),
-        table("a_whole_string_over_two_lines", "", function="Outer::Outer", old='use("ab")'),
-        "[a_part_of_a_string]\nin_string = true\n" + table("x", "", old="ab").split("\n", 1)[1],
-        table("inside_a_class", "", function="Outer::get", old="x_"),
-        table("outside_its_class", "", function="Outer::other", old="x_"),
-        table("an_enum", "", function="Color", old="kBlue"),
-    ]),
+    "tests/mutations/base.toml": "".join(
+        [
+            table("fits", "", function="twice", old="x+x"),
+            table("twice_there", " # @flag", function="thrice", old="x +"),
+            table("not_there", " # @flag", function="twice", old="y"),
+            table("no_such_function", " # @flag", function="four_times", old="x"),
+            table("no_such_file", " # @flag", file="lockstep/base/b.cc", old="x"),
+            table("a_whole_string_over_two_lines", "", function="Outer::Outer", old='use("ab")'),
+            "[a_part_of_a_string]\nin_string = true\n" + table("x", "", old="ab").split("\n", 1)[1],
+            table("inside_a_class", "", function="Outer::get", old="x_"),
+            table("outside_its_class", "", function="Outer::other", old="x_"),
+            table("an_enum", "", function="Color", old="kBlue"),
+        ]
+    ),
     "tests/mutations/broken.toml": "[a] # @flag\nbug = 'x'\n",
 }

@@ -15,8 +15,12 @@ def check(tree):
     for path in tree.paths(ends=(".h", ".cc", ".py", ".sh", ".cmake")):
         num_lines = len(tree.lines(path))
         if num_lines > WARN_FILE:
-            yield Finding(path, 1, f"{num_lines} lines, allowed are {MAX_FILE}; which second idea is in there?",
-                          warning=num_lines <= MAX_FILE)
+            yield Finding(
+                path,
+                1,
+                f"{num_lines} lines, allowed are {MAX_FILE}; which second idea is in there?",
+                warning=num_lines <= MAX_FILE,
+            )
     for path in tree.cpp():
         for first, last in functions(tree.text(path)):
             if last - first + 1 > MAX_FUNCTION:
@@ -62,9 +66,9 @@ SAMPLE = {
     "lockstep/base/long.cc": "int a; @flag\n" + "\n" * 500,
     "lockstep/base/fits.cc": "int a;\n" * 350,
     "lockstep/base/functions.cc": "namespace a {\n#define X(a) \\\n  do { \\\n  } while (0)\nstruct S {\n"
-                                  "  S() : x_(0) { @flag\n" + LONG_BODY + "  }\n"
-                                  "  int f() const {\n" + LONG_BODY[9:] + "  }\n};\n"
-                                  "template <class T>\nvoid g(T t) { @flag\n" + LONG_BODY + "}\n"
-                                  "enum class E { kA };\n"
-                                  "void h() {\n  auto s = \"}\";  // }\n" + LONG_BODY[18:] + "}\n}\n",
+    "  S() : x_(0) { @flag\n" + LONG_BODY + "  }\n"
+    "  int f() const {\n" + LONG_BODY[9:] + "  }\n};\n"
+    "template <class T>\nvoid g(T t) { @flag\n" + LONG_BODY + "}\n"
+    "enum class E { kA };\n"
+    'void h() {\n  auto s = "}";  // }\n' + LONG_BODY[18:] + "}\n}\n",
 }

@@ -27,7 +27,7 @@ def check(tree):
         raw = tree.lines(path)
         for number, line in code_lines(tree.text(path)):
             for pattern, what in PATTERNS:
-                if pattern.search(line) and not any(REASON.search(text) for text in raw[max(0, number - 2):number]):
+                if pattern.search(line) and not any(REASON.search(text) for text in raw[max(0, number - 2) : number]):
                     yield Finding(path, number, f"{what}; give a deadline, or say what ends it: // bounded: REASON")
 
 

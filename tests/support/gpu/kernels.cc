@@ -38,7 +38,8 @@ struct Pointers {
   T* at[n];
 };
 
-/// vectorized_elementwise_kernel(int count, functor, std::array<char*, n>); functors have their number behind an empty functor at most, at its alignment.
+/// vectorized_elementwise_kernel(int count, functor, std::array<char*, n>); functors have their number behind an empty
+/// functor at most, at its alignment.
 template <typename T>
 std::function<void()> element_by_element(const std::string& name, void** arguments) {
   const int count = *static_cast<const int*>(arguments[0]);
@@ -71,7 +72,9 @@ std::function<void()> element_by_element(const std::string& name, void** argumen
 std::function<void()> kernel(const std::string& mangled, void** arguments) {
   const std::string name = readable(mangled.c_str());
   if (name.find("vectorized_elementwise_kernel<") == std::string::npos) return {};
-  const auto of = [&](const std::string& type) { return name.find("Functor<" + type) != std::string::npos || name.find("Functor_add<" + type) != std::string::npos; };
+  const auto of = [&](const std::string& type) {
+    return name.find("Functor<" + type) != std::string::npos || name.find("Functor_add<" + type) != std::string::npos;
+  };
   if (of("float")) return element_by_element<float>(name, arguments);
   if (of("double")) return element_by_element<double>(name, arguments);
   if (of("long")) return element_by_element<std::int64_t>(name, arguments);
@@ -86,8 +89,9 @@ using namespace pretend;
 
 extern "C" {
 
-__attribute__((visibility("default"))) void __cudaRegisterFunction(void** handle, const char* host, char* device, const char* name, int limit, uint3* tid, uint3* bid, dim3* block, dim3* grid,
-                            int* size) {
+__attribute__((visibility("default"))) void __cudaRegisterFunction(void** handle, const char* host, char* device,
+                                                                   const char* name, int limit, uint3* tid, uint3* bid,
+                                                                   dim3* block, dim3* grid, int* size) {
   names()[host] = name;
 }
 
@@ -107,5 +111,4 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3, dim3, void** arguments, 
   put_on(stream, std::move(task));
   return cudaSuccess;
 }
-
 }

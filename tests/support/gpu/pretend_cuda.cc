@@ -9,8 +9,8 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <utility>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/gpu/kernels.h"
@@ -56,7 +56,7 @@ struct Range {
 struct State {
   std::map<int, Stream> defaults;  // by device
   std::map<std::uintptr_t, Range> ranges;
-  std::vector<int> visible;  // numbers on the host
+  std::vector<int> visible;     // numbers on the host
   std::vector<Stream*> joined;  // streams that wait for one that is captured are captured too
 };
 
@@ -164,7 +164,8 @@ cudaError_t take(void** address, std::size_t bytes, Where place) {
 /// As the runtime does it: pageable memory has been read when the call returns, and is written when it returns.
 cudaError_t copy(void* to, const void* from, std::size_t bytes, void* stream) {
   if (where(from) == Where::kPageable) {
-    auto staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+    auto staged =
+        std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
     put_on(stream, [to, staged] { std::memcpy(to, staged->data(), staged->size()); });
   } else {
     put_on(stream, [to, from, bytes] { std::memmove(to, from, bytes); });
@@ -296,7 +297,9 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   std::memset(attributes, 0, sizeof *attributes);
   const Where place = where(address, &attributes->device);
-  attributes->type = place == Where::kDevice ? cudaMemoryTypeDevice : place == Where::kPinned ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+  attributes->type = place == Where::kDevice   ? cudaMemoryTypeDevice
+                     : place == Where::kPinned ? cudaMemoryTypeHost
+                                               : cudaMemoryTypeUnregistered;
   if (place == Where::kDevice) attributes->devicePointer = const_cast<void*>(address);
   if (place == Where::kPinned) attributes->hostPointer = attributes->devicePointer = const_cast<void*>(address);
   return cudaSuccess;
@@ -312,7 +315,9 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
   wait_for(stream_of(nullptr));
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t stream) { return copy(to, from, bytes, stream); }
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_t bytes, cudaStream_t stream) {
+  return copy(to, from, bytes, stream);
+}
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   put_on(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
@@ -341,11 +346,13 @@ cudaError_t cudaDeviceSynchronize() {
   wait_for(stream_of(nullptr));
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, std::size_t*) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* number,
+                                     cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, std::size_t*) {
   const std::lock_guard lock(mutex());
   const Graph* graph = stream_of(stream).capture;
-  *status = !graph ? cudaStreamCaptureStatusNone : graph->broken ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+  *status = !graph          ? cudaStreamCaptureStatusNone
+            : graph->broken ? cudaStreamCaptureStatusInvalidated
+                            : cudaStreamCaptureStatusActive;
   if (graph && number) *number = graph->number;
   return cudaSuccess;
 }
@@ -409,7 +416,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   });
   return cudaSuccess;
 }
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::lock_guard lock(mutex());
   const auto* one = reinterpret_cast<Event*>(event);

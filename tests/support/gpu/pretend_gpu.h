@@ -1,6 +1,6 @@
-// A GPU that is none: streams, events, memory and a few kernels, as the CUDA runtime shows them, on the host. What is put on a stream is done
-// by a thread of the stream, so that what nobody ordered comes in another order. Shared by pretend_cuda.cc and pretend_nccl.cc, which make one
-// library that is loaded before the real ones (LD_PRELOAD).
+// A GPU that is none: streams, events, memory and a few kernels, as the CUDA runtime shows them, on the host. What is
+// put on a stream is done by a thread of the stream, so that what nobody ordered comes in another order. Shared by
+// pretend_cuda.cc and pretend_nccl.cc, which make one library that is loaded before the real ones (LD_PRELOAD).
 #pragma once
 
 #include <condition_variable>

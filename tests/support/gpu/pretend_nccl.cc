@@ -1,6 +1,8 @@
-// NCCL's part: ranks exchange what they have in files of a folder whose name is the communicator's. It is done on the stream, so that who does not wait for the stream
-// sees old values. Of what is planned (PRETEND_NCCL): "CALL=RESULT@RANK" makes that call return that result on that rank of a communicator; "async=RESULT@RANK" shows
-// it once an operation is on its way, which then does not end; "hang@RANK" lets operations of that rank not begin. PRETEND_NCCL_SAYS is the last error.
+// NCCL's part: ranks exchange what they have in files of a folder whose name is the communicator's. It is done on the
+// stream, so that who does not wait for the stream sees old values. Of what is planned (PRETEND_NCCL):
+// "CALL=RESULT@RANK" makes that call return that result on that rank of a communicator; "async=RESULT@RANK" shows it
+// once an operation is on its way, which then does not end; "hang@RANK" lets operations of that rank not begin.
+// PRETEND_NCCL_SAYS is the last error.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -86,17 +88,23 @@ bool wait_for_file(const ncclComm& comm, const std::string& path) {
   return true;
 }
 
-std::string path_of(const ncclComm& comm, int operation, int rank) { return comm.folder + "/" + std::to_string(operation) + "." + std::to_string(rank); }
+std::string path_of(const ncclComm& comm, int operation, int rank) {
+  return comm.folder + "/" + std::to_string(operation) + "." + std::to_string(rank);
+}
 
 std::size_t size_of(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:
-    case ncclUint8: return 1;
+    case ncclUint8:
+      return 1;
     case ncclFloat16:
-    case ncclBfloat16: return 2;
+    case ncclBfloat16:
+      return 2;
     case ncclInt32:
-    case ncclFloat32: return 4;
-    default: return 8;
+    case ncclFloat32:
+      return 4;
+    default:
+      return 8;
   }
 }
 
@@ -110,27 +118,41 @@ struct Bf16 {
 template <typename T, typename Wide>
 void add_up(std::vector<Bytes>& parts, ncclRedOp_t op, char* to, std::size_t first, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const auto value = [&](std::size_t rank) { return static_cast<Wide>(reinterpret_cast<const T*>(parts[rank].data())[first + i]); };
+    const auto value = [&](std::size_t rank) {
+      return static_cast<Wide>(reinterpret_cast<const T*>(parts[rank].data())[first + i]);
+    };
     Wide sum = value(0);
     for (std::size_t rank = 1; rank < parts.size(); ++rank) {
       const Wide next = value(rank);
-      sum = op == ncclProd ? sum * next : op == ncclMax ? std::max(sum, next) : op == ncclMin ? std::min(sum, next) : sum + next;
+      sum = op == ncclProd  ? sum * next
+            : op == ncclMax ? std::max(sum, next)
+            : op == ncclMin ? std::min(sum, next)
+                            : sum + next;
     }
     if (op == ncclAvg) sum = static_cast<Wide>(sum / static_cast<Wide>(parts.size()));
     reinterpret_cast<T*>(to)[i] = static_cast<T>(sum);
   }
 }
 
-void reduce(std::vector<Bytes>& parts, ncclDataType_t type, ncclRedOp_t op, char* to, std::size_t first, std::size_t count) {
+void reduce(std::vector<Bytes>& parts, ncclDataType_t type, ncclRedOp_t op, char* to, std::size_t first,
+            std::size_t count) {
   switch (type) {
-    case ncclInt8: return add_up<std::int8_t, std::int8_t>(parts, op, to, first, count);
-    case ncclUint8: return add_up<std::uint8_t, std::uint8_t>(parts, op, to, first, count);
-    case ncclInt32: return add_up<std::int32_t, std::int32_t>(parts, op, to, first, count);
-    case ncclInt64: return add_up<std::int64_t, std::int64_t>(parts, op, to, first, count);
-    case ncclFloat16: return add_up<_Float16, float>(parts, op, to, first, count);
-    case ncclBfloat16: return add_up<Bf16, float>(parts, op, to, first, count);
-    case ncclFloat32: return add_up<float, float>(parts, op, to, first, count);
-    default: return add_up<double, double>(parts, op, to, first, count);
+    case ncclInt8:
+      return add_up<std::int8_t, std::int8_t>(parts, op, to, first, count);
+    case ncclUint8:
+      return add_up<std::uint8_t, std::uint8_t>(parts, op, to, first, count);
+    case ncclInt32:
+      return add_up<std::int32_t, std::int32_t>(parts, op, to, first, count);
+    case ncclInt64:
+      return add_up<std::int64_t, std::int64_t>(parts, op, to, first, count);
+    case ncclFloat16:
+      return add_up<_Float16, float>(parts, op, to, first, count);
+    case ncclBfloat16:
+      return add_up<Bf16, float>(parts, op, to, first, count);
+    case ncclFloat32:
+      return add_up<float, float>(parts, op, to, first, count);
+    default:
+      return add_up<double, double>(parts, op, to, first, count);
   }
 }
 
@@ -261,7 +283,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* chil
   if (const ncclResult_t result = planned("ncclCommSplit", comm->rank); result != ncclSuccess) return result;
   const std::string said = std::to_string(color) + " " + std::to_string(key);
   const int number = comm->splits++;
-  write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), said.data(), said.size());
+  write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), said.data(),
+             said.size());
   comm->splitting.push_back({number, color, key, child});
   std::fprintf(stderr, "pretended ncclCommSplit\n");
   return ncclInProgress;
@@ -293,31 +316,37 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
   return put("ncclAllReduce", comm, stream, [=](int number) {
     auto parts = exchange(*comm, number, from, count * size_of(type));
     if (!parts.empty()) reduce(parts, type, op, static_cast<char*>(to), 0, count);
   });
 }
-ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
   return put("ncclReduce", comm, stream, [=](int number) {
     auto parts = exchange(*comm, number, from, count * size_of(type));
     if (!parts.empty() && comm->rank == root) reduce(parts, type, op, static_cast<char*>(to), 0, count);
   });
 }
-ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
   return put("ncclReduceScatter", comm, stream, [=](int number) {
     auto parts = exchange(*comm, number, from, count * size_of(type) * static_cast<std::size_t>(comm->size));
-    if (!parts.empty()) reduce(parts, type, op, static_cast<char*>(to), count * static_cast<std::size_t>(comm->rank), count);
+    if (!parts.empty())
+      reduce(parts, type, op, static_cast<char*>(to), count * static_cast<std::size_t>(comm->rank), count);
   });
 }
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
   return put("ncclBroadcast", comm, stream, [=](int number) {
     const auto parts = exchange(*comm, number, from, comm->rank == root ? count * size_of(type) : 0);
     if (!parts.empty()) std::memcpy(to, parts[static_cast<std::size_t>(root)].data(), count * size_of(type));
   });
 }
-ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
   return put("ncclAllGather", comm, stream, [=](int number) {
     auto* at = static_cast<char*>(to);
     for (const Bytes& part : exchange(*comm, number, from, count * size_of(type))) {
@@ -326,14 +355,17 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
     }
   });
 }
-ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
   if (const ncclResult_t result = planned("ncclSend", comm->rank); result != ncclSuccess) return result;
-  const std::string path = comm->folder + "/p." + std::to_string(comm->rank) + "." + std::to_string(peer) + "." + std::to_string(comm->sent[peer]++);
+  const std::string path = comm->folder + "/p." + std::to_string(comm->rank) + "." + std::to_string(peer) + "." +
+                           std::to_string(comm->sent[peer]++);
   return in_group(sends, [=] { write_file(path, from, count * size_of(type)); }, stream);
 }
 ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   if (const ncclResult_t result = planned("ncclRecv", comm->rank); result != ncclSuccess) return result;
-  const std::string path = comm->folder + "/p." + std::to_string(peer) + "." + std::to_string(comm->rank) + "." + std::to_string(comm->received[peer]++);
+  const std::string path = comm->folder + "/p." + std::to_string(peer) + "." + std::to_string(comm->rank) + "." +
+                           std::to_string(comm->received[peer]++);
   const auto take = [=] {
     if (!wait_for_file(*comm, path)) return;
     const Bytes bytes = read_file(path);

@@ -145,8 +145,10 @@ TEST(Autocast, WhatItCannotDoIsRefusedByName) {
     return std::string("nothing");
   };
   EXPECT_EQ(refusal({.dtype = at::kDouble}), "Autocast: dtype is Double; allowed on cpu are BFloat16 and Half");
-  EXPECT_EQ(refusal({.device = at::kCUDA, .dtype = at::kInt}), "Autocast: dtype is Int; allowed on cuda are BFloat16 and Half");
-  EXPECT_EQ(refusal({.dtype = at::kFloat, .enabled = false}), "Autocast: dtype is Float; allowed on cpu are BFloat16 and Half");
+  EXPECT_EQ(refusal({.device = at::kCUDA, .dtype = at::kInt}),
+            "Autocast: dtype is Int; allowed on cuda are BFloat16 and Half");
+  EXPECT_EQ(refusal({.dtype = at::kFloat, .enabled = false}),
+            "Autocast: dtype is Float; allowed on cpu are BFloat16 and Half");
   EXPECT_EQ(refusal({.device = at::kMPS}), "Autocast: device is mps; allowed are cpu and cuda");
   EXPECT_EQ(Settings(), before);
 }

@@ -24,7 +24,10 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
-  NetImpl() : first(register_module("first", torch::nn::Linear(4, 4))), second(register_module("second", torch::nn::Linear(4, 2))), norm(register_module("norm", torch::nn::BatchNorm1d(4))) {}
+  NetImpl()
+      : first(register_module("first", torch::nn::Linear(4, 4))),
+        second(register_module("second", torch::nn::Linear(4, 2))),
+        norm(register_module("norm", torch::nn::BatchNorm1d(4))) {}
 };
 TORCH_MODULE(Net);
 
@@ -63,14 +66,17 @@ TEST(CheckFinite, NamesTheFirstModuleWhoseOutputIsNot) {
   set(net->norm->weight, 3e38F);
   const CheckFinite finite(*net);
   const auto loss = net->second(net->norm(net->first(torch::rand({3, 4})))).sum();
-  EXPECT_THAT(said_of(finite, loss), AllOf(HasSubstr("the output of module 'norm' (aten::batch_norm) is not finite, [3, 4]: "), HasSubstr("what it was given was"), Not(HasSubstr("second"))));
+  EXPECT_THAT(said_of(finite, loss),
+              AllOf(HasSubstr("the output of module 'norm' (aten::batch_norm) is not finite, [3, 4]: "),
+                    HasSubstr("what it was given was"), Not(HasSubstr("second"))));
 }
 
 TEST(CheckFinite, KnowsAModuleByViewsAndCastsOfItsParameters) {
   Net net = make_net();
   const CheckFinite finite(*net);
   const auto weight = net->second->weight.t().to(torch::kDouble);
-  EXPECT_THAT(said_of(finite, torch::full({1, 4}, 1.5e308, torch::kDouble).matmul(weight * 10)), HasSubstr("the output of module 'second' (aten::matmul)"));
+  EXPECT_THAT(said_of(finite, torch::full({1, 4}, 1.5e308, torch::kDouble).matmul(weight * 10)),
+              HasSubstr("the output of module 'second' (aten::matmul)"));
 }
 
 TEST(CheckFinite, SeesWhatAutocastComputes) {
@@ -78,28 +84,35 @@ TEST(CheckFinite, SeesWhatAutocastComputes) {
   set(net->first->weight, 1e38F);
   const CheckFinite finite(*net);
   const Autocast low;
-  EXPECT_THAT(said_of(finite, net->second(net->first(torch::full({2, 4}, 1e3F)))), HasSubstr("module 'first' (aten::addmm)"));
+  EXPECT_THAT(said_of(finite, net->second(net->first(torch::full({2, 4}, 1e3F)))),
+              HasSubstr("module 'first' (aten::addmm)"));
 }
 
 TEST(CheckFinite, AnOperationBetweenModulesIsNamedWithTheOneBefore) {
   Net net = make_net();
   const CheckFinite finite(*net);
   const auto hidden = torch::log(net->first(torch::ones({2, 4})) * 0);
-  EXPECT_THAT(said_of(finite, net->second(hidden).sum()),
-              AllOf(HasSubstr("what module 'second' (aten::addmm) was given is not finite"), HasSubstr("first the output of aten::log after module 'first' is not finite, [2, 4]: least -inf, greatest -inf")));
+  EXPECT_THAT(
+      said_of(finite, net->second(hidden).sum()),
+      AllOf(
+          HasSubstr("what module 'second' (aten::addmm) was given is not finite"),
+          HasSubstr(
+              "first the output of aten::log after module 'first' is not finite, [2, 4]: least -inf, greatest -inf")));
 }
 
 TEST(CheckFinite, TheLastOperationIsNamedWhenTheResultIsNotFinite) {
   Net net = make_net();
   const CheckFinite finite(*net);
-  EXPECT_THAT(said_of(finite, torch::log(net->second(net->first(torch::ones({2, 4}))) * 0).mean()), HasSubstr("the output of aten::log after module 'second'"));
+  EXPECT_THAT(said_of(finite, torch::log(net->second(net->first(torch::ones({2, 4}))) * 0).mean()),
+              HasSubstr("the output of aten::log after module 'second'"));
 }
 
 TEST(CheckFinite, ABatchThatIsNotFiniteIsToldAsWhatAModuleWasGiven) {
   Net net = make_net();
   const auto batch = torch::full({1, 4}, kInf);
   const CheckFinite finite(*net);
-  EXPECT_THAT(said_of(finite, net->first(batch)), AllOf(HasSubstr("what module 'first' (aten::addmm) was given"), HasSubstr("least inf")));
+  EXPECT_THAT(said_of(finite, net->first(batch)),
+              AllOf(HasSubstr("what module 'first' (aten::addmm) was given"), HasSubstr("least inf")));
 }
 
 TEST(CheckFinite, AMaskBeforeASoftmaxIsNoFault) {
@@ -140,13 +153,16 @@ TEST(CheckFinite, NestsAndEachKnowsItsModule) {
   }
   EXPECT_THAT(inside, HasSubstr("a parameter or buffer of module 'first' is not finite, [4]"));
   EXPECT_EQ(said_of(outer, one->second(hidden)), "");
-  EXPECT_THAT(said_of(outer, one->second(hidden * kInf)), HasSubstr("what module 'second' (aten::addmm) was given is not finite"));
+  EXPECT_THAT(said_of(outer, one->second(hidden * kInf)),
+              HasSubstr("what module 'second' (aten::addmm) was given is not finite"));
 }
 
 TEST(CheckFinite, OtherThreadsAndLaterCallsAreNotLookedAt) {
   Net net = make_net();
   set(net->first->bias, kInf);
-  { const CheckFinite finite(*net); }
+  {
+    const CheckFinite finite(*net);
+  }
   const CheckFinite finite(*net);
   std::thread([&] { net->first(torch::ones({1, 4})); }).join();
   EXPECT_EQ(said_of(finite, torch::ones({})), "");
@@ -156,7 +172,8 @@ TEST(CheckFinite, AModelWithParametersOfItsOwnIsTheModelItself) {
   torch::nn::Linear net(2, 2);
   set(net->weight, 3e38F);
   const CheckFinite finite(*net);
-  EXPECT_THAT(said_of(finite, net(torch::full({1, 2}, 10.0F))), HasSubstr("the output of the model itself (aten::addmm)"));
+  EXPECT_THAT(said_of(finite, net(torch::full({1, 2}, 10.0F))),
+              HasSubstr("the output of the model itself (aten::addmm)"));
 }
 
 }  // namespace

@@ -17,7 +17,9 @@ using testing::HasSubstr;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-at::Tensor parameter(double value, at::ScalarType dtype = at::kFloat) { return torch::full({3}, value, at::dtype(dtype)).requires_grad_(); }
+at::Tensor parameter(double value, at::ScalarType dtype = at::kFloat) {
+  return torch::full({3}, value, at::dtype(dtype)).requires_grad_();
+}
 
 template <typename Action>
 std::string refusal(Action action) {
@@ -86,7 +88,8 @@ TEST(GradScaler, EveryKindOfGradientIsLookedAt) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const bool sparse : {false, true}) {
       GradScaler scaler({.init_scale = 4});
-      const at::Tensor good = parameter(1), weight = parameter(1, dtype), strided = torch::ones({2, 3}, at::dtype(dtype)).t().requires_grad_();
+      const at::Tensor good = parameter(1), weight = parameter(1, dtype),
+                       strided = torch::ones({2, 3}, at::dtype(dtype)).t().requires_grad_();
       torch::optim::SGD optimizer({good, weight, strided, parameter(1)}, 0.5);  // the last one has no gradient
       good.mutable_grad() = torch::ones({3});
       strided.mutable_grad() = torch::ones({2, 3}, at::dtype(dtype)).t();
@@ -137,7 +140,8 @@ TEST(GradScaler, AnotherOrderIsRefused) {
   EXPECT_THAT(refusal([&] { one.scaler.scale(at::Tensor()); }), HasSubstr("the loss is undefined"));
   one.scaler.scale(torch::ones({}));
   EXPECT_THAT(refusal([&] { one.scaler.update(); }), HasSubstr("no optimizer's gradients have been looked at"));
-  EXPECT_THAT(refusal([&] { one.scaler.step(one.optimizer); }), HasSubstr("no parameter of this optimizer has a gradient"));
+  EXPECT_THAT(refusal([&] { one.scaler.step(one.optimizer); }),
+              HasSubstr("no parameter of this optimizer has a gradient"));
   one.backward(0.25);
   one.scaler.unscale_(one.optimizer);
   EXPECT_THAT(refusal([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called again for this optimizer"));
@@ -215,7 +219,8 @@ TEST(GradScaler, GoesOnFromItsState) {
   Trained one;
   one.step(0.25);
   const auto state = one.scaler.state_dict();
-  const ScalerState expected{.scale = 8, .growth_factor = 2, .backoff_factor = 0.5, .growth_interval = 2, .growth_tracker = 1};
+  const ScalerState expected{
+      .scale = 8, .growth_factor = 2, .backoff_factor = 0.5, .growth_interval = 2, .growth_tracker = 1};
   EXPECT_EQ(state, expected);
   for (const bool begun : {false, true}) {
     Trained other({.init_scale = 64});
@@ -226,7 +231,8 @@ TEST(GradScaler, GoesOnFromItsState) {
     EXPECT_EQ(other.scaler.get_scale(), 16) << begun;
   }
   EXPECT_THAT(refusal([&] { one.scaler.load_state_dict(std::nullopt); }), HasSubstr("that of a disabled scaler"));
-  EXPECT_THAT(refusal([&] { one.scaler.load_state_dict(ScalerState{.growth_factor = 0}); }), HasSubstr("load_state_dict(): growth_factor is 0"));
+  EXPECT_THAT(refusal([&] { one.scaler.load_state_dict(ScalerState{.growth_factor = 0}); }),
+              HasSubstr("load_state_dict(): growth_factor is 0"));
   EXPECT_EQ(one.scaler.state_dict(), state);
 }
 

@@ -45,9 +45,11 @@ TEST(Precision, NamesStandForWhatTheTableSays) {
 }
 
 TEST(Precision, NonsenseIsRefusedWithTheReason) {
-  EXPECT_EQ(refusal("fp8"), "precision is \"fp8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+  EXPECT_EQ(refusal("fp8"),
+            "precision is \"fp8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
   EXPECT_THAT(refusal("o1"), HasSubstr("precision is \"o1\""));
-  EXPECT_THAT(refusal("fp16-mixed", {.loss_scaling = false}), HasSubstr("precision fp16-mixed: float16 without loss scaling"));
+  EXPECT_THAT(refusal("fp16-mixed", {.loss_scaling = false}),
+              HasSubstr("precision fp16-mixed: float16 without loss scaling"));
   EXPECT_THAT(refusal("O2", {.loss_scaling = false}), HasSubstr("gradients of float16 that are not scaled"));
   EXPECT_THAT(refusal("O2", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in float16"));
   EXPECT_THAT(refusal("O2", {.master_weights = false}), HasSubstr("unscaling would make 0 again"));
@@ -60,14 +62,16 @@ TEST(Precision, NonsenseIsRefusedWithTheReason) {
 }
 
 TEST(Precision, CastLeavesBatchNormAndWholeNumbers) {
-  torch::nn::ModuleList net(torch::nn::Linear(3, 4), torch::nn::ModuleList(torch::nn::BatchNorm1d(4)), torch::nn::Linear(4, 1));
+  torch::nn::ModuleList net(torch::nn::Linear(3, 4), torch::nn::ModuleList(torch::nn::BatchNorm1d(4)),
+                            torch::nn::Linear(4, 1));
   cast(*net, parse_precision("O2"));
   for (const auto& item : net->named_parameters()) {
     EXPECT_EQ(item.value().scalar_type(), item.key().starts_with("1.") ? at::kFloat : at::kHalf) << item.key();
     EXPECT_TRUE(item.value().is_leaf() && item.value().requires_grad());
   }
   for (const auto& item : net->named_buffers())
-    EXPECT_EQ(item.value().scalar_type(), item.key() == "1.0.num_batches_tracked" ? at::kLong : at::kFloat) << item.key();
+    EXPECT_EQ(item.value().scalar_type(), item.key() == "1.0.num_batches_tracked" ? at::kLong : at::kFloat)
+        << item.key();
   cast(*net, parse_precision("bf16"));
   EXPECT_EQ(net->named_buffers()["1.0.running_mean"].scalar_type(), at::kBFloat16);
   EXPECT_EQ(net->named_parameters()["1.0.weight"].scalar_type(), at::kBFloat16);

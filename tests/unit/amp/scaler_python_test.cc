@@ -77,7 +77,10 @@ at::Tensor tensor_of(const json& gradient) {
   std::vector<float> values;
   for (const json& value : gradient) {
     const double inf = std::numeric_limits<double>::infinity();
-    values.push_back(static_cast<float>(value.is_number() ? value.get<double>() : value == "inf" ? inf : value == "-inf" ? -inf : std::nan("")));
+    values.push_back(static_cast<float>(value.is_number() ? value.get<double>()
+                                        : value == "inf"  ? inf
+                                        : value == "-inf" ? -inf
+                                                          : std::nan("")));
   }
   return torch::tensor(values);
 }
@@ -91,11 +94,15 @@ json bits_of(const at::Tensor& weight) {
 TEST(ScalerPython, TheSameScaleAndTheSameStepsOver500Gradients) {
   const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
   const auto python = (root / ".deps/python/bin/python3").string();
-  if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) GTEST_SKIP() << "SKIPPED: PyTorch is not in .deps/python";
+  if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << "SKIPPED: PyTorch is not in .deps/python";
   const tests::TempDir folder;
   const json steps = make_steps();
   folder.write("steps", steps.dump());
-  folder.write("state", to_json(ScalerState{.scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2}));
+  folder.write(
+      "state",
+      to_json(ScalerState{
+          .scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2}));
   const std::string script = folder.write("script.py", kScript);
   ASSERT_EQ(std::system(("\"" + python + "\" \"" + script + "\" \"" + folder.path() + "\"").c_str()), 0);
   const json seen = json::parse(std::ifstream(folder / "seen"));
@@ -126,8 +133,10 @@ TEST(ScalerPython, TheSameScaleAndTheSameStepsOver500Gradients) {
 }
 
 TEST(ScalerState, GoesThroughJson) {
-  const ScalerState state{.scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2};
-  EXPECT_EQ(to_json(state), R"({"scale":48.0,"growth_factor":3.0,"backoff_factor":0.25,"growth_interval":7,"_growth_tracker":2})");
+  const ScalerState state{
+      .scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2};
+  EXPECT_EQ(to_json(state),
+            R"({"scale":48.0,"growth_factor":3.0,"backoff_factor":0.25,"growth_interval":7,"_growth_tracker":2})");
   EXPECT_EQ(scaler_state_from_json(to_json(state)), state);
   EXPECT_EQ(to_json(std::nullopt), "{}");
   EXPECT_EQ(scaler_state_from_json("{}"), std::nullopt);

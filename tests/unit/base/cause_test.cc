@@ -39,7 +39,8 @@ TEST(Cause, NamesAndExitCodesAsInTheReference) {
       {"RANK_STUCK", {Cause::kRankStuck, 124}},
       {"RANK_STALLED", {Cause::kRankStalled, 124}},
   };
-  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1) << "the enumeration has values that stand not here";
+  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
+      << "the enumeration has values that stand not here";
   for (const auto& [text, row] : table) {
     EXPECT_EQ(name(row.first), text);
     EXPECT_EQ(cause_named(text), row.first);

@@ -19,7 +19,13 @@ TEST_F(FlightRingTest, NothingIsThereAtFirst) { EXPECT_TRUE(read_flight(ring).em
 TEST_F(FlightRingTest, WhatBeganAndWhatEnded) {
   const std::uint16_t world = ring.add_channel("world");
   const std::uint16_t other = ring.add_channel("world.0[1]");
-  const auto first = ring.begin({.channel = world, .seq = 1, .kind = "all_reduce", .dtype = "float32", .name = "fc.weight", .bytes = 4096, .step = 7});
+  const auto first = ring.begin({.channel = world,
+                                 .seq = 1,
+                                 .kind = "all_reduce",
+                                 .dtype = "float32",
+                                 .name = "fc.weight",
+                                 .bytes = 4096,
+                                 .step = 7});
   ring.begin({.channel = other, .seq = 9, .kind = "reduce_scatter", .dtype = "bfloat16"});
   ring.end(first);
   const auto seen = read_flight(ring);
@@ -81,7 +87,8 @@ TEST_F(FlightRingTest, ManyThreadsWrite) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
-      for (int i = 0; i < 500; ++i) ring.end(ring.begin({.seq = static_cast<std::uint64_t>(t), .name = std::string(t + 1, 'x')}));
+      for (int i = 0; i < 500; ++i)
+        ring.end(ring.begin({.seq = static_cast<std::uint64_t>(t), .name = std::string(t + 1, 'x')}));
     });
   for (std::thread& thread : threads) thread.join();
   const auto seen = read_flight(ring);

@@ -53,7 +53,7 @@ TEST(PrivateDoor, OnlyThisUserEntersAndNothingStays) {
   {
     const PrivateDoor door(folder.path());
     path = door.path();
-    struct stat status {};
+    struct stat status{};
     ASSERT_EQ(::stat(std::filesystem::path(path).parent_path().c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0700u);
   }

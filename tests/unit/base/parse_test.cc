@@ -26,7 +26,8 @@ TEST(Parse, WholeNumbersOnly) {
 TEST(Parse, FiniteNumbersOnly) {
   EXPECT_EQ(parse_double("2.5"), 2.5);
   EXPECT_EQ(parse_double("-1e-3"), -1e-3);
-  for (const char* const text : {"", "inf", "-inf", "nan", "1e999", "1,5", "1.5 ", "0x1p3"}) EXPECT_EQ(parse_double(text), std::nullopt) << text;
+  for (const char* const text : {"", "inf", "-inf", "nan", "1e999", "1,5", "1.5 ", "0x1p3"})
+    EXPECT_EQ(parse_double(text), std::nullopt) << text;
 }
 
 TEST(Parse, BoundsAreNamed) {

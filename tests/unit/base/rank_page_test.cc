@@ -1,13 +1,12 @@
 #include "lockstep/base/rank_page.h"
 
 #include <gtest/gtest.h>
-
-#include <cstdint>
-#include <cstring>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <thread>
 #include <tuple>
 

@@ -34,10 +34,12 @@ TEST(Socket, AddressesAreReadAndWritten) {
   EXPECT_EQ(to_string(parse_address("x", "alpha:80")), "alpha:80");
   EXPECT_EQ(to_string(parse_address("x", "[::1]:65535")), "[::1]:65535");
   EXPECT_EQ(parse_address("x", "[::1]:1").host, "::1");
-  for (const char* const text : {"", ":", "alpha", ":80", "alpha:"}) EXPECT_THROW(parse_address("x", text), UsageError) << text;
+  for (const char* const text : {"", ":", "alpha", ":80", "alpha:"})
+    EXPECT_THROW(parse_address("x", text), UsageError) << text;
   for (const char* const port : {"0", "65536", "123456", "-1", "12a", " 80"})
     EXPECT_THAT(message_of<UsageError>([&] { parse_address("LOCKSTEP_STORE", "alpha:" + std::string(port)); }),
-                HasSubstr("the port in LOCKSTEP_STORE is \"" + std::string(port) + "\"; allowed is an integer from 1 to 65535"));
+                HasSubstr("the port in LOCKSTEP_STORE is \"" + std::string(port) +
+                          "\"; allowed is an integer from 1 to 65535"));
 }
 
 TEST(Socket, BytesTravelWhole) {

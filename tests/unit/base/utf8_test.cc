@@ -11,7 +11,8 @@ namespace {
 std::string encoded(unsigned code, int length) {
   if (length == 1) return std::string(1, static_cast<char>(code));
   std::string bytes(static_cast<std::size_t>(length), '\0');
-  for (int i = length - 1; i > 0; --i, code >>= 6) bytes[static_cast<std::size_t>(i)] = static_cast<char>(0x80 | (code & 0x3f));
+  for (int i = length - 1; i > 0; --i, code >>= 6)
+    bytes[static_cast<std::size_t>(i)] = static_cast<char>(0x80 | (code & 0x3f));
   const unsigned marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
   bytes[0] = static_cast<char>(marks[length] | code);
   return bytes;
@@ -36,7 +37,8 @@ TEST(Utf8, EveryCodePointInItsShortestFormAndNoOther) {
 TEST(Utf8, NothingAndStrayBytes) {
   EXPECT_EQ(utf8_length(""), 0u);
   EXPECT_TRUE(is_utf8(""));
-  for (const char* const stray : {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xf5\x80\x80\x80", "\xff"}) EXPECT_FALSE(is_utf8(stray));
+  for (const char* const stray : {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xf5\x80\x80\x80", "\xff"})
+    EXPECT_FALSE(is_utf8(stray));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ TEST(AtomicFile, AppearsWholeWhenItIsCommitted) {
   file.commit();
   EXPECT_EQ(read_file(path), "after");
   EXPECT_EQ(folder.num_entries(), 1u);
-  struct stat status {};
+  struct stat status{};
   ASSERT_EQ(::stat(path.c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0600u);
 }
@@ -83,10 +83,12 @@ TEST(AtomicFile, RefusesWhereItCannotBeSafe) {
   const TempDir folder;
   for (const auto& path : {std::string(), folder.path() + "/", folder / "..", folder / "."})
     EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(path); }), HasSubstr("it names no file"));
-  EXPECT_THAT(message_of<base::SystemError>([&] { AtomicFile file(folder / "none/x"); }), HasSubstr("cannot open the folder of"));
+  EXPECT_THAT(message_of<base::SystemError>([&] { AtomicFile file(folder / "none/x"); }),
+              HasSubstr("cannot open the folder of"));
   std::filesystem::create_directory(folder / "open");
   ASSERT_EQ(::chmod((folder / "open").c_str(), 0777), 0);
-  EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(folder / "open/x"); }), HasSubstr("has no sticky bit"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(folder / "open/x"); }),
+              HasSubstr("has no sticky bit"));
   ASSERT_EQ(::chmod((folder / "open").c_str(), 01777), 0);
   AtomicFile file(folder / "open/x");
   file.commit();

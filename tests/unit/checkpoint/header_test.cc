@@ -1,10 +1,9 @@
-#include "lockstep/checkpoint/safetensors_header.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/limits.h"
+#include "lockstep/checkpoint/safetensors_header.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint {
@@ -33,8 +32,10 @@ std::string reason_of_fields(const std::string& fields, std::uint64_t num_data_b
 
 TEST(Header, TellsWhatLiesWhere) {
   const auto header = parse_header(
-      "{\"__metadata__\":{\"by\":\"me\",\"x\":\"\"},\"b.w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
-      "\"a\\u00e4\":{\"data_offsets\":[0,8],\"shape\":[],\"dtype\":\"I64\"},\"e\":{\"dtype\":\"F16\",\"shape\":[3,0],\"data_offsets\":[8,8]}}   ",
+      "{\"__metadata__\":{\"by\":\"me\",\"x\":\"\"},\"b.w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]}"
+      ","
+      "\"a\\u00e4\":{\"data_offsets\":[0,8],\"shape\":[],\"dtype\":\"I64\"},\"e\":{\"dtype\":\"F16\",\"shape\":[3,0],"
+      "\"data_offsets\":[8,8]}}   ",
       32, "f");
   EXPECT_THAT(header.metadata, ElementsAre(testing::Pair("by", "me"), testing::Pair("x", "")));
   ASSERT_EQ(header.tensors.size(), 3u);
@@ -65,40 +66,52 @@ TEST(Header, BeginsAndEndsAsTheFormatSays) {
 }
 
 TEST(Header, NoKeyTwice) {
-  EXPECT_THAT(reason("{" + bytes("a", 0, 1) + "," + bytes("a", 1, 2) + "}", 2), HasSubstr("the key \"a\" is there twice"));
-  EXPECT_THAT(reason("{" + bytes("a", 0, 1) + "," + bytes("\\u0061", 1, 2) + "}", 2), HasSubstr("the key \"a\" is there twice"));
-  EXPECT_THAT(reason("{\"__metadata__\":{},\"__metadata__\":{}}"), HasSubstr("the key \"__metadata__\" is there twice"));
+  EXPECT_THAT(reason("{" + bytes("a", 0, 1) + "," + bytes("a", 1, 2) + "}", 2),
+              HasSubstr("the key \"a\" is there twice"));
+  EXPECT_THAT(reason("{" + bytes("a", 0, 1) + "," + bytes("\\u0061", 1, 2) + "}", 2),
+              HasSubstr("the key \"a\" is there twice"));
+  EXPECT_THAT(reason("{\"__metadata__\":{},\"__metadata__\":{}}"),
+              HasSubstr("the key \"__metadata__\" is there twice"));
   EXPECT_THAT(reason("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}"), HasSubstr("the key \"k\" is there twice"));
   for (const std::string field : {"\"dtype\":\"U8\"", "\"shape\":[0]", "\"data_offsets\":[0,0]"})
-    EXPECT_THAT(reason_of_fields("\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]," + field), HasSubstr("is there twice"));
+    EXPECT_THAT(reason_of_fields("\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]," + field),
+                HasSubstr("is there twice"));
 }
 
 TEST(Header, OnlyTheFieldsOfTheFormat) {
   const std::string good = "\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]";
   EXPECT_EQ(reason_of_fields(good), "");
-  for (const char* const more : {",\"x\":1", ",\"x\":\"1\"", ",\"x\":[]", ",\"x\":{}", ",\"x\":null", ",\"x\":true", ",\"x\":1.5", ",\"x\":-1"})
-    EXPECT_THAT(reason_of_fields(good + more), HasSubstr("tensor \"w\" has the field \"x\"; expected are \"dtype\"")) << more;
-  for (const char* const fields : {"", "\"dtype\":\"U8\",\"shape\":[0]", "\"dtype\":\"U8\",\"data_offsets\":[0,0]",
-                                   "\"shape\":[0],\"data_offsets\":[0,0]", "\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0]"})
+  for (const char* const more :
+       {",\"x\":1", ",\"x\":\"1\"", ",\"x\":[]", ",\"x\":{}", ",\"x\":null", ",\"x\":true", ",\"x\":1.5", ",\"x\":-1"})
+    EXPECT_THAT(reason_of_fields(good + more), HasSubstr("tensor \"w\" has the field \"x\"; expected are \"dtype\""))
+        << more;
+  for (const char* const fields :
+       {"", "\"dtype\":\"U8\",\"shape\":[0]", "\"dtype\":\"U8\",\"data_offsets\":[0,0]",
+        "\"shape\":[0],\"data_offsets\":[0,0]", "\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0]"})
     EXPECT_THAT(reason_of_fields(fields), HasSubstr("tensor \"w\" needs \"dtype\", \"shape\" and \"data_offsets\""));
-  EXPECT_THAT(reason_of_fields("\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0,0]"), HasSubstr("more than 2 entries"));
+  EXPECT_THAT(reason_of_fields("\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0,0]"),
+              HasSubstr("more than 2 entries"));
   for (const char* const value : {"1", "\"x\"", "[]", "null", "true", "1.5"})
     EXPECT_THAT(reason("{\"w\":" + std::string(value) + "}"), HasSubstr("the object of \"w\" is expected")) << value;
   for (const char* const value : {"1", "{}", "[]", "null"})
-    EXPECT_THAT(reason("{\"__metadata__\":{\"k\":" + std::string(value) + "}}"), HasSubstr("the string of metadata \"k\"")) << value;
+    EXPECT_THAT(reason("{\"__metadata__\":{\"k\":" + std::string(value) + "}}"),
+                HasSubstr("the string of metadata \"k\""))
+        << value;
   EXPECT_THAT(reason("{\"__metadata__\":\"x\"}"), HasSubstr("the object of \"__metadata__\" is expected"));
 }
 
 TEST(Header, KnowsItsDtypes) {
   for (const char* const name : {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"})
     EXPECT_EQ(reason_of_fields("\"dtype\":\"" + std::string(name) + "\",\"shape\":[0],\"data_offsets\":[0,0]"), "");
-  EXPECT_THAT(reason_of_fields("\"dtype\":\"F99\""), HasSubstr("dtype of tensor \"w\" is \"F99\"; allowed is F64, F32, F16"));
+  EXPECT_THAT(reason_of_fields("\"dtype\":\"F99\""),
+              HasSubstr("dtype of tensor \"w\" is \"F99\"; allowed is F64, F32, F16"));
   EXPECT_THAT(reason_of_fields("\"dtype\":\"f32\""), HasSubstr("allowed is F64"));
 }
 
 TEST(Header, ShapesAreIntegersWhoseProductIsTheSize) {
   const auto of = [](const std::string& shape, std::uint64_t end) {
-    return reason_of_fields("\"dtype\":\"F32\",\"shape\":[" + shape + "],\"data_offsets\":[0," + std::to_string(end) + "]", end);
+    return reason_of_fields(
+        "\"dtype\":\"F32\",\"shape\":[" + shape + "],\"data_offsets\":[0," + std::to_string(end) + "]", end);
   };
   EXPECT_EQ(of("2,3", 24), "");
   EXPECT_EQ(of("", 4), "");
@@ -124,29 +137,38 @@ TEST(Header, ShapesAreIntegersWhoseProductIsTheSize) {
 
 TEST(Header, TensorsFillTheDataFromEndToEnd) {
   EXPECT_EQ(reason("{" + bytes("a", 2, 5) + "," + bytes("b", 0, 2) + "}", 5), "") << "in any order of the keys";
-  EXPECT_THAT(reason("{" + bytes("a", 1, 3) + "}", 3), HasSubstr("tensor \"a\" begins at byte 1 of the data, after a hole from 0"));
-  EXPECT_THAT(reason("{" + bytes("a", 0, 2) + "," + bytes("b", 3, 4) + "}", 4), HasSubstr("\"b\" begins at byte 3 of the data, after a hole from 2"));
-  EXPECT_THAT(reason("{" + bytes("a", 0, 2) + "," + bytes("b", 1, 3) + "}", 3), HasSubstr("\"b\" begins at byte 1 of the data, inside the tensor before it"));
-  EXPECT_THAT(reason("{" + bytes("a", 0, 2) + "," + bytes("b", 0, 2) + "}", 2), HasSubstr("inside the tensor before it"));
+  EXPECT_THAT(reason("{" + bytes("a", 1, 3) + "}", 3),
+              HasSubstr("tensor \"a\" begins at byte 1 of the data, after a hole from 0"));
+  EXPECT_THAT(reason("{" + bytes("a", 0, 2) + "," + bytes("b", 3, 4) + "}", 4),
+              HasSubstr("\"b\" begins at byte 3 of the data, after a hole from 2"));
+  EXPECT_THAT(reason("{" + bytes("a", 0, 2) + "," + bytes("b", 1, 3) + "}", 3),
+              HasSubstr("\"b\" begins at byte 1 of the data, inside the tensor before it"));
+  EXPECT_THAT(reason("{" + bytes("a", 0, 2) + "," + bytes("b", 0, 2) + "}", 2),
+              HasSubstr("inside the tensor before it"));
   EXPECT_THAT(reason("{" + bytes("a", 0, 3) + "}", 2), HasSubstr("\"a\" ends at byte 3 of the data; the file holds 2"));
   EXPECT_THAT(reason("{" + bytes("a", 0, 3) + "}", 4), HasSubstr("1 bytes after the last tensor belong to none"));
   EXPECT_THAT(reason("{}", 1), HasSubstr("1 bytes after the last tensor belong to none"));
-  EXPECT_THAT(reason_of_fields("\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[2,1]", 2), HasSubstr("ends at 1, before it begins at 2"));
-  EXPECT_THAT(reason("{" + tensor("a", "\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1,1]") + "}"), HasSubstr("after a hole from 0"));
+  EXPECT_THAT(reason_of_fields("\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[2,1]", 2),
+              HasSubstr("ends at 1, before it begins at 2"));
+  EXPECT_THAT(reason("{" + tensor("a", "\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[1,1]") + "}"),
+              HasSubstr("after a hole from 0"));
 }
 
 TEST(Header, NamesAreUtf8AndShort) {
   EXPECT_EQ(reason("{" + bytes(std::string(kMaxNameBytes, 'n'), 0, 0) + "}"), "");
-  EXPECT_THAT(reason("{" + bytes(std::string(kMaxNameBytes + 1, 'n'), 0, 0) + "}"), HasSubstr("a name of 1025 bytes; allowed is at most 1024"));
+  EXPECT_THAT(reason("{" + bytes(std::string(kMaxNameBytes + 1, 'n'), 0, 0) + "}"),
+              HasSubstr("a name of 1025 bytes; allowed is at most 1024"));
   for (const char* const bad : {"\xff", "\xc0\xaf", "\xed\xa0\x80", "\\ud800", "\\ud800x", "\\x", "\x01"})
     EXPECT_NE(reason("{" + bytes(bad, 0, 0) + "}"), "") << bad;
   EXPECT_EQ(reason("{" + bytes("\\ud83d\\ude00", 0, 0) + "}"), "");
 }
 
 TEST(Header, BoundsDepthAndTokensBeforeTheyCostAnything) {
-  EXPECT_THAT(reason("{\"a\":" + std::string(1'000'000, '[') + "}"), HasSubstr("20: nested deeper than the allowed 8 levels"));
+  EXPECT_THAT(reason("{\"a\":" + std::string(1'000'000, '[') + "}"),
+              HasSubstr("20: nested deeper than the allowed 8 levels"));
   EXPECT_THAT(reason("{\"a\":{\"b\":{}}}"), HasSubstr("an object where tensor \"a\" has the field \"b\""));
-  EXPECT_THAT(reason("{\"" + std::string(2 << 20, 'x') + "\":1}"), HasSubstr("9: a string or number of more than 1 MiB"));
+  EXPECT_THAT(reason("{\"" + std::string(2 << 20, 'x') + "\":1}"),
+              HasSubstr("9: a string or number of more than 1 MiB"));
   EXPECT_THAT(reason("{\"a\":" + std::string(2 << 20, '1') + "}"), HasSubstr("a string or number of more than 1 MiB"));
   std::string many = "{\"__metadata__\":{";
   for (int i = 0; i < 200'000; ++i) many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\"";
@@ -158,7 +180,8 @@ TEST(Header, BoundsDepthAndTokensBeforeTheyCostAnything) {
 }
 
 TEST(Header, EveryCutAndEveryChangedByteEndsInOrder) {
-  const std::string good = "{\"__metadata__\":{\"k\":\"v\"}," + bytes("a", 0, 3) + "," + bytes("b\\u00e4", 3, 5) + "}  ";
+  const std::string good =
+      "{\"__metadata__\":{\"k\":\"v\"}," + bytes("a", 0, 3) + "," + bytes("b\\u00e4", 3, 5) + "}  ";
   ASSERT_EQ(reason(good, 5), "");
   for (std::size_t cut = 0; cut + 2 < good.size(); ++cut) EXPECT_NE(reason(good.substr(0, cut), 5), "") << cut;
   for (std::size_t at = 0; at < good.size(); ++at)

@@ -25,7 +25,9 @@ using tests::message_of;
 using tests::read_file;
 using tests::TempDir;
 
-void write_byte(const base::Fd& file, std::size_t at, char byte) { ASSERT_EQ(::pwrite(file.get(), &byte, 1, static_cast<off_t>(at)), 1); }
+void write_byte(const base::Fd& file, std::size_t at, char byte) {
+  ASSERT_EQ(::pwrite(file.get(), &byte, 1, static_cast<off_t>(at)), 1);
+}
 
 std::string why_refused(const std::string& path, const ReadOptions& options = {}) {
   return message_of<base::FormatError>([&] { load_tensors(path, options); });
@@ -49,11 +51,15 @@ void flip_bits(const std::string& path, Next next, std::size_t num_flips, Look l
 TEST(Integrity, EveryFlippedBitAndEveryCutOfASmallFileIsFound) {
   const TempDir folder;
   const std::string path = folder / "x";
-  save_tensors({{"weight", torch::ones({2, 3})}, {"flag", torch::tensor({true})}, {"n\n", torch::tensor(7)}, {"none", torch::empty({0})}}, path,
-               {.metadata = {{"k", "\x1f"}}});
+  save_tensors({{"weight", torch::ones({2, 3})},
+                {"flag", torch::tensor({true})},
+                {"n\n", torch::tensor(7)},
+                {"none", torch::empty({0})}},
+               path, {.metadata = {{"k", "\x1f"}}});
   const std::string good = read_file(path);
-  flip_bits(path, [](std::size_t i) { return i; }, good.size() * 8,
-            [&](std::size_t at, const std::string& said) { EXPECT_THAT(said, StartsWith(path + ":")) << "byte " << at; });
+  flip_bits(
+      path, [](std::size_t i) { return i; }, good.size() * 8,
+      [&](std::size_t at, const std::string& said) { EXPECT_THAT(said, StartsWith(path + ":")) << "byte " << at; });
   for (std::size_t cut = 0; cut < good.size(); ++cut) {
     std::filesystem::resize_file(folder.write("x", good), cut);
     EXPECT_THAT(why_refused(path), StartsWith(path + ":")) << cut;
@@ -71,15 +77,17 @@ TEST(Integrity, FlippedBitsOfALargerFileAreFoundAndTheTensorNamed) {
   const std::size_t data = read_file(path).size() - 20 * 50 * 4;
   std::mt19937_64 random(1);
   std::size_t named = 0;
-  flip_bits(path, [&](std::size_t) { return random() % (8 * (data + 20 * 50 * 4)); }, 90000, [&](std::size_t at, const std::string& said) {
-    ASSERT_THAT(said, StartsWith(path + ":")) << "byte " << at;
-    if (at < data) return;
-    for (const auto& [name, entry] : reader.tensors()) {
-      if (at < data + entry.begin || at >= data + entry.end) continue;
-      ASSERT_THAT(said, HasSubstr("tensor \"" + name + "\" is damaged: the hash of its 200 bytes is "));
-      ++named;
-    }
-  });
+  flip_bits(
+      path, [&](std::size_t) { return random() % (8 * (data + 20 * 50 * 4)); }, 90000,
+      [&](std::size_t at, const std::string& said) {
+        ASSERT_THAT(said, StartsWith(path + ":")) << "byte " << at;
+        if (at < data) return;
+        for (const auto& [name, entry] : reader.tensors()) {
+          if (at < data + entry.begin || at >= data + entry.end) continue;
+          ASSERT_THAT(said, HasSubstr("tensor \"" + name + "\" is damaged: the hash of its 200 bytes is "));
+          ++named;
+        }
+      });
   EXPECT_GT(named, 40000u);
 }
 
@@ -100,7 +108,8 @@ TEST(Integrity, ATableThatWasChangedInGoodFormIsFound) {
   const std::string path = folder / "x";
   save_tensors({{"a", torch::zeros({4})}, {"b", torch::ones({4})}}, path);
   std::string file = read_file(path);
-  for (const auto& [was, now] : {std::pair("\"a\":", "\"c\":"), std::pair("[4]", "[ 4"), std::pair("\"format\":\"pt\"", "\"format\":\"tp\"")}) {
+  for (const auto& [was, now] :
+       {std::pair("\"a\":", "\"c\":"), std::pair("[4]", "[ 4"), std::pair("\"format\":\"pt\"", "\"format\":\"tp\"")}) {
     std::string changed = file;
     const auto at = changed.find(was);
     ASSERT_NE(at, std::string::npos);
@@ -148,7 +157,8 @@ TEST(Integrity, AModuleIsNotFilledFromADamagedFile) {
   file.back() = static_cast<char>(file.back() ^ 4);
   folder.write("x", file);
   const auto before = loaded->weight.clone();
-  EXPECT_THAT(message_of<base::FormatError>([&] { load(loaded, folder / "x"); }), HasSubstr("tensor \"weight\" is damaged"));
+  EXPECT_THAT(message_of<base::FormatError>([&] { load(loaded, folder / "x"); }),
+              HasSubstr("tensor \"weight\" is damaged"));
   EXPECT_TRUE(loaded->weight.equal(before));
   EXPECT_NO_THROW(load(loaded, folder / "x", {.verify = false}));
 }

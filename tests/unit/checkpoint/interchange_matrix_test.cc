@@ -1,4 +1,5 @@
-// Every dtype in every way for a tensor to lie in memory, from ours to Python's torch and back, as .pt and, where that format has the dtype, as safetensors: one cell for each, with a name.
+// Every dtype in every way for a tensor to lie in memory, from ours to Python's torch and back, as .pt and, where that
+// format has the dtype, as safetensors: one cell for each, with a name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -43,7 +44,8 @@ const std::pair<const char*, at::ScalarType> kDtypes[] = {{"float64", at::kDoubl
                                                           {"complex64", at::kComplexFloat},
                                                           {"complex32", at::kComplexHalf}};
 // Forms that both formats have; "shared" is there twice, as "shared" and "shared too".
-constexpr const char* kForms[] = {"whole", "scalar", "empty", "slice", "transposed", "gaps", "expanded", "shared", "shared too"};
+constexpr const char* kForms[] = {"whole", "scalar",   "empty",  "slice",     "transposed",
+                                  "gaps",  "expanded", "shared", "shared too"};
 
 // Values are made and compared as integers: not all dtypes have arithmetic. The same is made in C++ below.
 constexpr const char* kCommon = R"(
@@ -95,7 +97,9 @@ for name in names:
         check('safetensors', name, load_file, False)
 )";
 
-std::string python() { return (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string(); }
+std::string python() {
+  return (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
+}
 
 at::Tensor as_integers(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kComplexDouble) return as_integers(torch::view_as_real(tensor));
@@ -104,16 +108,30 @@ at::Tensor as_integers(const at::Tensor& tensor) {
 }
 
 at::Tensor numbers(at::ScalarType type) {
-  if (type == at::kComplexDouble) return torch::view_as_complex((torch::arange(48) * 37 + 11).remainder(100).view(at::kDouble).view({24, 2}));
+  if (type == at::kComplexDouble)
+    return torch::view_as_complex((torch::arange(48) * 37 + 11).remainder(100).view(at::kDouble).view({24, 2}));
   const auto size = c10::elementSize(type);
-  return (torch::arange(24) * 37 + 11).remainder(type == at::kBool ? 2 : 100).to(size == 1 ? at::kByte : size == 2 ? at::kShort : size == 4 ? at::kInt : at::kLong).view(type);
+  return (torch::arange(24) * 37 + 11)
+      .remainder(type == at::kBool ? 2 : 100)
+      .to(size == 1   ? at::kByte
+          : size == 2 ? at::kShort
+          : size == 4 ? at::kInt
+                      : at::kLong)
+      .view(type);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> forms(at::ScalarType type) {
   const auto numbers_of = [type] { return numbers(type); };
   const at::Tensor pair = numbers(type);
-  return {{"whole", numbers_of().view({4, 6})}, {"scalar", numbers_of()[5]}, {"empty", numbers_of().slice(0, 0, 0).view({0, 4})}, {"slice", numbers_of().slice(0, 3, 9)}, {"transposed", numbers_of().view({4, 6}).t()},
-          {"gaps", numbers_of().slice(0, 0, 24, 5)}, {"expanded", numbers_of().slice(0, 7, 8).expand({5})}, {"shared", pair.slice(0, 0, 10)}, {"shared too", pair.slice(0, 5, 15)}};
+  return {{"whole", numbers_of().view({4, 6})},
+          {"scalar", numbers_of()[5]},
+          {"empty", numbers_of().slice(0, 0, 0).view({0, 4})},
+          {"slice", numbers_of().slice(0, 3, 9)},
+          {"transposed", numbers_of().view({4, 6}).t()},
+          {"gaps", numbers_of().slice(0, 0, 24, 5)},
+          {"expanded", numbers_of().slice(0, 7, 8).expand({5})},
+          {"shared", pair.slice(0, 0, 10)},
+          {"shared too", pair.slice(0, 5, 15)}};
 }
 
 std::string compared(const at::Tensor& got, const at::Tensor& want, bool strides) {
@@ -140,12 +158,15 @@ void write_ours(const tests::TempDir& folder) {
 
 void read_pythons(const tests::TempDir& folder, Cells& cells) {
   for (const auto& [name, type] : kDtypes) {
-    const std::string pt = "python to ours: pt " + std::string(name) + " ", safetensors = "python to ours: safetensors " + std::string(name) + " ";
+    const std::string pt = "python to ours: pt " + std::string(name) + " ",
+                      safetensors = "python to ours: safetensors " + std::string(name) + " ";
     const Value tree = load_torch_file(folder / ("python." + std::string(name) + ".pt"));
     const auto tensor = [&](const std::string& form) { return *tree.as<Dict>()->find(form)->as<at::Tensor>(); };
     for (const auto& [form, want] : forms(type)) cells[pt + form] = compared(tensor(form), want, true);
-    const auto apart = static_cast<const char*>(tensor("shared too").const_data_ptr()) - static_cast<const char*>(tensor("shared").const_data_ptr());
-    cells[pt + "shared memory"] = apart == 5 * static_cast<std::int64_t>(c10::elementSize(type)) ? "ok" : std::to_string(apart);
+    const auto apart = static_cast<const char*>(tensor("shared too").const_data_ptr()) -
+                       static_cast<const char*>(tensor("shared").const_data_ptr());
+    cells[pt + "shared memory"] =
+        apart == 5 * static_cast<std::int64_t>(c10::elementSize(type)) ? "ok" : std::to_string(apart);
     if (!find_dtype(type)) continue;
     const auto loaded = load_tensors(folder / ("python." + std::string(name) + ".safetensors"));
     for (const auto& [form, want] : forms(type)) cells[safetensors + form] = compared(loaded.at(form), want, false);
@@ -176,7 +197,9 @@ TEST(InterchangeMatrix, EveryCellPassesBothWays) {
   }
   const auto run = [&](const char* script) {
     const auto path = folder.write("script.py", std::string(kCommon) + script);
-    return std::system(("timeout 100 \"" + python() + "\" " + path + " " + folder.path() + " '" + all + "' '" + in_safetensors + "' >" + (folder / "said")).c_str());
+    return std::system(("timeout 100 \"" + python() + "\" " + path + " " + folder.path() + " '" + all + "' '" +
+                        in_safetensors + "' >" + (folder / "said"))
+                           .c_str());
   };
   ASSERT_EQ(run(kWriter), 0);
   write_ours(folder);
@@ -184,15 +207,20 @@ TEST(InterchangeMatrix, EveryCellPassesBothWays) {
   read_pythons(folder, cells);
   EXPECT_EQ(run(kReader), 0);
   std::istringstream said(tests::read_file(folder / "said"));
-  for (std::string line; std::getline(said, line);) cells["ours to python: " + line.substr(0, line.find(": "))] = line.substr(line.find(": ") + 2);
+  for (std::string line; std::getline(said, line);)
+    cells["ours to python: " + line.substr(0, line.find(": "))] = line.substr(line.find(": ") + 2);
   for (const auto& name : names_of_cells()) EXPECT_EQ(cells[name], "ok") << name;
   EXPECT_EQ(cells.size(), names_of_cells().size());
 }
 
 TEST(InterchangeMatrix, WhatHasNoCellIsRefusedByItsName) {
   const tests::TempDir folder;
-  const auto why_pt = [&](const at::Tensor& tensor) { return message_of<base::UsageError>([&] { save_torch_file(tensor, folder / "x"); }); };
-  const auto why_safetensors = [&](const at::Tensor& tensor) { return message_of<base::UsageError>([&] { save_tensors({{"x", tensor}}, folder / "x"); }); };
+  const auto why_pt = [&](const at::Tensor& tensor) {
+    return message_of<base::UsageError>([&] { save_torch_file(tensor, folder / "x"); });
+  };
+  const auto why_safetensors = [&](const at::Tensor& tensor) {
+    return message_of<base::UsageError>([&] { save_tensors({{"x", tensor}}, folder / "x"); });
+  };
   const auto quantised = at::quantize_per_tensor(torch::ones({2}), 0.5, 0, at::kQInt8);
   EXPECT_THAT(why_pt(quantised), HasSubstr("a tensor of dtype QInt8; allowed are dense tensors of float64"));
   EXPECT_THAT(why_safetensors(quantised), HasSubstr("tensor \"x\" of dtype QInt8; allowed are dense tensors of F64"));
@@ -200,7 +228,9 @@ TEST(InterchangeMatrix, WhatHasNoCellIsRefusedByItsName) {
     EXPECT_THAT(why_pt(sparse), HasSubstr("of dtype Float, which is sparse"));
     EXPECT_THAT(why_safetensors(sparse), HasSubstr("of dtype Float, which is sparse"));
   }
-  for (const auto type : {at::kComplexDouble, at::kComplexHalf}) EXPECT_THAT(why_safetensors(torch::zeros({2}, at::kComplexFloat).to(type)), HasSubstr("tensor \"x\" of dtype Complex"));
+  for (const auto type : {at::kComplexDouble, at::kComplexHalf})
+    EXPECT_THAT(why_safetensors(torch::zeros({2}, at::kComplexFloat).to(type)),
+                HasSubstr("tensor \"x\" of dtype Complex"));
 }
 
 }  // namespace

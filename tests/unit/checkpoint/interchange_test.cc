@@ -40,12 +40,14 @@ TEST(Interchange, PythonReadsOurFilesAndWeReadPythons) {
     GTEST_SKIP() << "SKIPPED: the Python package safetensors is not in .deps/python";
   const tests::TempDir folder;
   const auto values = torch::arange(6).view({2, 3}) - 2;
-  TensorMap tensors = {{"transposed", values.t().to(torch::kFloat32)}, {"scalar", torch::tensor(3.5)},
-                       {"empty", torch::empty({0, 4})}, {"\xc3\xa4", torch::ones({1})}};
+  TensorMap tensors = {{"transposed", values.t().to(torch::kFloat32)},
+                       {"scalar", torch::tensor(3.5)},
+                       {"empty", torch::empty({0, 4})},
+                       {"\xc3\xa4", torch::ones({1})}};
   const std::pair<const char*, at::ScalarType> types[] = {
-      {"float64", torch::kFloat64}, {"float32", torch::kFloat32}, {"float16", torch::kFloat16},
-      {"bfloat16", torch::kBFloat16}, {"int64", torch::kInt64}, {"int32", torch::kInt32},
-      {"int16", torch::kInt16}, {"int8", torch::kInt8}, {"bool", torch::kBool}};
+      {"float64", torch::kFloat64},   {"float32", torch::kFloat32}, {"float16", torch::kFloat16},
+      {"bfloat16", torch::kBFloat16}, {"int64", torch::kInt64},     {"int32", torch::kInt32},
+      {"int16", torch::kInt16},       {"int8", torch::kInt8},       {"bool", torch::kBool}};
   for (const auto& [name, type] : types) tensors[name] = values.to(type);
   save_tensors(tensors, folder / "from_cpp", {.metadata = {{"step", "12"}}});
   const auto script = folder.write("script.py", kScript);

@@ -15,7 +15,8 @@ using testing::HasSubstr;
 const Manifest kManifest{.step = 120,
                          .world_size = 2,
                          .version = "0.1.0",
-                         .files = {{"model.safetensors", 800, std::string(32, 'a'), "model", 0}, {"rng.1.json", 20, std::string(32, '0'), "rng", 1}}};
+                         .files = {{"model.safetensors", 800, std::string(32, 'a'), "model", 0},
+                                   {"rng.1.json", 20, std::string(32, '0'), "rng", 1}}};
 
 std::string reason(const std::string& text) {
   return tests::message_of<base::FormatError>([&] { parse_manifest(text, "f"); });
@@ -58,26 +59,36 @@ TEST(Manifest, OnlyItsOwnForm) {
   EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":1.5")), HasSubstr("the \"step\" 1.5"));
   EXPECT_THAT(reason_sealed(with("\"step\":120", "\"stop\":120")), HasSubstr("has no \"step\""));
   EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":120,\"more\":1")), HasSubstr("has the unknown \"more\""));
-  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":120,\"step\":121")), HasSubstr("the key \"step\" is there twice"));
+  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":120,\"step\":121")),
+              HasSubstr("the key \"step\" is there twice"));
   EXPECT_THAT(reason_sealed(with("\"world_size\":2", "\"world_size\":0")), HasSubstr("the \"world_size\" 0"));
   EXPECT_THAT(reason_sealed(with("\"rank\":1", "\"rank\":2")), HasSubstr("the \"rank\" 2; allowed is 0 to 1"));
   EXPECT_THAT(reason_sealed(with("\"files\":[", "\"files\":[[],")), HasSubstr("is no object"));
-  EXPECT_THAT(reason_sealed(with("\"bytes\":800", "\"bytes\":18446744073709551615")), HasSubstr("the \"bytes\" 18446744073709551615"));
-  EXPECT_THAT(reason_sealed(with("\"xxh3_128\":\"aa", "\"xxh3_128\":\"AA")), HasSubstr("allowed are 32 hexadecimal digits"));
-  EXPECT_THAT(reason_sealed(with("rng.1.json", "../../x.json")), HasSubstr("has the name \"../../x.json\"; allowed is PART.safetensors"));
+  EXPECT_THAT(reason_sealed(with("\"bytes\":800", "\"bytes\":18446744073709551615")),
+              HasSubstr("the \"bytes\" 18446744073709551615"));
+  EXPECT_THAT(reason_sealed(with("\"xxh3_128\":\"aa", "\"xxh3_128\":\"AA")),
+              HasSubstr("allowed are 32 hexadecimal digits"));
+  EXPECT_THAT(reason_sealed(with("rng.1.json", "../../x.json")),
+              HasSubstr("has the name \"../../x.json\"; allowed is PART.safetensors"));
   EXPECT_THAT(reason_sealed(with("\"part\":\"model\"", "\"part\":\"mo/el\"")), HasSubstr("has the name"));
-  EXPECT_THAT(reason_sealed(with(",{\"name\":\"rng.1.json\"", ",{\"name\":\"model.safetensors\",\"bytes\":1,\"xxh3_128\":\"" + std::string(32, 'a') +
-                                                                  "\",\"part\":\"model\",\"rank\":0},{\"name\":\"rng.1.json\"")),
+  EXPECT_THAT(reason_sealed(with(",{\"name\":\"rng.1.json\"",
+                                 ",{\"name\":\"model.safetensors\",\"bytes\":1,\"xxh3_128\":\"" + std::string(32, 'a') +
+                                     "\",\"part\":\"model\",\"rank\":0},{\"name\":\"rng.1.json\"")),
               HasSubstr("has the file \"model.safetensors\" twice"));
-  EXPECT_THAT(reason_sealed(with("\"files\":[", "\"files\":[[[[[")), HasSubstr("nested deeper than the allowed 3 levels"));
+  EXPECT_THAT(reason_sealed(with("\"files\":[", "\"files\":[[[[[")),
+              HasSubstr("nested deeper than the allowed 3 levels"));
   std::string cut = to_text(kManifest);
   cut.pop_back();
   EXPECT_THAT(reason_sealed(cut), HasSubstr("not JSON"));
 }
 
 TEST(Manifest, NamesOfPartsAndFiles) {
-  for (const std::string& good : {std::string("model"), std::string("a"), std::string("Rank_0-x"), std::string(64, 'x')}) EXPECT_TRUE(is_part_name(good)) << good;
-  for (const std::string& bad : {std::string(), std::string("."), std::string("a.b"), std::string("a/b"), std::string("\xc3\xa4"), std::string("a b"), std::string(65, 'x')}) EXPECT_FALSE(is_part_name(bad)) << bad;
+  for (const std::string& good :
+       {std::string("model"), std::string("a"), std::string("Rank_0-x"), std::string(64, 'x')})
+    EXPECT_TRUE(is_part_name(good)) << good;
+  for (const std::string& bad : {std::string(), std::string("."), std::string("a.b"), std::string("a/b"),
+                                 std::string("\xc3\xa4"), std::string("a b"), std::string(65, 'x')})
+    EXPECT_FALSE(is_part_name(bad)) << bad;
   EXPECT_EQ(file_name("model", 0, "json"), "model.json");
   EXPECT_EQ(file_name("model", 12, "safetensors"), "model.12.safetensors");
 }

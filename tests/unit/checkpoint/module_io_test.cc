@@ -49,8 +49,8 @@ TEST(ModuleIo, SavesUnderTheUsersNamesAndLoadsInPlace) {
   std::vector<std::string> names;
   const SafetensorsReader reader(folder / "net.safetensors");
   for (const auto& [name, entry] : reader.tensors()) names.push_back(name);
-  EXPECT_THAT(names, ElementsAre("first.bias", "first.weight", "norm.bias", "norm.num_batches_tracked", "norm.running_mean",
-                                 "norm.running_var", "norm.weight", "scale"));
+  EXPECT_THAT(names, ElementsAre("first.bias", "first.weight", "norm.bias", "norm.num_batches_tracked",
+                                 "norm.running_mean", "norm.running_var", "norm.weight", "scale"));
   ASSERT_FALSE(equal_state(*net, *other));
   torch::optim::SGD optimizer(other->parameters(), 1.0);
   const void* const address = other->first->weight.data_ptr();
@@ -95,7 +95,8 @@ TEST(ModuleIo, TakesHoldersPointersAndReferences) {
 TEST(ModuleIo, ListsWhatDoesNotFitAndChangesNothing) {
   const TempDir folder;
   Net net;
-  auto tensors = TensorMap{{"first.weight", torch::zeros({4, 3})}, {"first.bias", torch::zeros({4})}, {"scale", torch::zeros({1, 1})}};
+  auto tensors = TensorMap{
+      {"first.weight", torch::zeros({4, 3})}, {"first.bias", torch::zeros({4})}, {"scale", torch::zeros({1, 1})}};
   for (const char* const name : {"x1", "x2", "x3", "x4", "x5", "x6"}) tensors[name] = torch::zeros({1});
   save_tensors(tensors, folder / "x");
   const auto before = net->first->weight.clone();
@@ -104,9 +105,12 @@ TEST(ModuleIo, ListsWhatDoesNotFitAndChangesNothing) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const base::UsageError& error) {
     EXPECT_EQ(error.cause(), base::Cause::kBadFile);
-    EXPECT_EQ(error.what(), (folder / "x") + std::string(" does not fit the module: 5 missing in the file (\"norm.bias\", "
-              "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", \"norm.weight\"); 6 unexpected in the "
-              "file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", ...); 1 of another shape (\"scale\" [1, 1] in the file, [1] in the module)"));
+    EXPECT_EQ(error.what(),
+              (folder / "x") + std::string(" does not fit the module: 5 missing in the file (\"norm.bias\", "
+                                           "\"norm.num_batches_tracked\", \"norm.running_mean\", \"norm.running_var\", "
+                                           "\"norm.weight\"); 6 unexpected in the "
+                                           "file (\"x1\", \"x2\", \"x3\", \"x4\", \"x5\", ...); 1 of another shape "
+                                           "(\"scale\" [1, 1] in the file, [1] in the module)"));
   }
   EXPECT_TRUE(net->first->weight.equal(before));
 }
@@ -120,9 +124,11 @@ TEST(ModuleIo, WithoutStrictItReportsWhatItPassedOver) {
   EXPECT_EQ(report.missing.size(), 7u);
   EXPECT_THAT(report.unexpected, ElementsAre("x"));
   save_tensors({{"first.bias", torch::zeros({1})}}, folder / "x");  // copy_() would repeat it
-  EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }), HasSubstr("1 of another shape"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }),
+              HasSubstr("1 of another shape"));
   save_tensors({{"scale", torch::zeros({2})}}, folder / "x");
-  EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }), HasSubstr("1 of another shape"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "x", {.strict = false}); }),
+              HasSubstr("1 of another shape"));
 }
 
 TEST(ModuleIo, AnotherDtypeIsConvertedOnlyWhenAsked) {
@@ -171,13 +177,16 @@ TEST(ModuleIo, OneNameForAParameterAndABufferIsAnError) {
   torch::nn::Module module;
   module.register_parameter("x", torch::ones({1}));
   module.register_buffer("x", torch::ones({1}));
-  EXPECT_THAT(message_of<base::UsageError>([&] { save(module, folder / "f"); }), HasSubstr("a parameter and a buffer of the name \"x\""));
+  EXPECT_THAT(message_of<base::UsageError>([&] { save(module, folder / "f"); }),
+              HasSubstr("a parameter and a buffer of the name \"x\""));
 }
 
 TEST(ModuleIo, ADamagedFileChangesNothing) {
   const TempDir folder;
   struct Flags : torch::nn::Module {
-    Flags() : weight(register_parameter("a", torch::zeros({3}))), flags(register_buffer("b", torch::zeros({3}, torch::kBool))) {}
+    Flags()
+        : weight(register_parameter("a", torch::zeros({3}))),
+          flags(register_buffer("b", torch::zeros({3}, torch::kBool))) {}
     at::Tensor weight, flags;
   };
   Flags good, module;

@@ -35,18 +35,38 @@ void train(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, int f
 }
 
 std::vector<torch::optim::OptimizerParamGroup> two_groups(torch::nn::Sequential& net, bool reversed = false) {
-  std::vector<at::Tensor> all = net->parameters(), first(all.begin(), all.begin() + 2), second(all.begin() + 2, all.end());
+  std::vector<at::Tensor> all = net->parameters(), first(all.begin(), all.begin() + 2),
+                          second(all.begin() + 2, all.end());
   if (reversed) std::reverse(second.begin(), second.end());
   return {torch::optim::OptimizerParamGroup(first), torch::optim::OptimizerParamGroup(second)};
 }
 
 const std::pair<const char*, std::function<Optimizer(torch::nn::Sequential&)>> kOptimizers[] = {
-    {"Adam", [](auto& net) { return std::make_unique<torch::optim::Adam>(two_groups(net), torch::optim::AdamOptions(0.01).amsgrad(true)); }},
-    {"AdamW", [](auto& net) { return std::make_unique<torch::optim::AdamW>(two_groups(net), torch::optim::AdamWOptions(0.01).betas({0.8, 0.9})); }},
-    {"SGD", [](auto& net) { return std::make_unique<torch::optim::SGD>(two_groups(net), torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true)); }},
-    {"plain SGD", [](auto& net) { return std::make_unique<torch::optim::SGD>(two_groups(net), torch::optim::SGDOptions(0.1)); }},
-    {"RMSprop", [](auto& net) { return std::make_unique<torch::optim::RMSprop>(two_groups(net), torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true)); }},
-    {"Adagrad", [](auto& net) { return std::make_unique<torch::optim::Adagrad>(two_groups(net), torch::optim::AdagradOptions(0.1)); }},
+    {"Adam",
+     [](auto& net) {
+       return std::make_unique<torch::optim::Adam>(two_groups(net), torch::optim::AdamOptions(0.01).amsgrad(true));
+     }},
+    {"AdamW",
+     [](auto& net) {
+       return std::make_unique<torch::optim::AdamW>(two_groups(net),
+                                                    torch::optim::AdamWOptions(0.01).betas({0.8, 0.9}));
+     }},
+    {"SGD",
+     [](auto& net) {
+       return std::make_unique<torch::optim::SGD>(two_groups(net),
+                                                  torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+     }},
+    {"plain SGD",
+     [](auto& net) { return std::make_unique<torch::optim::SGD>(two_groups(net), torch::optim::SGDOptions(0.1)); }},
+    {"RMSprop",
+     [](auto& net) {
+       return std::make_unique<torch::optim::RMSprop>(two_groups(net),
+                                                      torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+     }},
+    {"Adagrad",
+     [](auto& net) {
+       return std::make_unique<torch::optim::Adagrad>(two_groups(net), torch::optim::AdagradOptions(0.1));
+     }},
 };
 
 TEST(OptimizerState, ResumedEqualsNeverStopped) {
@@ -67,7 +87,8 @@ TEST(OptimizerState, ResumedEqualsNeverStopped) {
       EXPECT_EQ(after->param_groups()[1].options().get_lr(), 0.02) << name;
       after->param_groups()[1].options().set_lr(optimizer->param_groups()[1].options().get_lr());
       train(parted, *after, 3, 6);
-      for (std::size_t i = 0; i < whole->parameters().size(); ++i) EXPECT_TRUE(whole->parameters()[i].equal(parted->parameters()[i])) << name << " " << i;
+      for (std::size_t i = 0; i < whole->parameters().size(); ++i)
+        EXPECT_TRUE(whole->parameters()[i].equal(parted->parameters()[i])) << name << " " << i;
     }
 }
 
@@ -82,7 +103,8 @@ TEST(OptimizerState, NamesAreTheModulesWhateverTheOrder) {
   load_optimizer_state_dict(two, *other, state);
   const StateDict again = optimizer_state_dict(two, *other);
   EXPECT_TRUE(value_of<at::Tensor>(again, "1.weight.exp_avg").equal(value_of<at::Tensor>(state, "1.weight.exp_avg")));
-  EXPECT_FALSE(value_of<at::Tensor>(again, "1.weight.exp_avg").is_alias_of(value_of<at::Tensor>(state, "1.weight.exp_avg")));
+  EXPECT_FALSE(
+      value_of<at::Tensor>(again, "1.weight.exp_avg").is_alias_of(value_of<at::Tensor>(state, "1.weight.exp_avg")));
 }
 
 TEST(OptimizerState, WhatDoesNotFitChangesNothing) {
@@ -95,21 +117,31 @@ TEST(OptimizerState, WhatDoesNotFitChangesNothing) {
     change(state);
     return message_of<base::UsageError>([&] { load_optimizer_state_dict(optimizer, *net, state); });
   };
-  EXPECT_THAT(reason([](auto& state) { state.erase("0.weight.step"); }), HasSubstr("the state has no value \"0.weight.step\""));
-  EXPECT_THAT(reason([](auto& state) { state["0.weight.step"] = 1.0; }), HasSubstr("is a number; allowed is an integer"));
-  EXPECT_THAT(reason([](auto& state) { state["0.weight.exp_avg"] = torch::ones({2}); }), HasSubstr("\"0.weight.exp_avg\" has another shape than its parameter"));
-  EXPECT_THAT(reason([](auto& state) { state["0.weight.exp_avg"] = torch::ones({4, 3}, torch::kInt64); }), HasSubstr("or is not of its kind of numbers"));
-  EXPECT_THAT(reason([](auto& state) { state.erase("0.weight.exp_avg_sq"); }), HasSubstr("the state has no value \"0.weight.exp_avg_sq\""));
-  EXPECT_THAT(reason([](auto& state) { state["group.0.amsgrad"] = true; }), HasSubstr("the state has no value \"0.weight.max_exp_avg_sq\""));
-  EXPECT_THAT(reason([](auto& state) { state["0.weight.more"] = 1.0; }), HasSubstr("the value \"0.weight.more\", which the optimizer does not know"));
+  EXPECT_THAT(reason([](auto& state) { state.erase("0.weight.step"); }),
+              HasSubstr("the state has no value \"0.weight.step\""));
+  EXPECT_THAT(reason([](auto& state) { state["0.weight.step"] = 1.0; }),
+              HasSubstr("is a number; allowed is an integer"));
+  EXPECT_THAT(reason([](auto& state) { state["0.weight.exp_avg"] = torch::ones({2}); }),
+              HasSubstr("\"0.weight.exp_avg\" has another shape than its parameter"));
+  EXPECT_THAT(reason([](auto& state) { state["0.weight.exp_avg"] = torch::ones({4, 3}, torch::kInt64); }),
+              HasSubstr("or is not of its kind of numbers"));
+  EXPECT_THAT(reason([](auto& state) { state.erase("0.weight.exp_avg_sq"); }),
+              HasSubstr("the state has no value \"0.weight.exp_avg_sq\""));
+  EXPECT_THAT(reason([](auto& state) { state["group.0.amsgrad"] = true; }),
+              HasSubstr("the state has no value \"0.weight.max_exp_avg_sq\""));
+  EXPECT_THAT(reason([](auto& state) { state["0.weight.more"] = 1.0; }),
+              HasSubstr("the value \"0.weight.more\", which the optimizer does not know"));
   EXPECT_THAT(reason([](auto& state) { state["nobody.step"] = std::int64_t{1}; }), HasSubstr("\"nobody.step\""));
   EXPECT_THAT(reason([](auto& state) { state["group.0.lr"] = true; }), HasSubstr("\"group.0.lr\" is a bool"));
   EXPECT_EQ(value_of<std::int64_t>(optimizer_state_dict(optimizer, *net), "0.weight.step"), 2);
   auto stranger = make_net();
-  EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(optimizer, *stranger); }), HasSubstr("a parameter that the module does not have"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(optimizer, *stranger); }),
+              HasSubstr("a parameter that the module does not have"));
   torch::optim::LBFGS lbfgs(net->parameters());
-  EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(lbfgs, *net); }), HasSubstr("allowed are torch's Adam, AdamW, SGD, RMSprop and Adagrad"));
-  EXPECT_THAT(message_of<base::UsageError>([&] { load_python_optimizer_state(optimizer, Value(1)); }), HasSubstr("\"param_groups\" is missing"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(lbfgs, *net); }),
+              HasSubstr("allowed are torch's Adam, AdamW, SGD, RMSprop and Adagrad"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load_python_optimizer_state(optimizer, Value(1)); }),
+              HasSubstr("\"param_groups\" is missing"));
 }
 
 constexpr const char* kScript = R"(
@@ -134,14 +166,17 @@ for name, make in made.items():
 // Two steps here, two in Python, two here: as six here.
 TEST(OptimizerState, GoesToPythonAndComesBack) {
   const auto python = (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
-  if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
+  if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
   const tests::TempDir folder;
   using Make = std::function<Optimizer(std::vector<at::Tensor>)>;
-  const std::pair<std::string, Make> kinds[] = {{"Adam", [](auto p) { return std::make_unique<torch::optim::Adam>(p, 0.01); }},
-                                                {"AdamW", [](auto p) { return std::make_unique<torch::optim::AdamW>(p, 0.01); }},
-                                                {"SGD", [](auto p) { return std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.1).momentum(0.9)); }},
-                                                {"RMSprop", [](auto p) { return std::make_unique<torch::optim::RMSprop>(p, 0.01); }},
-                                                {"Adagrad", [](auto p) { return std::make_unique<torch::optim::Adagrad>(p, 0.1); }}};
+  const std::pair<std::string, Make> kinds[] = {
+      {"Adam", [](auto p) { return std::make_unique<torch::optim::Adam>(p, 0.01); }},
+      {"AdamW", [](auto p) { return std::make_unique<torch::optim::AdamW>(p, 0.01); }},
+      {"SGD",
+       [](auto p) { return std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.1).momentum(0.9)); }},
+      {"RMSprop", [](auto p) { return std::make_unique<torch::optim::RMSprop>(p, 0.01); }},
+      {"Adagrad", [](auto p) { return std::make_unique<torch::optim::Adagrad>(p, 0.1); }}};
   Sequence data;
   for (int i = 0; i < 6; ++i) {
     torch::manual_seed(static_cast<std::uint64_t>(i));
@@ -158,14 +193,17 @@ TEST(OptimizerState, GoesToPythonAndComesBack) {
     save(net, folder / (name + ".model.pt"));
     save_torch_file(python_optimizer_state(*optimizer), folder / (name + ".optimizer.pt"));
   }
-  ASSERT_EQ(std::system(("timeout 100 \"" + python + "\" " + folder.write("script.py", kScript) + " " + folder.path()).c_str()), 0);
+  ASSERT_EQ(std::system(
+                ("timeout 100 \"" + python + "\" " + folder.write("script.py", kScript) + " " + folder.path()).c_str()),
+            0);
   for (const auto& [name, make] : kinds) {
     auto net = make_net();
     load(net, folder / (name + ".model2.pt"));
     const auto optimizer = make(net->parameters());
     load_python_optimizer_state(*optimizer, load_torch_file(folder / (name + ".optimizer2.pt")));
     train(net, *optimizer, 4, 6);
-    for (std::size_t i = 0; i < want[name].size(); ++i) EXPECT_TRUE(net->parameters()[i].allclose(want[name][i], 1e-5, 1e-6)) << name << " " << i;
+    for (std::size_t i = 0; i < want[name].size(); ++i)
+      EXPECT_TRUE(net->parameters()[i].allclose(want[name][i], 1e-5, 1e-6)) << name << " " << i;
   }
 }
 

@@ -16,10 +16,13 @@ using testing::HasSubstr;
 
 // A program without its first and its last opcode.
 std::string program(const std::string& opcodes) { return "\x80\x02" + opcodes + "."; }
-std::string text(const std::string& value) { return "X" + std::string(1, static_cast<char>(value.size())) + "\0\0\0"s + value; }
+std::string text(const std::string& value) {
+  return "X" + std::string(1, static_cast<char>(value.size())) + "\0\0\0"s + value;
+}
 const std::string kStorage = "((" + text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") + "K\x0atQ";
 std::string tensor(const std::string& offset, const std::string& sizes, const std::string& strides) {
-  return "ctorch._utils\n_rebuild_tensor_v2\n" + kStorage + offset + "(" + sizes + "t(" + strides + "t\x89" + "ccollections\nOrderedDict\n)RtR";
+  return "ctorch._utils\n_rebuild_tensor_v2\n" + kStorage + offset + "(" + sizes + "t(" + strides + "t\x89" +
+         "ccollections\nOrderedDict\n)RtR";
 }
 
 // Why a program is refused, without the file's name; "" when it is taken.
@@ -55,12 +58,15 @@ TEST(Pickle, NumbersStringsAndNothing) {
   const auto bytes = program("c_codecs\nencode\n(" + text("a\xc3\xbf\xc2\x80") + text("latin1") + "tR");
   const Pickle pickle = parse_pickle(bytes, "f", 0);
   EXPECT_EQ(std::get<Pickle::Bytes>(pickle.values[pickle.root]).bytes, "a\xff\x80");
-  EXPECT_THAT(reason("c_codecs\nencode\n(" + text("\xc4\x80") + text("latin1") + "tR"), HasSubstr("a byte of more than 255"));
-  EXPECT_THAT(reason("c_codecs\nencode\n(" + text("a") + text("utf8") + "tR"), HasSubstr("an encoding other than latin1"));
+  EXPECT_THAT(reason("c_codecs\nencode\n(" + text("\xc4\x80") + text("latin1") + "tR"),
+              HasSubstr("a byte of more than 255"));
+  EXPECT_THAT(reason("c_codecs\nencode\n(" + text("a") + text("utf8") + "tR"),
+              HasSubstr("an encoding other than latin1"));
 }
 
 TEST(Pickle, ContainersInEveryForm) {
-  const auto bytes = program("}q\x05(" + text("a") + "K\x01" + text("b") + "](NNeu" + text("c") + ")s" + text("d") + "c__builtin__\nset\n](K\x02" + "e\x85Rs"s);
+  const auto bytes = program("}q\x05(" + text("a") + "K\x01" + text("b") + "](NNeu" + text("c") + ")s" + text("d") +
+                             "c__builtin__\nset\n](K\x02" + "e\x85Rs"s);
   const Pickle pickle = parse_pickle(bytes, "f", 0);
   const auto container = [&](Pickle::Index index) { return std::get<Pickle::Container>(pickle.values[index]); };
   const auto dict = container(pickle.root);
@@ -89,50 +95,66 @@ TEST(Pickle, ATensorLiesInItsStorage) {
   EXPECT_EQ(reason(tensor("K\x00"s, "K\x0a", "K\x01")), "");
   EXPECT_EQ(reason(tensor("K\x00"s, "M\xff\xff", "K\x00"s)), "") << "a stride of 0 repeats an element";
   const std::string most = "\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f";
-  for (const auto& outside : {tensor("K\x0a", "", ""), tensor("K\x00"s, "K\x0b", "K\x01"), tensor("K\x01", "K\x0a", "K\x01"), tensor("K\x00"s, "K\x02", "K\x0a"),
-                              tensor(most, "", ""), tensor("K\x00"s, most, "K\x00"s), tensor("K\x00"s, "K\x02", most), tensor("K\x00"s, most + "K\x00"s, "K\x01K\x01"),
-                              tensor("J\xff\xff\xff\xff", "", ""), tensor("K\x00"s, "K\x01", "")})
+  for (const auto& outside :
+       {tensor("K\x0a", "", ""), tensor("K\x00"s, "K\x0b", "K\x01"), tensor("K\x01", "K\x0a", "K\x01"),
+        tensor("K\x00"s, "K\x02", "K\x0a"), tensor(most, "", ""), tensor("K\x00"s, most, "K\x00"s),
+        tensor("K\x00"s, "K\x02", most), tensor("K\x00"s, most + "K\x00"s, "K\x01K\x01"),
+        tensor("J\xff\xff\xff\xff", "", ""), tensor("K\x00"s, "K\x01", "")})
     EXPECT_THAT(reason(outside), HasSubstr("lies outside of its storage of 10 elements"));
   EXPECT_THAT(reason(tensor("K\x00"s, "J\xff\xff\xff\xff", "K\x01")), HasSubstr("a tensor's size of -1"));
 }
 
 TEST(Pickle, OneStorageHasOneTypeAndSize) {
   const auto other = [](const std::string& type, const std::string& number) {
-    return kStorage.substr(1) + "((" + text("storage") + "ctorch\n" + type + "\n" + text("0") + text("cpu") + number + "tQ0";
+    return kStorage.substr(1) + "((" + text("storage") + "ctorch\n" + type + "\n" + text("0") + text("cpu") + number +
+           "tQ0";
   };
-  EXPECT_THAT(reason(other("FloatStorage", "K\x0b")), HasSubstr("the storage \"0\" is there twice, with another type or size"));
+  EXPECT_THAT(reason(other("FloatStorage", "K\x0b")),
+              HasSubstr("the storage \"0\" is there twice, with another type or size"));
   EXPECT_THAT(reason(other("LongStorage", "K\x0a")), HasSubstr("is there twice"));
-  EXPECT_THAT(reason("(" + text("storage") + "ctorch\nFloatStorage\n" + text("../x") + text("cpu") + "K\x01tQ"), HasSubstr("the storage \"../x\""));
-  EXPECT_THAT(reason("(" + text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") + "J\xff\xff\xff\xfftQ"), HasSubstr("of -1 elements"));
+  EXPECT_THAT(reason("(" + text("storage") + "ctorch\nFloatStorage\n" + text("../x") + text("cpu") + "K\x01tQ"),
+              HasSubstr("the storage \"../x\""));
+  EXPECT_THAT(
+      reason("(" + text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") + "J\xff\xff\xff\xfftQ"),
+      HasSubstr("of -1 elements"));
   EXPECT_THAT(reason("(" + text("module") + "NNNNtQ"), HasSubstr("is expected"));
 }
 
 TEST(Pickle, NothingElseIsCalled) {
-  for (const std::string global : {"os\nsystem", "posix\nsystem", "builtins\neval", "__builtin__\neval", "builtins\ngetattr", "torch\nload", "torch._utils\n_rebuild_qtensor", "torch\nQInt8Storage",
-                                   "collections\nordereddict", "torch.jit\nload"})
+  for (const std::string global :
+       {"os\nsystem", "posix\nsystem", "builtins\neval", "__builtin__\neval", "builtins\ngetattr", "torch\nload",
+        "torch._utils\n_rebuild_qtensor", "torch\nQInt8Storage", "collections\nordereddict", "torch.jit\nload"})
     EXPECT_THAT(reason("c" + global + "\n"), HasSubstr("the global \"")) << global;
   // INST, OBJ, NEWOBJ, EXT1, STACK_GLOBAL, REDUCE of a string, of a list, frames and out-of-band buffers.
-  for (const std::string opcode : {"i", "o", "\x81", "\x82", "\x93", "\x95", "\x97", "P", "S", "V", "I", "F", "L", "d", "l", "p", "g", "0", "1", "2", "B", "C", "\x8b", "\x8c", "\x90", "\x94"})
+  for (const std::string opcode :
+       {"i", "o", "\x81", "\x82", "\x93", "\x95", "\x97", "P", "S", "V",    "I",    "F",    "L",
+        "d", "l", "p",    "g",    "0",    "1",    "2",    "B", "C", "\x8b", "\x8c", "\x90", "\x94"})
     EXPECT_THAT(reason("N" + opcode), HasSubstr("the opcode ")) << opcode;
   EXPECT_THAT(reason("NR"), HasSubstr("a tuple of arguments is expected"));
   EXPECT_THAT(reason(text("x") + ")R"), HasSubstr("a function to call is expected"));
   EXPECT_THAT(reason("ccollections\nOrderedDict\n(NtR"), HasSubstr("a call with 1 arguments"));
   EXPECT_THAT(reason("}}b"), HasSubstr("attributes of something that is no OrderedDict"));
-  EXPECT_THAT(reason("ccollections\nOrderedDict\n"), HasSubstr("a function, a storage or a dtype where a value is expected"));
+  EXPECT_THAT(reason("ccollections\nOrderedDict\n"),
+              HasSubstr("a function, a storage or a dtype where a value is expected"));
   EXPECT_THAT(reason("ctorch\nfloat32\n"), HasSubstr("where a value is expected"));
 }
 
 TEST(Pickle, WhatIsNotThereIsNotTaken) {
-  EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("", "f", 0); }), HasSubstr("f:0: the pickle ends here"));
-  EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("\x80\x02", "f", 5); }), HasSubstr("f:7: the pickle ends here"));
+  EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("", "f", 0); }),
+              HasSubstr("f:0: the pickle ends here"));
+  EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("\x80\x02", "f", 5); }),
+              HasSubstr("f:7: the pickle ends here"));
   EXPECT_THAT(reason(""), HasSubstr("one value is expected on the stack in the end"));
   EXPECT_THAT(reason("NN"), HasSubstr("one value is expected on the stack in the end"));
   EXPECT_THAT(reason("(N"), HasSubstr("one value is expected on the stack in the end"));
-  for (const std::string opcodes : {"t", "e", "u", "Nt", "a", "s", "Na", "Ns", "NNs", "]NNa", "](a", "](Na", "}(NNs", "(a", "\x85", "(\x85", "N\x86", "N(\x86", "q\x01", "(q\x01", "h\x01", "b", "Q", "R", "}(Nu"})
+  for (const std::string opcodes :
+       {"t",  "e",    "u",     "Nt",    "a",      "s",     "Na",     "Ns",    "NNs", "]NNa", "](a", "](Na", "}(NNs",
+        "(a", "\x85", "(\x85", "N\x86", "N(\x86", "q\x01", "(q\x01", "h\x01", "b",   "Q",    "R",   "}(Nu"})
     EXPECT_NE(reason(opcodes), "") << opcodes;
   EXPECT_THAT(reason("X\xff\xff\xff\xff"), HasSubstr("the pickle ends here; 4294967295 more bytes are expected"));
   EXPECT_THAT(reason("c" + std::string(2000, 'x') + "\n"), HasSubstr("a name of more than 1024 bytes"));
-  EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("\x80\x04N.", "f", 0); }), HasSubstr("a protocol other than 2"));
+  EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("\x80\x04N.", "f", 0); }),
+              HasSubstr("a protocol other than 2"));
 }
 
 TEST(Pickle, KeysAreThereOnceAndCanBeKeys) {
@@ -143,25 +165,33 @@ TEST(Pickle, KeysAreThereOnceAndCanBeKeys) {
 }
 
 TEST(Pickle, WhatRepeatsItselfIsBounded) {
-  EXPECT_THAT(reason("]q\x01h\x01" "a"), HasSubstr("nested deeper than the allowed 64 levels, or in themselves"));
+  EXPECT_THAT(reason("]q\x01h\x01"
+                     "a"),
+              HasSubstr("nested deeper than the allowed 64 levels, or in themselves"));
   std::string nested, doubled = "]q\x01";
   for (int i = 0; i < 100; ++i) nested += "]";
   EXPECT_THAT(reason(nested + std::string(99, 'a')), HasSubstr("deeper than the allowed 64"));
   EXPECT_EQ(reason(nested.substr(0, 64) + std::string(63, 'a')), "");
   // Each level holds the one before it twice: 2^40 values in 250 bytes.
-  for (int i = 0; i < 40; ++i) doubled += std::string("](h") + static_cast<char>(1 + i) + "h" + static_cast<char>(1 + i) + "eq" + static_cast<char>(2 + i);
-  EXPECT_THAT(reason(doubled + "]"), testing::AnyOf(HasSubstr("one value is expected"), HasSubstr("more than 128 MiB")));
-  EXPECT_THAT(reason("]" + std::string("(") + "Ne" + "q\x01" + [] {
-                std::string levels;
-                for (int i = 1; i < 41; ++i) levels += std::string("h") + static_cast<char>(i) + "\x86q" + static_cast<char>(i + 1);
-                return levels;
-              }()),
+  for (int i = 0; i < 40; ++i)
+    doubled += std::string("](h") + static_cast<char>(1 + i) + "h" + static_cast<char>(1 + i) + "eq" +
+               static_cast<char>(2 + i);
+  EXPECT_THAT(reason(doubled + "]"),
+              testing::AnyOf(HasSubstr("one value is expected"), HasSubstr("more than 128 MiB")));
+  EXPECT_THAT(reason("]" + std::string("(") + "Ne" + "q\x01" +
+                     [] {
+                       std::string levels;
+                       for (int i = 1; i < 41; ++i)
+                         levels += std::string("h") + static_cast<char>(i) + "\x86q" + static_cast<char>(i + 1);
+                       return levels;
+                     }()),
               HasSubstr("more than 128 MiB"));
   // A long string that is named often.
   std::string often = "](" + ("X\0\0\x10\0"s + std::string(1 << 20, 'x')) + "q\x01";
   for (int i = 0; i < 200; ++i) often += "h\x01";
   EXPECT_THAT(reason(often + "e"), HasSubstr("more than 128 MiB"));
-  EXPECT_THAT(reason("](" + std::string(kMaxPickleBytes - 100, 'N') + "e"), HasSubstr("the pickle makes more than fits into 128 MiB"));
+  EXPECT_THAT(reason("](" + std::string(kMaxPickleBytes - 100, 'N') + "e"),
+              HasSubstr("the pickle makes more than fits into 128 MiB"));
   EXPECT_THAT(reason(std::string(kMaxPickleBytes, 'N')), HasSubstr("allowed are 32 MiB"));
 }
 

@@ -1,4 +1,5 @@
-// What readers take of the memory: no more than the file and 16 MiB, whatever the file says of itself; of a .pt whose values are not tensors, what torch_file.h says.
+// What readers take of the memory: no more than the file and 16 MiB, whatever the file says of itself; of a .pt whose
+// values are not tensors, what torch_file.h says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -67,16 +68,20 @@ TEST_F(ReaderMemory, OfLargeFilesIsTheFilesAndLittleMore) {
   tensors.clear();
   dict = Dict();
   for (const bool verify : {true, false}) {
-    EXPECT_LE(peak_growth([&] { EXPECT_EQ(load_tensors(folder_ / "x.safetensors", {.verify = verify}).size(), 8u); }), size_of(folder_ / "x.safetensors") + 16 * kMiB);
-    EXPECT_LE(peak_growth([&] { EXPECT_TRUE(load_torch_file(folder_ / "x.pt", {.verify = verify}).as<Dict>()); }), size_of(folder_ / "x.pt") + 16 * kMiB);
+    EXPECT_LE(peak_growth([&] { EXPECT_EQ(load_tensors(folder_ / "x.safetensors", {.verify = verify}).size(), 8u); }),
+              size_of(folder_ / "x.safetensors") + 16 * kMiB);
+    EXPECT_LE(peak_growth([&] { EXPECT_TRUE(load_torch_file(folder_ / "x.pt", {.verify = verify}).as<Dict>()); }),
+              size_of(folder_ / "x.pt") + 16 * kMiB);
   }
-  EXPECT_LE(peak_growth([&] { SafetensorsReader(folder_ / "x.safetensors").verify(); }), 16 * kMiB) << "comparing keeps nothing";
+  EXPECT_LE(peak_growth([&] { SafetensorsReader(folder_ / "x.safetensors").verify(); }), 16 * kMiB)
+      << "comparing keeps nothing";
 }
 
 // Headers of the largest size that is allowed, which say as much as can be said.
 TEST_F(ReaderMemory, OfHostileHeadersToo) {
   std::string many = "{", deep = "{\"a\":", metadata = "{\"__metadata__\":{";
-  for (int i = 0; many.size() < kHeader; ++i) many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}";
+  for (int i = 0; many.size() < kHeader; ++i)
+    many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}";
   for (int i = 0; metadata.size() < kHeader; ++i) metadata += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\"";
   many += "}";
   metadata += "}}";
@@ -87,7 +92,9 @@ TEST_F(ReaderMemory, OfHostileHeadersToo) {
   for (const std::string& text : {many, deep, metadata, shape}) {
     const std::uint64_t length = text.size();
     const std::string path = folder_.write("x", std::string(reinterpret_cast<const char*>(&length), 8) + text);
-    EXPECT_LE(peak_growth([&] { EXPECT_THROW(load_tensors(path), base::FormatError) << text.substr(0, 20); }), size_of(path) + 16 * kMiB) << text.substr(0, 20);
+    EXPECT_LE(peak_growth([&] { EXPECT_THROW(load_tensors(path), base::FormatError) << text.substr(0, 20); }),
+              size_of(path) + 16 * kMiB)
+        << text.substr(0, 20);
   }
   // A length that nobody has.
   const std::uint64_t most = ~std::uint64_t{0};
@@ -112,7 +119,10 @@ TEST_F(ReaderMemory, OfAPickleThatMakesManyValuesIsBounded) {
   bytes.clear();
   bytes.shrink_to_fit();
   std::string said;
-  EXPECT_LE(peak_growth([&] { said = tests::message_of<base::FormatError>([&] { load_torch_file(path, {.verify = false}); }); }), size_of(path) + 256 * kMiB);
+  EXPECT_LE(peak_growth([&] {
+              said = tests::message_of<base::FormatError>([&] { load_torch_file(path, {.verify = false}); });
+            }),
+            size_of(path) + 256 * kMiB);
   EXPECT_THAT(said, HasSubstr("the pickle makes more than fits into 128 MiB"));
 }
 

@@ -33,10 +33,12 @@ TensorMap one_of_each_dtype() {
   torch::manual_seed(1);
   const auto values = torch::randn({3, 5}) * 50;
   TensorMap tensors;
-  for (const auto type : {torch::kFloat64, torch::kFloat32, torch::kFloat16, torch::kBFloat16, torch::kInt64, torch::kInt32, torch::kInt16,
-                          torch::kInt8, torch::kUInt8, torch::kBool, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2})
+  for (const auto type :
+       {torch::kFloat64, torch::kFloat32, torch::kFloat16, torch::kBFloat16, torch::kInt64, torch::kInt32,
+        torch::kInt16, torch::kInt8, torch::kUInt8, torch::kBool, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2})
     tensors[c10::toString(type)] = values.to(type);
-  for (const auto type : {torch::kUInt16, torch::kUInt32, torch::kUInt64}) tensors[c10::toString(type)] = values.abs().to(type);
+  for (const auto type : {torch::kUInt16, torch::kUInt32, torch::kUInt64})
+    tensors[c10::toString(type)] = values.abs().to(type);
   return tensors;
 }
 
@@ -60,8 +62,12 @@ TEST(Safetensors, EveryDtypeComesBackBitForBit) {
 TEST(Safetensors, StridesAndSharingDoNotMatter) {
   const TempDir folder;
   const auto base = torch::arange(12.0).view({3, 4});
-  const TensorMap tensors = {{"t", base.t()}, {"slice", base.slice(1, 1, 3)}, {"expanded", base.select(0, 1).expand({2, 4})},
-                             {"base", base}, {"again", base}, {"grad", torch::ones({2}, torch::requires_grad())},
+  const TensorMap tensors = {{"t", base.t()},
+                             {"slice", base.slice(1, 1, 3)},
+                             {"expanded", base.select(0, 1).expand({2, 4})},
+                             {"base", base},
+                             {"again", base},
+                             {"grad", torch::ones({2}, torch::requires_grad())},
                              {"channels", torch::randn({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)}};
   save_tensors(tensors, folder / "x");
   const auto loaded = load_tensors(folder / "x");
@@ -92,10 +98,12 @@ TEST(Safetensors, RefusesToSaveWhatTheFormatDoesNotHave) {
     return message_of<base::UsageError>([&] { save_tensors(tensors, path, options); });
   };
   EXPECT_THAT(reason({{"u", at::Tensor()}}), HasSubstr("undefined tensor \"u\""));
-  EXPECT_THAT(reason({{"c", torch::ones({1}, torch::kComplexDouble)}}), HasSubstr("tensor \"c\" of dtype ComplexDouble; allowed are dense tensors of F64"));
+  EXPECT_THAT(reason({{"c", torch::ones({1}, torch::kComplexDouble)}}),
+              HasSubstr("tensor \"c\" of dtype ComplexDouble; allowed are dense tensors of F64"));
   EXPECT_THAT(reason({{"s", torch::ones({2, 2}).to_sparse()}}), HasSubstr("which is sparse"));
   EXPECT_THAT(reason({{"\xff", torch::ones({1})}}), HasSubstr("allowed is UTF-8 of at most 1024 bytes"));
-  EXPECT_THAT(reason({{std::string(1025, 'n'), torch::ones({1})}}), HasSubstr("allowed is UTF-8 of at most 1024 bytes"));
+  EXPECT_THAT(reason({{std::string(1025, 'n'), torch::ones({1})}}),
+              HasSubstr("allowed is UTF-8 of at most 1024 bytes"));
   EXPECT_THAT(reason({{"__metadata__", torch::ones({1})}}), HasSubstr("not \"__metadata__\""));
   EXPECT_THAT(reason({}, {.metadata = {{"k", "\xff"}}}), HasSubstr("SaveOptions.metadata"));
   EXPECT_THAT(reason({}, {.metadata = {{"k", std::string(1 << 20, 'v')}}}), HasSubstr("at most 128 KiB"));
@@ -112,15 +120,18 @@ TEST(Safetensors, RefusesAFileThatIsNotAsLongAsItSays) {
   };
   EXPECT_THAT(reason(""), HasSubstr(":0: the file has 0 bytes"));
   EXPECT_THAT(reason("1234567"), HasSubstr(":0: the file has 7 bytes"));
-  EXPECT_THAT(reason(little_endian(0)), HasSubstr(":0: the header's length is 0; allowed here is 2 to 0 (the rest of the file)"));
+  EXPECT_THAT(reason(little_endian(0)),
+              HasSubstr(":0: the header's length is 0; allowed here is 2 to 0 (the rest of the file)"));
   EXPECT_THAT(reason(little_endian(3) + "{}"), HasSubstr("the header's length is 3; allowed here is 2 to 2"));
-  EXPECT_THAT(reason(little_endian(~std::uint64_t{0}) + "{}"), HasSubstr("the header's length is 18446744073709551615"));
+  EXPECT_THAT(reason(little_endian(~std::uint64_t{0}) + "{}"),
+              HasSubstr("the header's length is 18446744073709551615"));
   EXPECT_EQ(reason(little_endian(2) + "{}"), "");
   EXPECT_THAT(reason(little_endian(2) + "{}x"), HasSubstr(":10: 1 bytes after the last tensor belong to none"));
   std::filesystem::resize_file(folder / "x", (std::uint64_t{17} << 20) + 8);  // sparse
   std::string header = little_endian((std::uint64_t{16} << 20) + 1);
   std::fstream(folder / "x", std::ios::in | std::ios::out | std::ios::binary).write(header.data(), 8);
-  EXPECT_THAT(message_of<base::FormatError>([&] { load_tensors(folder / "x"); }), HasSubstr("allowed here is 2 to 16777216 (16 MiB)"));
+  EXPECT_THAT(message_of<base::FormatError>([&] { load_tensors(folder / "x"); }),
+              HasSubstr("allowed here is 2 to 16777216 (16 MiB)"));
   EXPECT_THROW(load_tensors(folder / "missing"), base::SystemError);
   EXPECT_THROW(load_tensors(folder.path()), base::UsageError);
 }
@@ -140,7 +151,8 @@ TEST(Safetensors, AFileThatShrinksIsAnError) {
   save_tensors({{"a", torch::ones({1000})}}, folder / "x");
   const SafetensorsReader reader(folder / "x");
   std::filesystem::resize_file(folder / "x", 1000);
-  EXPECT_THAT(message_of<base::FormatError>([&] { reader.read("a"); }), HasSubstr(":1000: the file has become shorter"));
+  EXPECT_THAT(message_of<base::FormatError>([&] { reader.read("a"); }),
+              HasSubstr(":1000: the file has become shorter"));
 }
 
 // Peak memory of this process in bytes.
@@ -158,8 +170,8 @@ std::size_t peak_bytes() {
 
 TEST(Safetensors, EveryCutAndEveryFlippedByteEndsInOrderAndInLittleMemory) {
   const TempDir folder;
-  save_tensors({{"weight", torch::ones({2, 3})}, {"flag", torch::tensor({true})}, {"n", torch::tensor(7)}}, folder / "good",
-               {.metadata = {{"k", "v"}}});
+  save_tensors({{"weight", torch::ones({2, 3})}, {"flag", torch::tensor({true})}, {"n", torch::tensor(7)}},
+               folder / "good", {.metadata = {{"k", "v"}}});
   const auto good = read_file(folder / "good");
   const auto before = peak_bytes();
   int taken = 0;

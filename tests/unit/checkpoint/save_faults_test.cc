@@ -1,4 +1,5 @@
-// Disks that fail and processes that are killed, at every point of a save: the newest checkpoint, or the one before, is always whole.
+// Disks that fail and processes that are killed, at every point of a save: the newest checkpoint, or the one before, is
+// always whole.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +31,9 @@ using testing::Eq;
 using testing::HasSubstr;
 using tests::TempDir;
 
-Parts parts_of(std::int64_t step) { return {{"model", {{"weight", torch::full({100}, static_cast<double>(step))}}}, {"trainer", {{"step", step}}}}; }
+Parts parts_of(std::int64_t step) {
+  return {{"model", {{"weight", torch::full({100}, static_cast<double>(step))}}}, {"trainer", {{"step", step}}}};
+}
 
 // The step of the newest checkpoint that is whole to the last byte; 0 for none.
 std::int64_t newest_step(const std::string& folder) {
@@ -42,7 +45,8 @@ std::int64_t newest_step(const std::string& folder) {
       if (!complaint.empty()) continue;
       const auto step = value_of<std::int64_t>(checkpoint.read("trainer"), "step");
       EXPECT_EQ(step, checkpoint.step());
-      EXPECT_TRUE(value_of<at::Tensor>(checkpoint.read("model"), "weight").equal(torch::full({100}, static_cast<double>(step))));
+      EXPECT_TRUE(value_of<at::Tensor>(checkpoint.read("model"), "weight")
+                      .equal(torch::full({100}, static_cast<double>(step))));
       return step;
     } catch (const base::Error&) {
     }
@@ -65,7 +69,9 @@ int num_operations(std::size_t& durable) {
   checkpoints.save(3, parts_of(3));
   const int number = tests::end_file_operations();
   const auto operations = tests::file_operations();
-  durable = 1 + static_cast<std::size_t>(std::find_if(operations.begin(), operations.end(), [](const auto& text) { return text.ends_with("-step-3"); }) - operations.begin());
+  durable = 1 + static_cast<std::size_t>(std::find_if(operations.begin(), operations.end(),
+                                                      [](const auto& text) { return text.ends_with("-step-3"); }) -
+                                         operations.begin());
   return number;
 }
 
@@ -96,7 +102,8 @@ TEST(SaveFaults, EveryOperationThatFailsIsToldAndLeavesAWholeOne) {
       else
         EXPECT_THAT(said, Eq("")) << k;
       EXPECT_TRUE(!said.empty() || !warned.empty()) << "operation " << k << " failed in silence";
-      EXPECT_THAT(newest_step(folder.path()), said.empty() ? AnyOf(Eq(3), Eq(3)) : AnyOf(Eq(2), Eq(3))) << k << " " << said;
+      EXPECT_THAT(newest_step(folder.path()), said.empty() ? AnyOf(Eq(3), Eq(3)) : AnyOf(Eq(2), Eq(3)))
+          << k << " " << said;
       checkpoints.save(4, parts_of(4));
       EXPECT_EQ(newest_step(folder.path()), 4);
       EXPECT_FALSE(has_leftovers(folder.path())) << "something half made was left by operation " << k;

@@ -6,19 +6,23 @@
 namespace lockstep::checkpoint {
 namespace {
 
-const at::Tensor& tensor_in(const Parts& parts, const std::string& name) { return std::get<at::Tensor>(parts.at("model").at(name)); }
+const at::Tensor& tensor_in(const Parts& parts, const std::string& name) {
+  return std::get<at::Tensor>(parts.at("model").at(name));
+}
 
 // Blocks of 16 KiB are copied in another way than what is left of them.
 TEST(Stage, KeepsTheBytesOfThatMomentWhateverTheirNumber) {
   Parts parts;
-  for (const std::int64_t size : {0, 1, 63, 64, 4096, 16383, 16384, 16385, 20480, 32768, 49151, 1000003}) parts["model"][std::to_string(size)] = torch::randint(256, {size}, torch::kByte);
+  for (const std::int64_t size : {0, 1, 63, 64, 4096, 16383, 16384, 16385, 20480, 32768, 49151, 1000003})
+    parts["model"][std::to_string(size)] = torch::randint(256, {size}, torch::kByte);
   Stage stage;
   for (int round = 0; round < 2; ++round) {  // the second time into the same memory
     Parts before;
     for (auto& [name, value] : parts["model"]) before["model"][name] = std::get<at::Tensor>(value).clone();
     const Parts copy = stage.copied(parts);
     for (auto& [name, value] : parts["model"]) std::get<at::Tensor>(value).bitwise_not_();
-    for (const auto& [name, value] : copy.at("model")) EXPECT_TRUE(tensor_in(copy, name).equal(tensor_in(before, name))) << name << " bytes, round " << round;
+    for (const auto& [name, value] : copy.at("model"))
+      EXPECT_TRUE(tensor_in(copy, name).equal(tensor_in(before, name))) << name << " bytes, round " << round;
   }
 }
 

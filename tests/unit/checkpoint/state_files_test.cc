@@ -21,8 +21,19 @@ using tests::TempDir;
 
 TEST(StateFiles, EveryKindOfValueComesBack) {
   const TempDir folder;
-  const StateDict state = {{"yes", true}, {"epoch", std::int64_t{3}}, {"least", INT64_MIN}, {"lr", 0.1}, {"one", 1.0}, {"minus", -0.0}, {"inf", INFINITY}, {"-inf", -INFINITY},
-                           {"nan", NAN}, {"tiny", 5e-324}, {"text", "\"\xc3\xa4\"\n"}, {"weight", torch::arange(6.0).view({2, 3}).t()}, {"", std::string()}};
+  const StateDict state = {{"yes", true},
+                           {"epoch", std::int64_t{3}},
+                           {"least", INT64_MIN},
+                           {"lr", 0.1},
+                           {"one", 1.0},
+                           {"minus", -0.0},
+                           {"inf", INFINITY},
+                           {"-inf", -INFINITY},
+                           {"nan", NAN},
+                           {"tiny", 5e-324},
+                           {"text", "\"\xc3\xa4\"\n"},
+                           {"weight", torch::arange(6.0).view({2, 3}).t()},
+                           {"", std::string()}};
   const auto files = write_state(state, folder.path(), "part", 3);
   ASSERT_EQ(files.size(), 2u);
   EXPECT_EQ(files[0].name, "part.3.safetensors");
@@ -39,10 +50,20 @@ TEST(StateFiles, EveryKindOfValueComesBack) {
     else if (name == "minus")
       EXPECT_TRUE(std::signbit(value_of<double>(again, name)));
     else
-      EXPECT_TRUE(std::visit([&](const auto& a) { if constexpr (std::is_same_v<std::decay_t<decltype(a)>, at::Tensor>) return true; else return std::get<std::decay_t<decltype(a)>>(again.at(name)) == a; }, value)) << name;
+      EXPECT_TRUE(std::visit(
+          [&](const auto& a) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(a)>, at::Tensor>)
+              return true;
+            else
+              return std::get<std::decay_t<decltype(a)>>(again.at(name)) == a;
+          },
+          value))
+          << name;
   }
-  EXPECT_THAT(message_of<base::UsageError>([&] { value_of<double>(again, "epoch"); }), HasSubstr("the state's value \"epoch\" is an integer; allowed is a number"));
-  EXPECT_THAT(message_of<base::UsageError>([&] { value_of<double>(again, "nobody"); }), HasSubstr("the state has no value \"nobody\""));
+  EXPECT_THAT(message_of<base::UsageError>([&] { value_of<double>(again, "epoch"); }),
+              HasSubstr("the state's value \"epoch\" is an integer; allowed is a number"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { value_of<double>(again, "nobody"); }),
+              HasSubstr("the state has no value \"nobody\""));
 }
 
 TEST(StateFiles, OnlyTheFilesThatAreNeeded) {
@@ -56,11 +77,15 @@ TEST(StateFiles, OnlyTheFilesThatAreNeeded) {
 
 TEST(StateFiles, RefusesWhatTheyCannotHold) {
   const TempDir folder;
-  const auto reason = [&](const StateDict& state) { return message_of<base::UsageError>([&] { write_state(state, folder.path(), "p", 0); }); };
+  const auto reason = [&](const StateDict& state) {
+    return message_of<base::UsageError>([&] { write_state(state, folder.path(), "p", 0); });
+  };
   EXPECT_THAT(reason({{"x", "\xff"}}), HasSubstr("cannot save the value \"x\" = "));
   EXPECT_THAT(reason({{"\xff", 1.0}}), HasSubstr("both UTF-8"));
   EXPECT_THAT(reason({{"u", at::Tensor()}}), HasSubstr("undefined tensor \"u\""));
-  const auto why = [](const std::string& text) { return message_of<base::FormatError>([&] { plain_from_text(text, "f"); }); };
+  const auto why = [](const std::string& text) {
+    return message_of<base::FormatError>([&] { plain_from_text(text, "f"); });
+  };
   EXPECT_THAT(why("[]"), HasSubstr("f:0: no object of values"));
   EXPECT_THAT(why("{\"a\":1,\"a\":2}"), HasSubstr("the key \"a\" is there twice"));
   for (const char* const value : {"null", "[1]", "{}", "{\"number\":1}", "{\"number\":\"x\"}", "18446744073709551615"})
@@ -74,11 +99,15 @@ TEST(CheckpointName, OrderIsThatOfWriting) {
   ASSERT_TRUE(parse_name("00000012-step-340", name));
   EXPECT_EQ(name.sequence, 12);
   EXPECT_EQ(name.step, 340);
-  for (const char* const text : {"00000001-step-0", "99999999-step-9", "123456789-step-1"}) EXPECT_TRUE(parse_name(text, name)) << text;
-  for (const char* const text : {"", "LATEST", "1-step-1", "00000000-step-1", "00000001-step-", "00000001-step-01", "00000001-step-1x", "-step-1", "00000001-step-1/x", "99999999999999999999-step-1"})
+  for (const char* const text : {"00000001-step-0", "99999999-step-9", "123456789-step-1"})
+    EXPECT_TRUE(parse_name(text, name)) << text;
+  for (const char* const text : {"", "LATEST", "1-step-1", "00000000-step-1", "00000001-step-", "00000001-step-01",
+                                 "00000001-step-1x", "-step-1", "00000001-step-1/x", "99999999999999999999-step-1"})
     EXPECT_FALSE(parse_name(text, name)) << text;
   const TempDir folder;
-  for (const char* const text : {"00000002-step-5/x", "00000010-step-1/x", "00000009-step-70/x", "other/x", ".lockstep-tmp-0/x"}) folder.write(text, "");
+  for (const char* const text :
+       {"00000002-step-5/x", "00000010-step-1/x", "00000009-step-70/x", "other/x", ".lockstep-tmp-0/x"})
+    folder.write(text, "");
   std::vector<std::string> names;
   for (const auto& found : list_checkpoints(folder.path())) names.push_back(to_text(found));
   EXPECT_THAT(names, ElementsAre("00000010-step-1", "00000009-step-70", "00000002-step-5"));
@@ -91,7 +120,8 @@ TEST(Folder, IsMadeWithThoseAboveIt) {
   make_folders(folder / "a/b/c");
   EXPECT_TRUE(open_folder(folder / "a/b/c", "it"));
   folder.write("file", "");
-  EXPECT_THAT(message_of<base::SystemError>([&] { make_folders(folder / "file/b"); }), HasSubstr("cannot make the folder"));
+  EXPECT_THAT(message_of<base::SystemError>([&] { make_folders(folder / "file/b"); }),
+              HasSubstr("cannot make the folder"));
 }
 
 }  // namespace

@@ -21,7 +21,9 @@ using tests::message_of;
 using tests::read_file;
 using tests::TempDir;
 
-const at::Tensor& tensor(const Value& tree, std::string_view name) { return *tree.as<Dict>()->find(name)->as<at::Tensor>(); }
+const at::Tensor& tensor(const Value& tree, std::string_view name) {
+  return *tree.as<Dict>()->find(name)->as<at::Tensor>();
+}
 
 std::string bytes_of(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().resolve_conj().contiguous();
@@ -37,7 +39,8 @@ TEST(TorchFile, ValuesComeBackAsTheyWere) {
   inner.add(2.5, None{});
   Dict outer;
   outer.add("inner", inner);
-  outer.add("list", Sequence{Sequence::Kind::kList, {true, false, 1.5, INT64_MIN, INT64_MAX, 255, 256, -1, std::int64_t{1} << 31}});
+  outer.add("list", Sequence{Sequence::Kind::kList,
+                             {true, false, 1.5, INT64_MIN, INT64_MAX, 255, 256, -1, std::int64_t{1} << 31}});
   outer.add("tuple", Sequence{Sequence::Kind::kTuple, {Sequence{Sequence::Kind::kTuple, {}}, Sequence{}, Dict{}}});
   save_torch_file(outer, folder / "x");
   const Value tree = load_torch_file(folder / "x");
@@ -76,8 +79,10 @@ TEST(TorchFile, TensorsOfEveryKindComeBack) {
   const auto bucket = torch::arange(100.0);
   dict.add("left", bucket.slice(0, 0, 10));
   dict.add("right", bucket.slice(0, 50, 60));
-  for (const auto type : {torch::kFloat64, torch::kFloat16, torch::kBFloat16, torch::kInt32, torch::kInt16, torch::kUInt8, torch::kBool, torch::kComplexDouble, torch::kFloat8_e4m3fn,
-                          torch::kFloat8_e5m2, torch::kUInt16, torch::kUInt32, torch::kUInt64, at::ScalarType::ComplexHalf, at::ScalarType::Float8_e8m0fnu})
+  for (const auto type :
+       {torch::kFloat64, torch::kFloat16, torch::kBFloat16, torch::kInt32, torch::kInt16, torch::kUInt8, torch::kBool,
+        torch::kComplexDouble, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2, torch::kUInt16, torch::kUInt32,
+        torch::kUInt64, at::ScalarType::ComplexHalf, at::ScalarType::Float8_e8m0fnu})
     dict.add(c10::toString(type), torch::ones({3}).to(type));
   save_torch_file(dict, folder / "x");
   const Value tree = load_torch_file(folder / "x");
@@ -101,7 +106,9 @@ TEST(TorchFile, TensorsOfEveryKindComeBack) {
 TEST(TorchFile, RefusesWhatAFileCannotHold) {
   const TempDir folder;
   const auto path = folder.write("x", "before");
-  const auto reason = [&](const Value& value) { return message_of<base::UsageError>([&] { save_torch_file(value, path); }); };
+  const auto reason = [&](const Value& value) {
+    return message_of<base::UsageError>([&] { save_torch_file(value, path); });
+  };
   EXPECT_THAT(reason(at::Tensor()), HasSubstr("undefined"));
   EXPECT_THAT(reason(torch::ones({2, 2}).to_sparse()), HasSubstr("which is sparse"));
   EXPECT_THAT(reason(torch::ones({2}, torch::kMeta)), HasSubstr("which has no memory"));
@@ -157,27 +164,36 @@ TEST(TorchFile, SaysWhatAFileIsThatItDoesNotRead) {
   const TempDir folder;
   torch::nn::Linear linear(2, 3);
   torch::save(linear, folder / "cpp");
-  EXPECT_THAT(message_of<base::UsageError>([&] { load_torch_file(folder / "cpp"); }), HasSubstr("of torch::save() in C++; allowed are files of torch.save() in Python"));
-  EXPECT_THAT(message_of<base::UsageError>([&] { load_torch_file(folder.write("old", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9")); }), HasSubstr("before PyTorch 1.6"));
-  EXPECT_THAT(message_of<base::FormatError>([&] { load_torch_file(folder.write("text", std::string(100, 'x'))); }), HasSubstr("the end of a zip archive is expected here"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load_torch_file(folder / "cpp"); }),
+              HasSubstr("of torch::save() in C++; allowed are files of torch.save() in Python"));
+  EXPECT_THAT(
+      message_of<base::UsageError>([&] { load_torch_file(folder.write("old", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9")); }),
+      HasSubstr("before PyTorch 1.6"));
+  EXPECT_THAT(message_of<base::FormatError>([&] { load_torch_file(folder.write("text", std::string(100, 'x'))); }),
+              HasSubstr("the end of a zip archive is expected here"));
   EXPECT_THROW(load_torch_file(folder / "missing"), base::SystemError);
   EXPECT_THROW(load_torch_file(folder.path()), base::UsageError);
 }
 
 TEST(TorchFile, ModulesAreSavedByTheNameAndLoadedByTheContent) {
   const TempDir folder;
-  torch::nn::Sequential saved(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3)), loaded(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
+  torch::nn::Sequential saved(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3)),
+      loaded(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
   save(saved, folder / "x.pt");
   save(saved, folder / "y.safetensors");
   EXPECT_TRUE(is_torch_file(folder / "x.pt"));
   EXPECT_FALSE(is_torch_file(folder / "y.safetensors"));
-  EXPECT_FALSE(is_torch_file(folder.write("length", std::string("\x80\x02\0\0\0\0\0\0{}", 10)))) << "a header of safetensors may have 640 bytes";
+  EXPECT_FALSE(is_torch_file(folder.write("length", std::string("\x80\x02\0\0\0\0\0\0{}", 10))))
+      << "a header of safetensors may have 640 bytes";
   std::filesystem::rename(folder / "x.pt", folder / "x");
   load(loaded, folder / "x");
-  for (std::size_t i = 0; i < saved->parameters().size(); ++i) EXPECT_TRUE(saved->parameters()[i].equal(loaded->parameters()[i]));
-  EXPECT_THAT(message_of<base::UsageError>([&] { save(saved, folder / "z.pth", {.metadata = {{"k", "v"}}}); }), HasSubstr("files of PyTorch have none"));
+  for (std::size_t i = 0; i < saved->parameters().size(); ++i)
+    EXPECT_TRUE(saved->parameters()[i].equal(loaded->parameters()[i]));
+  EXPECT_THAT(message_of<base::UsageError>([&] { save(saved, folder / "z.pth", {.metadata = {{"k", "v"}}}); }),
+              HasSubstr("files of PyTorch have none"));
   torch::nn::Linear other(3, 3);
-  EXPECT_THAT(message_of<base::UsageError>([&] { load(other, folder / "x"); }), HasSubstr("2 missing in the file (\"bias\", \"weight\"); 7 unexpected in the file"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(other, folder / "x"); }),
+              HasSubstr("2 missing in the file (\"bias\", \"weight\"); 7 unexpected in the file"));
   Dict wrapped{{}, true}, all;
   for (const auto& item : saved->named_parameters()) wrapped.add("module." + item.key(), item.value().detach());
   for (const auto& item : saved->named_buffers()) wrapped.add("module." + item.key(), item.value());
@@ -185,7 +201,8 @@ TEST(TorchFile, ModulesAreSavedByTheNameAndLoadedByTheContent) {
   EXPECT_NO_THROW(load(loaded, folder / "wrapped.pt"));
   all.add("model", wrapped);
   save_torch_file(all, folder / "all.pt");
-  EXPECT_THAT(message_of<base::UsageError>([&] { load(loaded, folder / "all.pt"); }), HasSubstr("holds a dictionary under the name \"model\"; allowed is a state_dict"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(loaded, folder / "all.pt"); }),
+              HasSubstr("holds a dictionary under the name \"model\"; allowed is a state_dict"));
   save_torch_file(Value(3), folder / "three.pt");
   EXPECT_THAT(message_of<base::UsageError>([&] { load(loaded, folder / "three.pt"); }), HasSubstr("holds an integer"));
 }

@@ -1,4 +1,5 @@
-// Files that go from Python's torch to ours and back: models, optimizers, every kind of value; what is refused, by its name. Dtypes and ways for a tensor to lie in memory: interchange_matrix_test.cc.
+// Files that go from Python's torch to ours and back: models, optimizers, every kind of value; what is refused, by its
+// name. Dtypes and ways for a tensor to lie in memory: interchange_matrix_test.cc.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -61,7 +62,9 @@ assert now == {**was, 'size': (1, 2)}, now
 assert type(now['nested']).__name__ == 'OrderedDict'
 )";
 
-std::string python() { return (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string(); }
+std::string python() {
+  return (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
+}
 
 int run(const tests::TempDir& folder, const char* script) {
   const auto path = folder.write("script.py", script);
@@ -69,17 +72,20 @@ int run(const tests::TempDir& folder, const char* script) {
 }
 
 TEST(TorchInterchange, PythonReadsOurFilesAndWeReadPythons) {
-  if (std::system(("\"" + python() + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
+  if (std::system(("\"" + python() + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
   const tests::TempDir folder;
   ASSERT_EQ(run(folder, kWriter), 0);
 
-  torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3)), other(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
+  torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3)),
+      other(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));
   EXPECT_TRUE(load(net, folder / "model.pt").unexpected.empty());
   load(other, folder / "wrapped.pt");
   EXPECT_TRUE(net->parameters()[0].equal(other->parameters()[0]));
   save(net, folder / "our_model.pt");
   for (const char* const name : {"optimizer", "values"})
-    save_torch_file(load_torch_file(folder / (std::string(name) + ".pt")), folder / ("our_" + std::string(name) + ".pt"));
+    save_torch_file(load_torch_file(folder / (std::string(name) + ".pt")),
+                    folder / ("our_" + std::string(name) + ".pt"));
   EXPECT_EQ(run(folder, kReader), 0);
 
   const Value trained = load_torch_file(folder / "optimizer.pt");
@@ -87,10 +93,15 @@ TEST(TorchInterchange, PythonReadsOurFilesAndWeReadPythons) {
   EXPECT_EQ(*groups.find("param_groups")->as<Sequence>()->items.at(0).as<Dict>()->find("lr")->as<double>(), 1e-3);
   EXPECT_EQ(groups.find("state")->as<Dict>()->find(0)->as<Dict>()->find("step")->as<at::Tensor>()->item<float>(), 3);
 
-  const auto reason = [&](const char* name) { return tests::message_of<base::Error>([&] { load_torch_file(folder / name); }); };
-  for (const auto& [name, said] : {std::pair("sparse.pt", "the global \"torch._utils._rebuild_sparse_tensor\""), std::pair("csr.pt", "the global \"torch._utils._rebuild_sparse_tensor\""),
-                                   std::pair("quantised.pt", "the global \"torch._utils._rebuild_qtensor\""), std::pair("object.pt", "the global \"__main__.Mine\""),
-                                   std::pair("module.pt", "the global \"torch.nn.modules."), std::pair("old.pt", "before PyTorch 1.6")})
+  const auto reason = [&](const char* name) {
+    return tests::message_of<base::Error>([&] { load_torch_file(folder / name); });
+  };
+  for (const auto& [name, said] :
+       {std::pair("sparse.pt", "the global \"torch._utils._rebuild_sparse_tensor\""),
+        std::pair("csr.pt", "the global \"torch._utils._rebuild_sparse_tensor\""),
+        std::pair("quantised.pt", "the global \"torch._utils._rebuild_qtensor\""),
+        std::pair("object.pt", "the global \"__main__.Mine\""),
+        std::pair("module.pt", "the global \"torch.nn.modules."), std::pair("old.pt", "before PyTorch 1.6")})
     EXPECT_NE(reason(name).find(said), std::string::npos) << name << ": " << reason(name);
 }
 

@@ -42,7 +42,8 @@ TEST(BucketPlan, HoldsForAnySizes) {
     std::iota(order.begin(), order.end(), 0u);
     std::shuffle(order.begin(), order.end(), random);
     order.resize(order.size() - order.size() / 4);
-    const std::vector<std::int64_t> caps = {static_cast<std::int64_t>(random() % 30), static_cast<std::int64_t>(random() % 90)};
+    const std::vector<std::int64_t> caps = {static_cast<std::int64_t>(random() % 30),
+                                            static_cast<std::int64_t>(random() % 90)};
     std::vector<std::size_t> place(parts.size());
     for (std::size_t i = 0; i < order.size(); ++i) place[order[i]] = i;
     std::vector<std::size_t> all;

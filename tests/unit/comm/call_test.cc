@@ -7,19 +7,22 @@
 namespace lockstep::comm {
 namespace {
 
-Collective reduce_call() {
-  return {.kind = Kind::kReduce, .name = "loss", .op = ReduceOp::kMax, .root = 2, .seq = 7};
-}
+Collective reduce_call() { return {.kind = Kind::kReduce, .name = "loss", .op = ReduceOp::kMax, .root = 2, .seq = 7}; }
 Call base_call() { return make_call(reduce_call(), CallShape(at::zeros({64, 3}))); }
 
 TEST(Call, SaysWhatWasCalled) {
   EXPECT_EQ(describe(base_call()), "reduce(loss: float32[64,3], root 2, max)");
   EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce}, CallShape(at::zeros({1024})))), "all_reduce(float32[1024])");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce, .op = ReduceOp::kMean}, CallShape(at::zeros({}, at::kDouble)))), "all_reduce(float64[], mean)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kBroadcast, .root = 1}, CallShape(at::zeros({0}, at::kBool)))), "broadcast(bool[0], root 1)");
+  EXPECT_EQ(
+      describe(make_call({.kind = Kind::kAllReduce, .op = ReduceOp::kMean}, CallShape(at::zeros({}, at::kDouble)))),
+      "all_reduce(float64[], mean)");
+  EXPECT_EQ(describe(make_call({.kind = Kind::kBroadcast, .root = 1}, CallShape(at::zeros({0}, at::kBool)))),
+            "broadcast(bool[0], root 1)");
   EXPECT_EQ(describe(make_call({.kind = Kind::kBarrier}, {})), "barrier()");
   EXPECT_EQ(describe(make_call({.kind = Kind::kBarrier, .name = "end"}, {})), "barrier(end)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kSend, .op = ReduceOp::kMax, .root = 1}, CallShape(at::zeros({2}, at::kHalf)))), "send(float16[2])");
+  EXPECT_EQ(
+      describe(make_call({.kind = Kind::kSend, .op = ReduceOp::kMax, .root = 1}, CallShape(at::zeros({2}, at::kHalf)))),
+      "send(float16[2])");
 }
 
 TEST(Call, LabelsNameAndNumber) {
@@ -28,7 +31,8 @@ TEST(Call, LabelsNameAndNumber) {
 }
 
 TEST(Call, EveryKindOperatorAndDtypeHasAName) {
-  for (int kind = 0; kind <= static_cast<int>(Kind::kBarrier); ++kind) EXPECT_FALSE(name(static_cast<Kind>(kind)).empty());
+  for (int kind = 0; kind <= static_cast<int>(Kind::kBarrier); ++kind)
+    EXPECT_FALSE(name(static_cast<Kind>(kind)).empty());
   EXPECT_EQ(name(Kind::kBarrier), "barrier");
   EXPECT_EQ(name(Kind::kReduceScatter), "reduce_scatter");
   EXPECT_EQ(name(ReduceOp::kProduct), "product");

@@ -16,7 +16,8 @@ TEST(Device, IsAWord) {
   EXPECT_TRUE(parse_device("cuda").gpu);
   EXPECT_EQ(parse_device("cuda").index, -1);
   EXPECT_EQ(parse_device("cuda:5").index, 5);
-  for (const char* wrong : {"gpu", "", "cuda:", "cuda:-1", "cuda:x", "cuda:128", "CPU", "cpu "}) EXPECT_THROW(parse_device(wrong), base::UsageError) << wrong;
+  for (const char* wrong : {"gpu", "", "cuda:", "cuda:-1", "cuda:x", "cuda:128", "CPU", "cpu "})
+    EXPECT_THROW(parse_device(wrong), base::UsageError) << wrong;
 }
 
 TEST(Device, OnTheCpuNothingIsLookedFor) {

@@ -32,20 +32,28 @@ TEST(ExchangeHeader, EveryDifferenceHasItsSentence) {
             "rank 0 has laid out its buckets in another way (9), rank 1 has laid out its buckets in another way (8)");
   EXPECT_EQ(against([](StepIdentity& s) { s.batches = 1; }), "rank 0 has drawn 12 batches, rank 2 has drawn 1 batch");
   EXPECT_EQ(against([](StepIdentity& s) { s.order = 7; }),
-            "rank 0 has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint 0, rank 2 has drawn its samples in an "
+            "rank 0 has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint "
+            "0, rank 2 has drawn its samples in an "
             "order (seed, epoch, shuffle, size of the dataset) with the fingerprint 7");
   EXPECT_EQ(against([](StepIdentity& s) { s.steps = 4; }), "rank 0 has ended 3 steps, rank 2 has ended 4 steps");
-  EXPECT_EQ(against([](StepIdentity& s) { s.lost_backwards = 1; }),
-            "rank 0 has called backward() 0 times without reaching a parameter, rank 2 has called backward() 1 time without "
-            "reaching a parameter");
-  EXPECT_EQ(against([](StepIdentity& s) { s.accumulating = true; }), "rank 0 has fresh gradients, rank 2 adds to gradients that were there");
+  EXPECT_EQ(
+      against([](StepIdentity& s) { s.lost_backwards = 1; }),
+      "rank 0 has called backward() 0 times without reaching a parameter, rank 2 has called backward() 1 time without "
+      "reaching a parameter");
+  EXPECT_EQ(against([](StepIdentity& s) { s.accumulating = true; }),
+            "rank 0 has fresh gradients, rank 2 adds to gradients that were there");
   EXPECT_EQ(against([](StepIdentity& s) { s.divide_by_active = true; }), "");
-  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kNorm; }), "rank 0 averages gradients, rank 2 takes the norm of gradients");
-  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kUpdate; }), "rank 0 averages gradients, rank 2 updates parameters");
-  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kEarlyUpdate; }), "rank 0 averages gradients, rank 2 updates parameters in backward()");
-  EXPECT_EQ(against([](StepIdentity& s) { s.averaged = true; }), "rank 0 has gradients of its own, rank 2 has averaged gradients");
+  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kNorm; }),
+            "rank 0 averages gradients, rank 2 takes the norm of gradients");
+  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kUpdate; }),
+            "rank 0 averages gradients, rank 2 updates parameters");
+  EXPECT_EQ(against([](StepIdentity& s) { s.use = Use::kEarlyUpdate; }),
+            "rank 0 averages gradients, rank 2 updates parameters in backward()");
+  EXPECT_EQ(against([](StepIdentity& s) { s.averaged = true; }),
+            "rank 0 has gradients of its own, rank 2 has averaged gradients");
   EXPECT_EQ(against([](StepIdentity& s) { s.options = 7; }),
-            "rank 0 has an optimizer whose options or steps have the fingerprint 0, rank 2 has an optimizer whose options or steps have the "
+            "rank 0 has an optimizer whose options or steps have the fingerprint 0, rank 2 has an optimizer whose "
+            "options or steps have the "
             "fingerprint 7");
 }
 

@@ -42,7 +42,8 @@ TEST(Pending, WakesAllThatWait) {
   Pending pending;
   std::vector<std::thread> threads;
   std::atomic<int> woken{0};
-  for (int i = 0; i < 3; ++i) threads.emplace_back([&, i] { woken += pending.wait_until(i ? Deadline::in(20s) : Deadline::never()); });
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&, i] { woken += pending.wait_until(i ? Deadline::in(20s) : Deadline::never()); });
   pending.finish();
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(woken, 3);

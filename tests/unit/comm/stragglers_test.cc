@@ -10,7 +10,8 @@ std::string reports(Stragglers& stragglers, const std::vector<std::uint32_t>& wo
   std::string text;
   for (int window = 1; window <= count; ++window)
     for (int i = 0; i < 20; ++i)
-      if (const auto found = stragglers.add(work_us)) text += std::to_string(found->rank) + ":" + std::to_string(window) + " ";
+      if (const auto found = stragglers.add(work_us))
+        text += std::to_string(found->rank) + ":" + std::to_string(window) + " ";
   return text;
 }
 
@@ -53,9 +54,11 @@ TEST(Stragglers, TheWarningHasTimesAndShare) {
   for (int i = 0; i < 60; ++i)
     if (const auto one = stragglers.add({50000, 50000, 200000})) found = one;
   ASSERT_TRUE(found);
-  EXPECT_EQ(describe(*found, 7, 2, 60),
-            "WARN cause=STRAGGLER rank=7 host=- pid=- gen=2 step=60 op=- detail=\"it takes 4.0 times as long as the median of the ranks, who wait for it 75 % "
-            "of the time\" hint=\"other work on its cores, a slower machine, or larger batches there; nothing is ended\"");
+  EXPECT_EQ(
+      describe(*found, 7, 2, 60),
+      "WARN cause=STRAGGLER rank=7 host=- pid=- gen=2 step=60 op=- detail=\"it takes 4.0 times as long as the median "
+      "of the ranks, who wait for it 75 % "
+      "of the time\" hint=\"other work on its cores, a slower machine, or larger batches there; nothing is ended\"");
 }
 
 }  // namespace

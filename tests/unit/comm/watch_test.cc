@@ -1,5 +1,5 @@
-// Waits that look at each other. Every rank is a Watch of its own at one table; its looks are called in turn, so nothing here depends
-// on time.
+// Waits that look at each other. Every rank is a Watch of its own at one table; its looks are called in turn, so
+// nothing here depends on time.
 #include "lockstep/comm/watch.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,8 @@ struct Rank {
   Watch::Looks looks;
   Waiting waiting;
 
-  Rank(std::shared_ptr<job::Store> store, int number, std::chrono::milliseconds limit = kLongLimit) : watch(std::move(store), number, "host", limit) {}
+  Rank(std::shared_ptr<job::Store> store, int number, std::chrono::milliseconds limit = kLongLimit)
+      : watch(std::move(store), number, "host", limit) {}
   /// Starts operation `seq` of `channel` and waits in it.
   void call(const std::string& channel, std::uint64_t seq, const std::vector<int>& members = kBoth) {
     watch.started(watch.count_of(channel), seq);
@@ -73,7 +74,11 @@ TEST_F(WatchTest, TwoThatWaitForEachOtherAreToldBoth) {
   b.call("world.0", 1);
   EXPECT_EQ(look_in_turn(3), "rank 0 called all_reduce(world), rank 1 called all_reduce(world.0)");
   // The other finds the same.
-  EXPECT_EQ(message_of<DesyncError>([&] { b.look(); b.look(); b.look(); }),
+  EXPECT_EQ(message_of<DesyncError>([&] {
+              b.look();
+              b.look();
+              b.look();
+            }),
             "rank 0 called all_reduce(world), rank 1 called all_reduce(world.0)");
 }
 
@@ -202,7 +207,8 @@ TEST_F(WatchTest, APeerWhoseProcessEndedIsNamed) {
   a.look();  // its part may still be on the wire
   store->set(job::key::exited(1), "killed by SIGKILL", Deadline::in(1s));
   EXPECT_EQ(message_of<PeerLost>([&] { a.look(); }), "all_reduce#1: rank 1 was killed by SIGKILL");
-  EXPECT_EQ(message_of<PeerLost>([&] { a.watch.wire_failed(a.waiting, "closed"); }), "all_reduce#1: rank 1 was killed by SIGKILL");
+  EXPECT_EQ(message_of<PeerLost>([&] { a.watch.wire_failed(a.waiting, "closed"); }),
+            "all_reduce#1: rank 1 was killed by SIGKILL");
 }
 
 TEST_F(WatchTest, AFailedWireIsExplained) {
@@ -222,7 +228,8 @@ TEST_F(WatchTest, HowAProcessEndedOutranksThatItLeft) {
   a.call("world", 1);
   b.watch.leave();
   store->set(job::key::exited(1), "exited with code 3", Deadline::in(1s));
-  EXPECT_EQ(message_of<PeerLost>([&] { a.watch.wire_failed(a.waiting, "closed"); }), "all_reduce#1: rank 1 exited with code 3");
+  EXPECT_EQ(message_of<PeerLost>([&] { a.watch.wire_failed(a.waiting, "closed"); }),
+            "all_reduce#1: rank 1 exited with code 3");
   EXPECT_EQ(message_of<PeerLost>([&] { a.look(); }), "all_reduce#1: rank 1 exited with code 3");
 }
 

@@ -1,4 +1,5 @@
-// Steps as CUDA graphs: on a CPU, on a GPU that is pretended (tests/support/gpu), and, in the suite GraphedStepOnAGpu, on a real one.
+// Steps as CUDA graphs: on a CPU, on a GPU that is pretended (tests/support/gpu), and, in the suite GraphedStepOnAGpu,
+// on a real one.
 #include "lockstep/cuda/graphed_step.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -16,10 +17,10 @@
 namespace lockstep::cuda {
 namespace {
 
-using tests::message_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using tests::message_of;
 using Tensors = GraphedStep::Tensors;
 
 at::Tensor row(at::Device device, std::vector<float> values) { return torch::tensor(values).to(device); }
@@ -72,10 +73,15 @@ TEST(GraphedStep, OnACpuTheBodyIsAllThereIs) {
 }
 
 TEST(GraphedStep, RefusesOptionsAndDevices) {
-  const auto make = [](at::Device device, GraphedStepOptions options) { GraphedStep(device, [](const Tensors& inputs) { return inputs; }, options); };
-  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.warmup = 0}); }), "GraphedStepOptions.warmup is 0; allowed is 1 to 1000");
-  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.max_graphs = 2000}); }), "GraphedStepOptions.max_graphs is 2000; allowed is 1 to 1024");
-  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kMeta, {}); }), "GraphedStep: the device is meta; allowed are cpu and cuda");
+  const auto make = [](at::Device device, GraphedStepOptions options) {
+    GraphedStep(device, [](const Tensors& inputs) { return inputs; }, options);
+  };
+  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.warmup = 0}); }),
+            "GraphedStepOptions.warmup is 0; allowed is 1 to 1000");
+  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kCPU, {.max_graphs = 2000}); }),
+            "GraphedStepOptions.max_graphs is 2000; allowed is 1 to 1024");
+  EXPECT_EQ(message_of<base::UsageError>([&] { make(at::kMeta, {}); }),
+            "GraphedStep: the device is meta; allowed are cpu and cuda");
 }
 
 TEST(CallList, HasWhatIsCalledWithWhichNumbers) {
@@ -88,7 +94,8 @@ TEST(CallList, HasWhatIsCalledWithWhichNumbers) {
   factor = 0.25;
   EXPECT_EQ(difference(first, list()), "call 1, aten::mul(tensor, 0.25), was aten::mul(tensor, 0.5) in the run before");
   const CallList more = calls_of([&] { x.mul(0.5).sum(0).neg(); });
-  EXPECT_EQ(difference(first, more), "there were " + std::to_string(more.calls.size()) + " calls, and " + std::to_string(first.calls.size()) + " in the run before");
+  EXPECT_EQ(difference(first, more), "there were " + std::to_string(more.calls.size()) + " calls, and " +
+                                         std::to_string(first.calls.size()) + " in the run before");
   EXPECT_THAT(calls_of([] { torch::ones({2}).add(1); }).cpu_tensor.value_or(""), HasSubstr("tensor on cpu"));
 }
 
@@ -147,15 +154,19 @@ TEST_F(GraphedStepPretended, ItStandsInTheOrderOfTheStream) {
 }
 
 TEST_F(GraphedStepPretended, EachShapeHasAGraphUpToTheLimit) {
-  GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 3}; }, {.warmup = 1, .max_graphs = 2});
+  GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 3}; },
+                   {.warmup = 1, .max_graphs = 2});
   testing::internal::CaptureStderr();
   for (int round = 0; round < 4; ++round)
-    for (const std::int64_t length : {1, 2, 3}) EXPECT_EQ(values(step({row(gpu, std::vector<float>(static_cast<std::size_t>(length), 2))})[0]), std::vector<float>(static_cast<std::size_t>(length), 6));
+    for (const std::int64_t length : {1, 2, 3})
+      EXPECT_EQ(values(step({row(gpu, std::vector<float>(static_cast<std::size_t>(length), 2))})[0]),
+                std::vector<float>(static_cast<std::size_t>(length), 6));
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_EQ(step.stats().captured, 2);
   EXPECT_EQ(step.stats().replayed, 6);
   EXPECT_EQ(step.stats().eager, 2 + 4);
-  EXPECT_THAT(said, HasSubstr("inputs of more than 2 different shapes (max_graphs); those of further ones, such as Float[3][1], take no graph"));
+  EXPECT_THAT(said, HasSubstr("inputs of more than 2 different shapes (max_graphs); those of further ones, such as "
+                              "Float[3][1], take no graph"));
   EXPECT_EQ(said.find("max_graphs"), said.rfind("max_graphs"));
   // Another dtype is another shape.
   GraphedStep one(gpu, [](const Tensors& inputs) { return inputs; }, {.max_graphs = 1});
@@ -171,7 +182,11 @@ TEST_F(GraphedStepPretended, ANumberThatChangesIsNamed) {
     return line.step(inputs);
   });
   const Tensors inputs = {row(gpu, {1, 1, 1})};
-  EXPECT_THAT(refusal(step, inputs, 4), AllOf(HasSubstr("GraphedStep: the step cannot be a graph: call "), HasSubstr("aten::add_(tensor, tensor, -0.03125), was aten::add_(tensor, tensor, -0.0625) in the run before")));
+  EXPECT_THAT(
+      refusal(step, inputs, 4),
+      AllOf(HasSubstr("GraphedStep: the step cannot be a graph: call "),
+            HasSubstr(
+                "aten::add_(tensor, tensor, -0.03125), was aten::add_(tensor, tensor, -0.0625) in the run before")));
   EXPECT_EQ(step.stats().captured, 0);
   EXPECT_EQ(step.stats().eager, 3);
   EXPECT_THAT(refusal(step, inputs, 1), HasSubstr("cannot be a graph"));  // and still
@@ -192,7 +207,9 @@ TEST_F(GraphedStepPretended, WhatIsReadOnTheHostIsNamed) {
 TEST_F(GraphedStepPretended, TensorsOnTheCpuAreNamed) {
   GraphedStep step(gpu, [this](const Tensors& inputs) -> Tensors { return {inputs[0] + torch::ones({2}).to(gpu)}; });
   EXPECT_THAT(refusal(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("has a tensor on the CPU"), HasSubstr("aten::")));
-  EXPECT_THAT(refusal(step, {torch::ones({2})}, 1), HasSubstr("GraphedStep: input 0 is on cpu; allowed are dense tensors on cuda:0 (LoaderOptions.device brings batches there)"));
+  EXPECT_THAT(refusal(step, {torch::ones({2})}, 1),
+              HasSubstr("GraphedStep: input 0 is on cpu; allowed are dense tensors on cuda:0 (LoaderOptions.device "
+                        "brings batches there)"));
   EXPECT_THAT(refusal(step, {at::Tensor()}, 1), HasSubstr("input 0 is undefined"));
 }
 
@@ -209,7 +226,8 @@ TEST_F(GraphedStepPretended, OperationsOfAGroupBelongOutside) {
     return inputs;
   });
   const at::Tensor input = row(gpu, {1});
-  EXPECT_THAT(refusal(step, {input}, 1), AllOf(HasSubstr("all_reduce inside a step that is to be a CUDA graph"), HasSubstr("allowed is all_reduce before or after it")));
+  EXPECT_THAT(refusal(step, {input}, 1), AllOf(HasSubstr("all_reduce inside a step that is to be a CUDA graph"),
+                                               HasSubstr("allowed is all_reduce before or after it")));
   group.all_reduce(input);  // the group is as it was
 }
 
@@ -232,20 +250,23 @@ TEST(GraphedStepOnAGpu, TrainsAsTheBodyDoes) {
   if (!world.device().is_cuda()) GTEST_SKIP() << "there is no GPU: capturing and replaying on a real one were left out";
   const auto train = [&](bool enabled) {
     torch::manual_seed(1);
-    torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Dropout(0.0), torch::nn::Linear(128, 10));
+    torch::nn::Sequential net(torch::nn::Linear(64, 128), torch::nn::ReLU(), torch::nn::Dropout(0.0),
+                              torch::nn::Linear(128, 10));
     net->to(world.device());
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    GraphedStep step(world.device(), [&](const Tensors& batch) -> Tensors {
-      optimizer.zero_grad();
-      at::Tensor loss;
-      {
-        const amp::Autocast autocast({.device = at::kCUDA, .dtype = torch::kBFloat16});
-        loss = torch::nn::functional::cross_entropy(net->forward(batch[0]), batch[1]);
-      }
-      loss.backward();
-      optimizer.step();
-      return {loss.detach()};
-    }, {.enabled = enabled});
+    GraphedStep step(world.device(),
+                     [&](const Tensors& batch) -> Tensors {
+                       optimizer.zero_grad();
+                       at::Tensor loss;
+                       {
+                         const amp::Autocast autocast({.device = at::kCUDA, .dtype = torch::kBFloat16});
+                         loss = torch::nn::functional::cross_entropy(net->forward(batch[0]), batch[1]);
+                       }
+                       loss.backward();
+                       optimizer.step();
+                       return {loss.detach()};
+                     },
+                     {.enabled = enabled});
     std::vector<double> losses;
     for (int i = 0; i < 20; ++i) {
       torch::manual_seed(100 + i);

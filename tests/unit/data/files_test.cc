@@ -39,7 +39,8 @@ std::string idx_file(const std::vector<std::uint32_t>& shape, std::string_view v
 
 std::string gzip(const std::string& plain) {
   z_stream stream{};
-  if (deflateInit2(&stream, 9, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY) != Z_OK) throw std::runtime_error("deflateInit2");
+  if (deflateInit2(&stream, 9, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY) != Z_OK)
+    throw std::runtime_error("deflateInit2");
   std::string out(deflateBound(&stream, plain.size()) + 64, '\0');
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(plain.data()));
   stream.avail_in = static_cast<uInt>(plain.size());
@@ -54,7 +55,8 @@ std::string gzip(const std::string& plain) {
 TEST(Idx, ReadsPlainAndCompressed) {
   const TempDir folder;
   const auto plain = idx_file({2, 3}, "abcdef");
-  for (const auto& path : {folder.write("plain", plain), folder.write("packed.gz", gzip(plain)), folder.write("packed", gzip(plain))}) {
+  for (const auto& path :
+       {folder.write("plain", plain), folder.write("packed.gz", gzip(plain)), folder.write("packed", gzip(plain))}) {
     const auto idx = read_idx(path);
     EXPECT_THAT(idx.shape, ElementsAre(2, 3));
     EXPECT_THAT(idx.values, ElementsAre('a', 'b', 'c', 'd', 'e', 'f'));
@@ -76,16 +78,20 @@ TEST(Idx, RefusesWithFileAndOffset) {
   EXPECT_THAT(reason(std::string("\0\0\15\1\0\0\0\1aaaa", 12)), HasSubstr(":2: IDX type is 13; allowed is 8"));
   EXPECT_THAT(reason(std::string("\0\0\10\0a", 5)), HasSubstr(":3: the file has 0 dimensions; allowed is 1 to 4"));
   EXPECT_THAT(reason(std::string("\0\0\10\5", 4)), HasSubstr(":3: the file has 5 dimensions"));
-  EXPECT_THAT(reason(idx_file({2, 3}, "abcdef").substr(0, 10)), HasSubstr(":10: the file ends inside the list of dimensions"));
-  EXPECT_THAT(reason(idx_file({2, 3}, "abcde")), HasSubstr(":12: the header promises 6 values, but the file can hold at most 5"));
+  EXPECT_THAT(reason(idx_file({2, 3}, "abcdef").substr(0, 10)),
+              HasSubstr(":10: the file ends inside the list of dimensions"));
+  EXPECT_THAT(reason(idx_file({2, 3}, "abcde")),
+              HasSubstr(":12: the header promises 6 values, but the file can hold at most 5"));
   EXPECT_THAT(reason(idx_file({2, 3}, "abcdefg")), HasSubstr(":18: the file goes on after the 6 values"));
   EXPECT_THAT(reason(gzip(idx_file({2, 3}, "abcdefg"))), HasSubstr(":18: the file goes on after the 6 values"));
   EXPECT_THAT(reason(gzip(idx_file({2, 3}, "abcde"))), HasSubstr(":17: the file ends inside the values"));
-  EXPECT_THAT(reason(idx_file({0xffffffff, 0xffffffff}, "")), HasSubstr(":4: dimension 0 is 4294967295, which makes more than"));
+  EXPECT_THAT(reason(idx_file({0xffffffff, 0xffffffff}, "")),
+              HasSubstr(":4: dimension 0 is 4294967295, which makes more than"));
   EXPECT_THAT(reason(idx_file({65536, 65536, 65536, 65536}, "")), HasSubstr(":8: dimension 1 is 65536"));
   // Nothing of the size that a lying header names is allocated, packed or not: a bomb of 2 GiB cannot be in 60 bytes.
   EXPECT_THAT(reason(idx_file({1u << 31}, "a")), HasSubstr("can hold at most 1"));
-  EXPECT_THAT(reason(gzip(idx_file({1u << 31}, "a"))), HasSubstr("promises 2147483648 values, but the file can hold at most"));
+  EXPECT_THAT(reason(gzip(idx_file({1u << 31}, "a"))),
+              HasSubstr("promises 2147483648 values, but the file can hold at most"));
   EXPECT_THROW(read_idx(folder / "missing"), base::SystemError);
   EXPECT_THROW(read_idx(folder.path()), UsageError);
 }
@@ -137,10 +143,9 @@ TEST(Mnist, GivesImagesAndLabels) {
 
 TEST(Mnist, RefusesFilesThatDoNotBelongTogether) {
   const TempDir folder;
-  const auto reason = [&] {
-    return message_of<base::Error>([&] { Mnist::load(folder.path(), Mnist::Part::kTest); });
-  };
-  EXPECT_EQ(reason(), "the folder " + folder.path() + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
+  const auto reason = [&] { return message_of<base::Error>([&] { Mnist::load(folder.path(), Mnist::Part::kTest); }); };
+  EXPECT_EQ(reason(),
+            "the folder " + folder.path() + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
   folder.write("t10k-images-idx3-ubyte", idx_file({2, 1, 1}, "ab"));
   EXPECT_THAT(reason(), HasSubstr("neither t10k-labels-idx1-ubyte nor"));
   folder.write("t10k-labels-idx1-ubyte", idx_file({3}, std::string("\1\2\3", 3)));
@@ -203,12 +208,15 @@ TEST(Corpus, RefusesWhatHoldsNoText) {
   EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder.path(), {.extensions = {".h", ".cc"}}); }),
               HasSubstr("holds no file that ends in .h, .cc"));
   EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder / "a.txt"); }), HasSubstr("holds no text"));
-  EXPECT_THAT(message_of<UsageError>([&] { read_corpus("/dev/null"); }), HasSubstr("neither a regular file nor a folder"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_corpus("/dev/null"); }),
+              HasSubstr("neither a regular file nor a folder"));
   EXPECT_THROW(read_corpus(folder.path(), {.max_bytes = 0}), UsageError);
 }
 
 TEST(Vocabulary, OfTheCharactersThatOccur) {
-  const std::string text = "b\xc3\xa4" "a b\xe2\x82\xac";  // bäa b€
+  const std::string text =
+      "b\xc3\xa4"
+      "a b\xe2\x82\xac";  // bäa b€
   const auto vocabulary = Vocabulary::of(text);
   EXPECT_THAT(vocabulary.symbols(), ElementsAre(" ", "a", "b", "\xc3\xa4", "\xe2\x82\xac"));
   EXPECT_THAT(vocabulary.encode("a\xc3\xa4 "), ElementsAre(1, 3, 0));
@@ -222,8 +230,8 @@ TEST(Vocabulary, OfTheCharactersThatOccur) {
 
 TEST(Vocabulary, KeepsBytesThatAreNoCharacters) {
   // A cut sequence, an overlong one, a surrogate, a byte that never occurs, and NUL.
-  for (const std::string& text : {std::string("a\xc3"), std::string("\xc0\xaf"), std::string("\xed\xa0\x80"), std::string("x\xff"),
-                                 std::string("a\0b", 3)}) {
+  for (const std::string& text : {std::string("a\xc3"), std::string("\xc0\xaf"), std::string("\xed\xa0\x80"),
+                                  std::string("x\xff"), std::string("a\0b", 3)}) {
     for (const auto& vocabulary : {Vocabulary::of(text), Vocabulary::bytes()}) {
       const auto ids = vocabulary.encode(text);
       EXPECT_EQ(vocabulary.decode({ids.begin(), ids.end()}), text);
@@ -237,7 +245,8 @@ TEST(Vocabulary, RefusesSymbolsThatAreNone) {
   EXPECT_THROW(Vocabulary({"a", ""}), UsageError);
   EXPECT_THROW(Vocabulary({"ab"}), UsageError);
   EXPECT_THROW(Vocabulary({"\xc3\xa4", "\xc3\xa4"}), UsageError);
-  EXPECT_EQ(message_of<UsageError>([] { Vocabulary({"a", "b", "a"}); }), "symbol \"a\" is in the vocabulary twice, at 0 and 2");
+  EXPECT_EQ(message_of<UsageError>([] { Vocabulary({"a", "b", "a"}); }),
+            "symbol \"a\" is in the vocabulary twice, at 0 and 2");
 }
 
 std::vector<std::int64_t> values(const at::Tensor& tensor) {
@@ -274,11 +283,13 @@ TEST(CharDataset, SplitsIntoPartsThatShareNothing) {
 
 TEST(CharDataset, RefusesWhatHoldsNoWindow) {
   EXPECT_EQ(message_of<UsageError>([] { CharDataset({1, 2, 3}, {.block_size = 3}); }),
-            "a text of 3 characters is too short for a block_size of 3; allowed are block sizes below the length of the text");
+            "a text of 3 characters is too short for a block_size of 3; allowed are block sizes below the length of "
+            "the text");
   EXPECT_THROW(CharDataset({}, {.block_size = 1}), UsageError);
   EXPECT_THROW(CharDataset({1, 2, 3}, {.block_size = 0}), UsageError);
   const CharDataset dataset(std::vector<std::int32_t>(100, 1), {.block_size = 10});
-  for (const double fraction : {0.0, 1.0, -1.0, 0.05, 0.95, std::nan("")}) EXPECT_THROW(dataset.split(fraction), UsageError);
+  for (const double fraction : {0.0, 1.0, -1.0, 0.05, 0.95, std::nan("")})
+    EXPECT_THROW(dataset.split(fraction), UsageError);
 }
 
 }  // namespace

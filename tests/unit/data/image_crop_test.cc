@@ -26,7 +26,8 @@ using tests::TempDir;
 void expect_mean(const std::vector<double>& values, double mean, double deviation) {
   double sum = 0;
   for (const double value : values) sum += value;
-  EXPECT_NEAR(sum / static_cast<double>(values.size()), mean, 5 * deviation / std::sqrt(static_cast<double>(values.size())));
+  EXPECT_NEAR(sum / static_cast<double>(values.size()), mean,
+              5 * deviation / std::sqrt(static_cast<double>(values.size())));
 }
 
 TEST(SampleRandom, IsAFunctionOfSeedEpochAndSample) {
@@ -50,7 +51,8 @@ TEST(SampleRandom, IsAFunctionOfSeedEpochAndSample) {
   expect_mean(numbers, 2, std::sqrt(2.0));
 }
 
-/// In a picture that any box fits into, nothing is drawn twice: areas are even, logarithms of aspects too, and so are places.
+/// In a picture that any box fits into, nothing is drawn twice: areas are even, logarithms of aspects too, and so are
+/// places.
 TEST(RandomCrop, DrawsAreaAspectAndPlaceEvenly) {
   std::vector<double> areas, aspects, places;
   for (std::uint64_t i = 0; i < 20000; ++i) {
@@ -84,8 +86,8 @@ TEST(CenterCrop, HasTheNumbersOfTorchvision) {
   EXPECT_EQ(shorter_side_to(500, 375, 256), (std::pair<std::int64_t, std::int64_t>(341, 256)));
   EXPECT_EQ(shorter_side_to(375, 500, 256), (std::pair<std::int64_t, std::int64_t>(256, 341)));
   EXPECT_EQ(shorter_side_to(1, 65535, 256), (std::pair<std::int64_t, std::int64_t>(256, 16776960)));
-  EXPECT_EQ(center_crop(341, 256, 224), (Box{58, 16, 224, 224}));   // round(58.5), to the even one
-  EXPECT_EQ(center_crop(343, 256, 224), (Box{60, 16, 224, 224}));   // round(59.5)
+  EXPECT_EQ(center_crop(341, 256, 224), (Box{58, 16, 224, 224}));  // round(58.5), to the even one
+  EXPECT_EQ(center_crop(343, 256, 224), (Box{60, 16, 224, 224}));  // round(59.5)
 }
 
 TEST(CenterCrop, ShrinksWhatStaysLargeEnough) {
@@ -98,14 +100,18 @@ TEST(CenterCrop, ShrinksWhatStaysLargeEnough) {
 
 TEST(ImageFolder, HasClassesAndFilesInOrder) {
   const TempDir folder;
-  for (const char* const name : {"b/2.jpg", "b/10.JPEG", "b/deep/er/1.jpeg", "b/deep-er/1.Jpg", "a/x.jpg", "a/notes.txt", "C/y.jpg", "root.jpg"}) folder.write(name, "");
+  for (const char* const name :
+       {"b/2.jpg", "b/10.JPEG", "b/deep/er/1.jpeg", "b/deep-er/1.Jpg", "a/x.jpg", "a/notes.txt", "C/y.jpg", "root.jpg"})
+    folder.write(name, "");
   std::filesystem::create_directory_symlink(folder / "a", folder / "d");
   const ImageFolder images(folder.path());
   EXPECT_THAT(images.classes(), ElementsAre("C", "a", "b", "d"));
   std::vector<std::string> files;
-  for (std::size_t i = 0; i < images.size(); ++i) files.push_back(std::to_string(images.label(i)) + images.path(i).substr(folder.path().size()));
+  for (std::size_t i = 0; i < images.size(); ++i)
+    files.push_back(std::to_string(images.label(i)) + images.path(i).substr(folder.path().size()));
   // As os.walk() and sorted() give them: a folder's own files first, then those of each folder below.
-  EXPECT_THAT(files, ElementsAre("0/C/y.jpg", "1/a/x.jpg", "2/b/10.JPEG", "2/b/2.jpg", "2/b/deep-er/1.Jpg", "2/b/deep/er/1.jpeg", "3/d/x.jpg"));
+  EXPECT_THAT(files, ElementsAre("0/C/y.jpg", "1/a/x.jpg", "2/b/10.JPEG", "2/b/2.jpg", "2/b/deep-er/1.Jpg",
+                                 "2/b/deep/er/1.jpeg", "3/d/x.jpg"));
 }
 
 TEST(ImageFolder, SaysWhatIsMissing) {
@@ -113,10 +119,12 @@ TEST(ImageFolder, SaysWhatIsMissing) {
   const auto message = [&](const std::string& path) { return message_of<UsageError>([&] { ImageFolder{path}; }); };
   EXPECT_EQ(message(folder / "nowhere"), "there is no folder " + (folder / "nowhere"));
   folder.write("images/x.jpg", "");
-  EXPECT_THAT(message(folder / "images"), EndsWith("/images holds no folders; allowed is one with a folder for each class"));
+  EXPECT_THAT(message(folder / "images"),
+              EndsWith("/images holds no folders; allowed is one with a folder for each class"));
   folder.write("some/cat/x.jpg", "");
   folder.write("some/dog/x.png", "");
-  EXPECT_EQ(message(folder / "some"), "the folder " + (folder / "some/dog") + " holds no image; allowed are files that end in .jpg or .jpeg");
+  EXPECT_EQ(message(folder / "some"),
+            "the folder " + (folder / "some/dog") + " holds no image; allowed are files that end in .jpg or .jpeg");
   std::filesystem::create_directory_symlink(folder / "some/cat", folder / "some/cat/again");
   EXPECT_THAT(message(folder / "some"), HasSubstr("is more than 32 folders deep"));
 }
@@ -126,7 +134,9 @@ TEST(ImageFolder, WarnsOfImagesOfOtherKinds) {
   for (const char* const name : {"a/1.jpg", "a/2.png", "b/1.jpg", "b/2.WEBP"}) folder.write(name, "");
   testing::internal::CaptureStderr();
   EXPECT_EQ(ImageFolder(folder.path()).size(), 2u);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), EndsWith(": 2 images that are not called .jpg or .jpeg are left out; the first is " + (folder / "a/2.png") + "\n"));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              EndsWith(": 2 images that are not called .jpg or .jpeg are left out; the first is " +
+                       (folder / "a/2.png") + "\n"));
 }
 
 }  // namespace

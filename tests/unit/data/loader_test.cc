@@ -18,8 +18,8 @@
 namespace lockstep::data {
 namespace {
 
-using tests::message_of;
 using testing::HasSubstr;
+using tests::message_of;
 
 // A dataset of libtorch: sample i is data [i, i] and target i.
 struct Numbers : torch::data::datasets::Dataset<Numbers> {
@@ -82,13 +82,12 @@ TEST(Loader, TheSameBatchesWhateverTheNumberOfWorkers) {
   const auto expected = walk(inline_loader, 2);
   for (const int workers : {1, 2, 5, 40}) {
     // Samples that take unequal time come back out of order unless the loader sees to it.
-    auto loader = make_loader(
-        101,
-        [](std::size_t i) {
-          std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 100));
-          return Numbers(101).get(i);
-        },
-        ShardOf{}, {.batch_size = 4, .seed = 1, .num_workers = workers, .prefetch = 3});
+    auto loader = make_loader(101,
+                              [](std::size_t i) {
+                                std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 100));
+                                return Numbers(101).get(i);
+                              },
+                              ShardOf{}, {.batch_size = 4, .seed = 1, .num_workers = workers, .prefetch = 3});
     EXPECT_EQ(walk(loader, 2), expected) << workers;
     EXPECT_EQ(walk(loader, 2), expected) << "again";
   }
@@ -99,19 +98,18 @@ TEST(Loader, WorkersWorkAtTheSameTime) {
   std::mutex mutex;
   std::condition_variable begun;
   bool second = false;
-  auto loader = make_loader(
-      2,
-      [&](std::size_t i) {
-        std::unique_lock lock(mutex);
-        if (i == 1) {
-          second = true;
-          begun.notify_all();
-        } else if (!begun.wait_for(lock, std::chrono::seconds(20), [&] { return second; })) {
-          throw std::runtime_error("nobody else works");
-        }
-        return torch::tensor(static_cast<std::int64_t>(i));
-      },
-      ShardOf{}, {.shuffle = false, .num_workers = 2});
+  auto loader = make_loader(2,
+                            [&](std::size_t i) {
+                              std::unique_lock lock(mutex);
+                              if (i == 1) {
+                                second = true;
+                                begun.notify_all();
+                              } else if (!begun.wait_for(lock, std::chrono::seconds(20), [&] { return second; })) {
+                                throw std::runtime_error("nobody else works");
+                              }
+                              return torch::tensor(static_cast<std::int64_t>(i));
+                            },
+                            ShardOf{}, {.shuffle = false, .num_workers = 2});
   std::int64_t sum = 0;
   for (auto& batch : loader.epoch(0)) sum += batch.sum().item<std::int64_t>();
   EXPECT_EQ(sum, 1);
@@ -119,9 +117,12 @@ TEST(Loader, WorkersWorkAtTheSameTime) {
 
 TEST(Loader, NeverRunsFurtherAheadThanPrefetchSays) {
   std::atomic<int> made{0};
-  auto loader = make_loader(
-      100, [&](std::size_t i) { ++made; return torch::tensor(static_cast<std::int64_t>(i)); }, ShardOf{},
-      {.num_workers = 2, .prefetch = 3});
+  auto loader = make_loader(100,
+                            [&](std::size_t i) {
+                              ++made;
+                              return torch::tensor(static_cast<std::int64_t>(i));
+                            },
+                            ShardOf{}, {.num_workers = 2, .prefetch = 3});
   int taken = 0;
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
@@ -134,13 +135,12 @@ TEST(Loader, NeverRunsFurtherAheadThanPrefetchSays) {
 
 TEST(Loader, AnExceptionComesWithItsSampleAtItsTurn) {
   for (const int workers : {0, 1, 3}) {
-    auto loader = make_loader(
-        20,
-        [](std::size_t i) {
-          if (i >= 9) throw std::runtime_error("the file is\ngone");
-          return torch::tensor(static_cast<std::int64_t>(i));
-        },
-        ShardOf{}, {.batch_size = 2, .shuffle = false, .num_workers = workers});
+    auto loader = make_loader(20,
+                              [](std::size_t i) {
+                                if (i >= 9) throw std::runtime_error("the file is\ngone");
+                                return torch::tensor(static_cast<std::int64_t>(i));
+                              },
+                              ShardOf{}, {.batch_size = 2, .shuffle = false, .num_workers = workers});
     int batches = 0;
     try {
       for (auto& batch : loader.epoch(0)) batches += batch.size(0) == 2;
@@ -156,8 +156,7 @@ TEST(Loader, AnExceptionComesWithItsSampleAtItsTurn) {
 }
 
 TEST(Loader, KeepsTheCauseAndTheFirstLineOfWhatWasThrown) {
-  auto format = make_loader(
-      1, [](std::size_t) -> at::Tensor { throw base::FormatError("x.png:12: bad"); }, ShardOf{});
+  auto format = make_loader(1, [](std::size_t) -> at::Tensor { throw base::FormatError("x.png:12: bad"); }, ShardOf{});
   try {
     format.epoch(0).begin();
     ADD_FAILURE() << "nothing was thrown";
@@ -175,7 +174,8 @@ TEST(Loader, KeepsTheCauseAndTheFirstLineOfWhatWasThrown) {
 
 TEST(Loader, SamplesThatDoNotFitTogetherAreNamed) {
   auto loader = make_loader(
-      4, [](std::size_t i) { return Example{torch::ones({static_cast<std::int64_t>(i < 3 ? 2 : 5)}), torch::tensor(1)}; },
+      4,
+      [](std::size_t i) { return Example{torch::ones({static_cast<std::int64_t>(i < 3 ? 2 : 5)}), torch::tensor(1)}; },
       ShardOf{}, {.batch_size = 4, .shuffle = false});
   const auto message = message_of<base::UsageError>([&] { loader.epoch(0).begin(); });
   EXPECT_THAT(message, HasSubstr("data of sample 0 is Float[2] and of sample 3 Float[5]"));
@@ -183,9 +183,12 @@ TEST(Loader, SamplesThatDoNotFitTogetherAreNamed) {
 
 TEST(Loader, LeavingTheLoopStopsTheThreads) {
   std::atomic<int> made{0};
-  auto loader = make_loader(
-      100'000, [&](std::size_t i) { ++made; return torch::tensor(static_cast<std::int64_t>(i)); }, ShardOf{},
-      {.batch_size = 10, .num_workers = 2});
+  auto loader = make_loader(100'000,
+                            [&](std::size_t i) {
+                              ++made;
+                              return torch::tensor(static_cast<std::int64_t>(i));
+                            },
+                            ShardOf{}, {.batch_size = 10, .num_workers = 2});
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
     break;
@@ -208,16 +211,16 @@ TEST(Loader, AStuckSampleEndsInATimeoutAndDoesNotHoldTheDestructor) {
   const auto gate = std::make_shared<Gate>();
   const auto begin = std::chrono::steady_clock::now();
   {
-    auto loader = make_loader(
-        3,
-        [gate](std::size_t i) {
-          std::unique_lock lock(gate->mutex);
-          gate->opened.wait_for(lock, std::chrono::seconds(60), [&] { return gate->open; });
-          gate->passed = true;
-          gate->opened.notify_all();
-          return torch::tensor(static_cast<std::int64_t>(i));
-        },
-        ShardOf{}, {.shuffle = false, .num_workers = 1, .timeout = std::chrono::milliseconds(100)});
+    auto loader =
+        make_loader(3,
+                    [gate](std::size_t i) {
+                      std::unique_lock lock(gate->mutex);
+                      gate->opened.wait_for(lock, std::chrono::seconds(60), [&] { return gate->open; });
+                      gate->passed = true;
+                      gate->opened.notify_all();
+                      return torch::tensor(static_cast<std::int64_t>(i));
+                    },
+                    ShardOf{}, {.shuffle = false, .num_workers = 1, .timeout = std::chrono::milliseconds(100)});
     EXPECT_THAT(message_of<base::TimeoutError>([&] { loader.epoch(7).begin(); }),
                 HasSubstr("batch 0 of 3 of epoch 7 was not ready after 100 ms; its first sample is 0"));
   }
@@ -234,8 +237,9 @@ TEST(Loader, GoesOnInAnotherWorldWithEachSampleExactlyOnce) {
   const auto steps = [&](int world, std::int64_t batch_size, int num_steps) {
     Position position;
     for (int rank = 0; rank < world; ++rank) {
-      auto loader = make_loader(Numbers(101), ShardOf{rank, world},
-                                {.batch_size = batch_size, .seed = 3, .mode = ShardMode::kExact, .num_workers = rank % 2});
+      auto loader =
+          make_loader(Numbers(101), ShardOf{rank, world},
+                      {.batch_size = batch_size, .seed = 3, .mode = ShardMode::kExact, .num_workers = rank % 2});
       if (!saved.empty()) loader.restore(parse_position(saved));
       int step = 0;
       for (auto& batch : loader.epoch(5)) {
@@ -287,7 +291,8 @@ TEST(Loader, EqualRanksHandOutEquallyManyEquallyLongBatches) {
       for (const std::size_t n : {1, 2, 3, 10, 29}) {
         std::set<std::vector<std::size_t>> seen;
         for (int rank = 0; rank < 4; ++rank) {
-          auto loader = make_loader(Numbers(n), ShardOf{rank, 4}, {.batch_size = 3, .mode = mode, .drop_last = drop_last});
+          auto loader =
+              make_loader(Numbers(n), ShardOf{rank, 4}, {.batch_size = 3, .mode = mode, .drop_last = drop_last});
           std::vector<std::size_t> sizes;
           for (const auto& batch : walk(loader, 1)) sizes.push_back(batch.size());
           EXPECT_EQ(sizes.size(), loader.batches_per_epoch());
@@ -299,7 +304,8 @@ TEST(Loader, EqualRanksHandOutEquallyManyEquallyLongBatches) {
 
 TEST(Loader, CountsEachBatchThatItHandsOut) {
   int counted = 0;
-  auto loader = detail::make_loader(Numbers(10), {0, 2}, {.batch_size = 2, .num_workers = 2}, [&](const Position&) { ++counted; });
+  auto loader = detail::make_loader(Numbers(10), {0, 2}, {.batch_size = 2, .num_workers = 2},
+                                    [&](const Position&) { ++counted; });
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
     if (counted == 2) break;
@@ -328,8 +334,10 @@ TEST(Loader, TheOrderOfSamplesHasAFingerprint) {
   later.samples = 50;
   EXPECT_EQ(fingerprint_of_order(later, ShardMode::kPad), ours);
   EXPECT_NE(fingerprint_of_order(here, ShardMode::kDrop), ours);
-  for (const Position& other : {Position{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true}, Position{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
-                                Position{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true}, Position{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
+  for (const Position& other : {Position{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true},
+                                Position{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
+                                Position{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true},
+                                Position{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
     EXPECT_NE(fingerprint_of_order(other, ShardMode::kPad), ours);
 }
 
@@ -343,18 +351,19 @@ TEST(Loader, TakesEveryKindOfMapStyleDataset) {
   for (auto& batch : mapped.epoch(0))
     EXPECT_TRUE(batch.data.flatten(1).select(1, 0).equal(batch.target.to(torch::kFloat32) / 2));
   // Samples without a target; plain tensors; anything else comes as it is.
-  auto untargeted = make_loader(
-      6, [](std::size_t i) { return torch::data::TensorExample(torch::full({2}, static_cast<float>(i))); }, ShardOf{},
-      {.batch_size = 3});
+  auto untargeted =
+      make_loader(6, [](std::size_t i) { return torch::data::TensorExample(torch::full({2}, static_cast<float>(i))); },
+                  ShardOf{}, {.batch_size = 3});
   EXPECT_EQ(untargeted.epoch(0).begin()->data.sizes(), at::IntArrayRef({3, 2}));
-  auto words = make_loader(
-      6, [](std::size_t i) { return std::string(i, 'x'); }, ShardOf{}, {.batch_size = 6, .shuffle = false});
+  auto words =
+      make_loader(6, [](std::size_t i) { return std::string(i, 'x'); }, ShardOf{}, {.batch_size = 6, .shuffle = false});
   EXPECT_EQ((*words.epoch(0).begin())[3], "xxx");
   auto labelled = make_loader(
-      2, [](std::size_t i) { return torch::data::Example<at::Tensor, int>(torch::ones({2}), static_cast<int>(i)); }, ShardOf{},
-      {.batch_size = 2, .shuffle = false});
+      2, [](std::size_t i) { return torch::data::Example<at::Tensor, int>(torch::ones({2}), static_cast<int>(i)); },
+      ShardOf{}, {.batch_size = 2, .shuffle = false});
   EXPECT_EQ(labelled.epoch(0).begin()->at(1).target, 1) << "an int is not stacked, and not lost";
-  auto characters = make_loader(CharDataset(std::vector<std::int32_t>(100, 1), {.block_size = 9}), ShardOf{}, {.batch_size = 5});
+  auto characters =
+      make_loader(CharDataset(std::vector<std::int32_t>(100, 1), {.block_size = 9}), ShardOf{}, {.batch_size = 5});
   EXPECT_EQ(characters.epoch(0).begin()->target.sizes(), at::IntArrayRef({5, 9}));
 }
 
@@ -388,7 +397,9 @@ TEST(Loader, RefusesOptionsOutOfRange) {
   EXPECT_THAT(message({.num_workers = -1}), HasSubstr("num_workers is -1; allowed is 0 to 256"));
   EXPECT_THAT(message({.prefetch = 0}), HasSubstr("prefetch is 0; allowed is 1 to 1024"));
   EXPECT_THAT(message({.timeout = std::chrono::milliseconds(0)}), HasSubstr("timeout is 0"));
-  EXPECT_EQ(message({.device = at::kCUDA}), "LoaderOptions.device is cuda, which libtorch cannot use in this process; allowed are cpu and Group::device(), after lockstep::init() has found a GPU");
+  EXPECT_EQ(message({.device = at::kCUDA}),
+            "LoaderOptions.device is cuda, which libtorch cannot use in this process; allowed are cpu and "
+            "Group::device(), after lockstep::init() has found a GPU");
   EXPECT_THAT(message({.mode = ShardMode::kExact, .drop_last = true}), HasSubstr("drop_last"));
   EXPECT_THAT(message_of<base::UsageError>([] { make_loader(Numbers(0), ShardOf{}); }), HasSubstr("has 0 samples"));
 }

@@ -95,7 +95,8 @@ TEST(Permutation, EveryPlaceIsEquallyLikely) {
       for (std::uint64_t i = 0; i < n; ++i) counts[i * n + permutation[i]] += 1;
     }
     const double degrees = static_cast<double>((n - 1) * (n - 1));
-    EXPECT_LT(std::abs(chi_square_score(counts, static_cast<double>(kEpochs) / static_cast<double>(n), degrees)), 5) << n;
+    EXPECT_LT(std::abs(chi_square_score(counts, static_cast<double>(kEpochs) / static_cast<double>(n), degrees)), 5)
+        << n;
   }
 }
 
@@ -201,8 +202,8 @@ TEST(Sampler, GoesOnInAnotherWorldWithEachSampleExactlyOnce) {
   constexpr std::uint64_t kAll = 1'000'000;
   for (const std::uint64_t n : {97, 100, 144, 1000}) {
     std::map<std::uint64_t, int> ledger;
-    auto position = train(n, 4, ShardMode::kExact, 3, 0, 2, ledger);      // 24 samples
-    position = train(n, 3, ShardMode::kExact, 5, position, 3, ledger);    // 45 samples
+    auto position = train(n, 4, ShardMode::kExact, 3, 0, 2, ledger);    // 24 samples
+    position = train(n, 3, ShardMode::kExact, 5, position, 3, ledger);  // 45 samples
     ASSERT_EQ(position, 69u);
     position = train(n, 4, ShardMode::kExact, 2, position, kAll, ledger);
     EXPECT_EQ(position, n);
@@ -250,7 +251,8 @@ TEST(BatchPlan, CutsTheOrder) {
 }
 
 TEST(Position, ReadsWhatItWrites) {
-  const Position position{.seed = 0xffffffffffffffffULL, .epoch = 3, .samples = 42, .num_samples = 100, .shuffle = false};
+  const Position position{
+      .seed = 0xffffffffffffffffULL, .epoch = 3, .samples = 42, .num_samples = 100, .shuffle = false};
   EXPECT_EQ(to_text(position), "seed=18446744073709551615 epoch=3 samples=42 num_samples=100 shuffle=0");
   EXPECT_EQ(parse_position(to_text(position)), position);
 }
@@ -261,7 +263,8 @@ TEST(Position, RefusesAnythingElse) {
         "seed=1 epoch=2 samples=5 num_samples=4 shuffle=1", "seed=-1 epoch=2 samples=3 num_samples=4 shuffle=1",
         "seed=1 epoch=2 samples=3 num_samples=4 shuffle=1 ", "seed=1  epoch=2 samples=3 num_samples=4 shuffle=1",
         "seed=1x epoch=2 samples=3 num_samples=4 shuffle=1", "epoch=2 seed=1 samples=3 num_samples=4 shuffle=1",
-        "seed=18446744073709551616 epoch=2 samples=3 num_samples=4 shuffle=1", "seed=1 epoch=2 samples=3 num_samples=04 shuffle=1"})
+        "seed=18446744073709551616 epoch=2 samples=3 num_samples=4 shuffle=1",
+        "seed=1 epoch=2 samples=3 num_samples=04 shuffle=1"})
     EXPECT_THROW(parse_position(text), base::UsageError) << text;
 }
 

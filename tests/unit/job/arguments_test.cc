@@ -17,7 +17,8 @@ TEST(Arguments, AreTheWordsAfterTheProgramsName) {
 }
 
 TEST(Arguments, RanksMayHaveTheirNumbers) {
-  EXPECT_THAT(comparable_arguments("t\0--local_rank=3\0--rank\0002\0--lr\0001\0--node-rank\0"s), ElementsAre("--lr", "1"));
+  EXPECT_THAT(comparable_arguments("t\0--local_rank=3\0--rank\0002\0--lr\0001\0--node-rank\0"s),
+              ElementsAre("--lr", "1"));
 }
 
 TEST(Arguments, AreBoundedAndOfOneLine) {
@@ -32,7 +33,8 @@ TEST(Arguments, AreBoundedAndOfOneLine) {
 TEST(Arguments, TheFirstDifferenceIsShownFromBothSides) {
   EXPECT_EQ(difference_of_arguments({"a", "b"}, {"a", "b"}), "");
   EXPECT_EQ(difference_of_arguments({}, {}), "");
-  EXPECT_EQ(difference_of_arguments({"--lr", "0.2", "d", "e"}, {"--lr", "0.1", "d", "e"}), "\"--lr\" \"0.2\" \"d\" against \"--lr\" \"0.1\" \"d\"");
+  EXPECT_EQ(difference_of_arguments({"--lr", "0.2", "d", "e"}, {"--lr", "0.1", "d", "e"}),
+            "\"--lr\" \"0.2\" \"d\" against \"--lr\" \"0.1\" \"d\"");
   EXPECT_EQ(difference_of_arguments({"a"}, {"a", "--bf16"}), "\"a\" against \"a\" \"--bf16\"");
   EXPECT_EQ(difference_of_arguments({"--bf16"}, {}), "\"--bf16\" against none");
 }

@@ -22,8 +22,15 @@ void expect_equal(const Fatal& a, const Fatal& b) {
 }
 
 Fatal example() {
-  return {.cause = base::Cause::kRankDied, .rank = 3, .host = "beta", .pid = 4711, .gen = 0, .step = 120,
-          .op = "all_reduce(layer4.2.conv3.weight)#881", .detail = "killed by SIGKILL", .hint = "lower batch_size"};
+  return {.cause = base::Cause::kRankDied,
+          .rank = 3,
+          .host = "beta",
+          .pid = 4711,
+          .gen = 0,
+          .step = 120,
+          .op = "all_reduce(layer4.2.conv3.weight)#881",
+          .detail = "killed by SIGKILL",
+          .hint = "lower batch_size"};
 }
 
 TEST(FatalLine, AsTheReferenceWritesIt) {
@@ -39,8 +46,9 @@ TEST(FatalLine, IsReadBack) {
 }
 
 TEST(FatalLine, NastyTextIsReadBack) {
-  for (const std::string& nasty : {std::string("\" hint=\"x"), std::string("\\"), std::string("\\\""), std::string("a\nb\r\tc\x1b[31m"),
-                                   std::string("\0 zero", 6), std::string("\\x41\\n"), std::string("naïve 日本"), std::string("x\x7f")}) {
+  for (const std::string& nasty :
+       {std::string("\" hint=\"x"), std::string("\\"), std::string("\\\""), std::string("a\nb\r\tc\x1b[31m"),
+        std::string("\0 zero", 6), std::string("\\x41\\n"), std::string("naïve 日本"), std::string("x\x7f")}) {
     Fatal fatal = example();
     fatal.detail = nasty;
     fatal.hint = nasty + nasty;
@@ -82,13 +90,18 @@ TEST(FatalLine, LongTextIsCut) {
 TEST(FatalLine, WhatIsNoneIsRefused) {
   const std::string line = to_line(example());
   for (std::size_t cut = 0; cut + 1 < line.size(); ++cut) EXPECT_FALSE(parse_fatal(line.substr(0, cut))) << cut;
-  for (const char* const text : {"", "FATAL", "FATAL ", "fatal cause=DESYNC", "WARN cause=DESYNC", "FATAL rank=1 cause=DESYNC"})
+  for (const char* const text :
+       {"", "FATAL", "FATAL ", "fatal cause=DESYNC", "WARN cause=DESYNC", "FATAL rank=1 cause=DESYNC"})
     EXPECT_FALSE(parse_fatal(text)) << text;
-  EXPECT_EQ(parse_fatal("FATAL cause=NEW rank=x host=h pid=9999999999999999999 gen=0 step=0 op=o detail=\"d\" hint=\"\"")->pid, -1);
+  EXPECT_EQ(
+      parse_fatal("FATAL cause=NEW rank=x host=h pid=9999999999999999999 gen=0 step=0 op=o detail=\"d\" hint=\"\"")
+          ->pid,
+      -1);
 }
 
 TEST(FatalLine, NumbersThatAreNoneAreUnknown) {
-  const auto fatal = parse_fatal("FATAL cause=DESYNC rank=66666664666666662 host=h pid=-7 gen=- step=. op=- detail=\"\" hint=\"\"");
+  const auto fatal =
+      parse_fatal("FATAL cause=DESYNC rank=66666664666666662 host=h pid=-7 gen=- step=. op=- detail=\"\" hint=\"\"");
   ASSERT_TRUE(fatal);
   EXPECT_EQ(fatal->rank, -1);
   EXPECT_EQ(fatal->pid, -1);

@@ -64,7 +64,7 @@ pthread_t here;
 
 TEST(Heartbeat, ItsThreadTakesNoSignal) {
   here = ::pthread_self();
-  struct sigaction action {}, before {};
+  struct sigaction action{}, before{};
   action.sa_handler = [](int) {
     ++taken;
     if (!::pthread_equal(here, ::pthread_self())) ++taken_elsewhere;

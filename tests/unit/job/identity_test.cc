@@ -24,25 +24,53 @@ Env environment(const Variables& variables) {
   });
 }
 
-Identity from(const Variables& variables, const ExplicitIdentity& given = {}) { return identify(environment(variables), given); }
+Identity from(const Variables& variables, const ExplicitIdentity& given = {}) {
+  return identify(environment(variables), given);
+}
 
 void expect_refused(const Variables& variables, const std::string& part, const ExplicitIdentity& given = {}) {
   const std::string text = message_of<UsageError>([&] { from(variables, given); });
   EXPECT_THAT(text, HasSubstr(part));
 }
 
-const Variables kLockstep = {{"LOCKSTEP_RANK", "5"},       {"LOCKSTEP_WORLD_SIZE", "8"},       {"LOCKSTEP_LOCAL_RANK", "1"},
-                             {"LOCKSTEP_NODE_RANK", "1"},  {"LOCKSTEP_LOCAL_WORLD_SIZE", "4"}, {"LOCKSTEP_NUM_NODES", "2"},
-                             {"LOCKSTEP_STORE", "alpha:4242"}, {"LOCKSTEP_JOB", "key"}};
-const Variables kTorchrun = {{"RANK", "1"},        {"WORLD_SIZE", "2"},        {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "2"},
-                             {"GROUP_RANK", "0"},  {"GROUP_WORLD_SIZE", "1"},  {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"},
-                             {"TORCHELASTIC_RUN_ID", "run"}, {"TORCHELASTIC_RESTART_COUNT", "3"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
-const Variables kMpi = {{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "4711.1"}};
-// As srun sets them for the third task of `srun -N2 -n3` with two tasks on the first host, in a job that was requeued once.
-const Variables kSlurm = {{"SLURM_PROCID", "2"},  {"SLURM_NTASKS", "3"},         {"SLURM_LOCALID", "0"}, {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
-                          {"SLURM_NODEID", "1"},  {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_JOB_ID", "71"}, {"SLURM_STEP_NODELIST", "alpha[07-08]"},
-                          {"SLURM_STEP_ID", "4"}, {"SLURM_RESTART_COUNT", "1"},  {"SLURM_JOB_NODELIST", "alpha[06-08]"}, {"SLURM_TASKS_PER_NODE", "2(x3)"}};
+const Variables kLockstep = {{"LOCKSTEP_RANK", "5"},
+                             {"LOCKSTEP_WORLD_SIZE", "8"},
+                             {"LOCKSTEP_LOCAL_RANK", "1"},
+                             {"LOCKSTEP_NODE_RANK", "1"},
+                             {"LOCKSTEP_LOCAL_WORLD_SIZE", "4"},
+                             {"LOCKSTEP_NUM_NODES", "2"},
+                             {"LOCKSTEP_STORE", "alpha:4242"},
+                             {"LOCKSTEP_JOB", "key"}};
+const Variables kTorchrun = {{"RANK", "1"},
+                             {"WORLD_SIZE", "2"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"},
+                             {"GROUP_RANK", "0"},
+                             {"GROUP_WORLD_SIZE", "1"},
+                             {"MASTER_ADDR", "h"},
+                             {"MASTER_PORT", "29500"},
+                             {"TORCHELASTIC_RUN_ID", "run"},
+                             {"TORCHELASTIC_RESTART_COUNT", "3"},
+                             {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Variables kMpi = {{"OMPI_COMM_WORLD_RANK", "3"},
+                        {"OMPI_COMM_WORLD_SIZE", "4"},
+                        {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                        {"PMIX_NAMESPACE", "4711.1"}};
+// As srun sets them for the third task of `srun -N2 -n3` with two tasks on the first host, in a job that was requeued
+// once.
+const Variables kSlurm = {{"SLURM_PROCID", "2"},
+                          {"SLURM_NTASKS", "3"},
+                          {"SLURM_LOCALID", "0"},
+                          {"SLURM_STEP_TASKS_PER_NODE", "2,1"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_STEP_NUM_NODES", "2"},
+                          {"SLURM_JOB_ID", "71"},
+                          {"SLURM_STEP_NODELIST", "alpha[07-08]"},
+                          {"SLURM_STEP_ID", "4"},
+                          {"SLURM_RESTART_COUNT", "1"},
+                          {"SLURM_JOB_NODELIST", "alpha[06-08]"},
+                          {"SLURM_TASKS_PER_NODE", "2(x3)"}};
 const Variables kPmi = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "9"}, {"PMI_FD", "6"}};
 const Variables kHydra = {{"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "1"}};
 const Variables kPmix = {{"PMIX_RANK", "1"}, {"PMIX_NAMESPACE", "slurm.pmix.71.4"}};
@@ -175,22 +203,29 @@ TEST(Identity, WhereASlurmStepMeets) {
 TEST(Identity, WhatHasSlurmsVariablesAndIsNoTaskOfAStep) {
   EXPECT_EQ(from(without(kSlurm, "SLURM_STEP_ID")).contract, "none") << "a batch script";
   for (const char* const special : {"4294967290", "4294967291", "4294967292"})
-    EXPECT_EQ(from(with(kSlurm, "SLURM_STEP_ID", special)).contract, "none") << "a shell that salloc has started in a step of its own";
+    EXPECT_EQ(from(with(kSlurm, "SLURM_STEP_ID", special)).contract, "none")
+        << "a shell that salloc has started in a step of its own";
   EXPECT_EQ(from(without(kSlurm, "SLURM_PROCID")).contract, "none") << "an allocation";
   expect_refused(with(without(kSlurm, "SLURM_STEP_ID"), "LOCKSTEP_ENV_FROM", "slurm"), "SLURM_STEP_ID is not set");
-  expect_refused(with(with(kSlurm, "SLURM_STEP_ID", "4294967291"), "LOCKSTEP_ENV_FROM", "slurm"), "SLURM_STEP_ID is \"4294967291\"; allowed is an integer from 0 to 4294967279");
+  expect_refused(with(with(kSlurm, "SLURM_STEP_ID", "4294967291"), "LOCKSTEP_ENV_FROM", "slurm"),
+                 "SLURM_STEP_ID is \"4294967291\"; allowed is an integer from 0 to 4294967279");
 }
 
 TEST(Identity, WhatIsWrongInASlurmStep) {
   for (const char* const name : {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"})
-    expect_refused(without(kSlurm, name), std::string(name) + " is not set, but other variables of the contract slurm are");
+    expect_refused(without(kSlurm, name),
+                   std::string(name) + " is not set, but other variables of the contract slurm are");
   expect_refused(with(kSlurm, "SLURM_PROCID", "3"), "SLURM_PROCID is 3, but SLURM_NTASKS is 3; allowed is 0 to 2");
   expect_refused(with(kSlurm, "SLURM_STEP_ID", "x"), "SLURM_STEP_ID is \"x\"; allowed is an integer");
-  expect_refused(with(kSlurm, "SLURM_LOCALID", "1"), "SLURM_LOCALID is 1, but this host's part of SLURM_STEP_TASKS_PER_NODE is 1");
+  expect_refused(with(kSlurm, "SLURM_LOCALID", "1"),
+                 "SLURM_LOCALID is 1, but this host's part of SLURM_STEP_TASKS_PER_NODE is 1");
   expect_refused(with(kSlurm, "SLURM_NODEID", "2"), "SLURM_NODEID is 2, but SLURM_STEP_NUM_NODES is 2");
-  expect_refused(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "3"), "SLURM_NODEID is 1, but SLURM_STEP_TASKS_PER_NODE is \"3\", which is of 1 host");
-  expect_refused(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "2(x"), "SLURM_STEP_TASKS_PER_NODE is \"2(x\": a number is missing at column 4");
-  expect_refused(with(kSlurm, "SLURM_STEP_NODELIST", "a["), "SLURM_STEP_NODELIST is \"a[\": a number is missing at column 3");
+  expect_refused(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "3"),
+                 "SLURM_NODEID is 1, but SLURM_STEP_TASKS_PER_NODE is \"3\", which is of 1 host");
+  expect_refused(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "2(x"),
+                 "SLURM_STEP_TASKS_PER_NODE is \"2(x\": a number is missing at column 4");
+  expect_refused(with(kSlurm, "SLURM_STEP_NODELIST", "a["),
+                 "SLURM_STEP_NODELIST is \"a[\": a number is missing at column 3");
   expect_refused(with(kSlurm, "SLURM_RESTART_COUNT", "-1"), "SLURM_RESTART_COUNT is \"-1\"");
   EXPECT_EQ(from(without(without(kSlurm, "SLURM_LOCALID"), "SLURM_NODEID")).local_rank, -1) << "it is counted";
 }
@@ -203,7 +238,9 @@ TEST(Identity, Pmix) {
   EXPECT_EQ(id.job, "slurm.pmix.71.4");
   EXPECT_EQ(id.address.host, "");
   EXPECT_EQ(from(with(kPmix, "OMPI_COMM_WORLD_SIZE", "4")).world_size, 4);
-  expect_refused(kPmix, "PMIX_RANK is \"1\", but no variable tells the number of ranks: neither OMPI_COMM_WORLD_SIZE nor SLURM_NTASKS is set");
+  expect_refused(kPmix,
+                 "PMIX_RANK is \"1\", but no variable tells the number of ranks: neither OMPI_COMM_WORLD_SIZE nor "
+                 "SLURM_NTASKS is set");
   expect_refused(with(without(kPmix, "PMIX_NAMESPACE"), "SLURM_NTASKS", "2"), "PMIX_NAMESPACE is not set");
   expect_refused(with(kPmix, "SLURM_NTASKS", "1"), "PMIX_RANK is 1, but SLURM_NTASKS is 1; allowed is 0 to 0");
 }
@@ -221,7 +258,8 @@ TEST(Identity, WhichContractCountsWhenThereAreSeveral) {
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "torchrun")).rank, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "none")).world_size, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "lockstep")).rank, 5);
-  expect_refused({{"LOCKSTEP_ENV_FROM", "slurms"}}, "LOCKSTEP_ENV_FROM is \"slurms\"; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
+  expect_refused({{"LOCKSTEP_ENV_FROM", "slurms"}},
+                 "LOCKSTEP_ENV_FROM is \"slurms\"; allowed are auto, none, lockstep, torchrun, mpi, slurm and pmi");
   expect_refused({{"LOCKSTEP_ENV_FROM", "torchrun"}}, "WORLD_SIZE is not set");
 }
 
@@ -235,18 +273,23 @@ TEST(Identity, LaunchersInsideLaunchers) {
   EXPECT_EQ(from(both(kSlurm, kTorchrun)).contract, "torchrun");
   EXPECT_EQ(from(both(kSlurm, kLockstep)).contract, "lockstep");
   EXPECT_EQ(from(both(kSlurm, kByHand)).contract, "env://");
-  EXPECT_EQ(from({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).contract, "pmi") << "mpiexec in a batch script";
+  EXPECT_EQ(from({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).contract, "pmi")
+      << "mpiexec in a batch script";
   EXPECT_EQ(from(with(kSlurm, "LOCKSTEP_STORE", "a:5")).contract, "slurm");
   EXPECT_EQ(from(with(with(kPmix, "SLURM_NTASKS", "2"), "LOCKSTEP_STORE", "a:5")).contract, "pmix");
 }
 
 TEST(Identity, OneContractIsForced) {
   const Variables all = both(both(both(kSlurm, kMpi), both(kPmi, kPmix)), both(kLockstep, kTorchrun));
-  const auto forced = [&](const Variables& variables, const char* name) { return from(with(variables, "LOCKSTEP_ENV_FROM", name)).contract; };
-  for (const char* const name : {"none", "lockstep", "torchrun", "mpi", "slurm", "pmi"}) EXPECT_EQ(forced(all, name), name);
+  const auto forced = [&](const Variables& variables, const char* name) {
+    return from(with(variables, "LOCKSTEP_ENV_FROM", name)).contract;
+  };
+  for (const char* const name : {"none", "lockstep", "torchrun", "mpi", "slurm", "pmi"})
+    EXPECT_EQ(forced(all, name), name);
   EXPECT_EQ(forced(all, "auto"), "lockstep");
   EXPECT_EQ(forced(without(without(all, "PMI_RANK"), "PMI_SIZE"), "pmi"), "pmix");
-  EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "slurm"}).contract, "slurm") << "the program outranks the variable";
+  EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "slurm"}).contract, "slurm")
+      << "the program outranks the variable";
   EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "auto"}).contract, "lockstep");
   EXPECT_EQ(from(all, {.rank = 0, .world_size = 1, .env_from = "slurm"}).contract, "explicit");
   expect_refused(all, "InitOptions.env_from is \"srun\"; allowed are auto", {.env_from = "srun"});
@@ -256,13 +299,15 @@ TEST(Identity, OneContractIsForced) {
 
 TEST(Identity, WhatIsLaunchedStartsNoRanksOfItsOwn) {
   const auto launched = [](const Variables& variables) { return !contract_of(environment(variables)).empty(); };
-  for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kByHand}) EXPECT_TRUE(launched(variables));
+  for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kByHand})
+    EXPECT_TRUE(launched(variables));
   EXPECT_TRUE(launched({{"LOCKSTEP_ENV_FROM", "none"}}));
   EXPECT_FALSE(launched({{"LOCKSTEP_ENV_FROM", "auto"}}));
   EXPECT_FALSE(launched({}));
   EXPECT_FALSE(launched(without(kSlurm, "SLURM_STEP_ID"))) << "a batch script";
   EXPECT_EQ(contract_of(environment(kSlurm)), "slurm");
-  EXPECT_EQ(contract_of(environment({{"LOCKSTEP_RANK", "0"}})), "lockstep") << "half of it is a rank's as well: init() says what is missing";
+  EXPECT_EQ(contract_of(environment({{"LOCKSTEP_RANK", "0"}})), "lockstep")
+      << "half of it is a rank's as well: init() says what is missing";
 }
 
 TEST(Identity, WhatIsMissingIsNamed) {
@@ -283,11 +328,13 @@ TEST(Identity, WhatContradictsIsNamedWithItsValue) {
   expect_refused(with(kByHand, "RANK", "-1"), "RANK is \"-1\"");
   expect_refused(with(kByHand, "WORLD_SIZE", "0"), "WORLD_SIZE is \"0\"; allowed is an integer from 1");
   expect_refused(with(kByHand, "WORLD_SIZE", "two"), "WORLD_SIZE is \"two\"");
-  expect_refused(with(kByHand, "MASTER_PORT", "123456"), "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
+  expect_refused(with(kByHand, "MASTER_PORT", "123456"),
+                 "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
   expect_refused(with(kTorchrun, "LOCAL_RANK", "2"), "LOCAL_RANK is 2, but LOCAL_WORLD_SIZE is 2");
   expect_refused(with(kTorchrun, "GROUP_RANK", "1"), "GROUP_RANK is 1, but GROUP_WORLD_SIZE is 1");
   expect_refused(with(kLockstep, "LOCKSTEP_STORE", "alpha"), "LOCKSTEP_STORE is \"alpha\"; allowed is host:port");
-  expect_refused({}, "InitOptions.rank is 3, but InitOptions.world_size is 2", {.rank = 3, .world_size = 2, .address = "a:1"});
+  expect_refused({}, "InitOptions.rank is 3, but InitOptions.world_size is 2",
+                 {.rank = 3, .world_size = 2, .address = "a:1"});
   expect_refused({}, "InitOptions.world_size is \"0\"", {.rank = 0, .world_size = 0});
 }
 

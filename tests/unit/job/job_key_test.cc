@@ -25,7 +25,8 @@ TEST(JobKey, TheMacIsHmacSha256) {
   std::string key = "Jefe";
   key.resize(32);
   const JobKey jefe(key);
-  EXPECT_EQ(hex(jefe.mac({"what do ya ", "want for ", "", "nothing?"})), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(hex(jefe.mac({"what do ya ", "want for ", "", "nothing?"})),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   EXPECT_TRUE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"te", "xt"}))));
   EXPECT_FALSE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"texT"}))));
   EXPECT_FALSE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"text"})).substr(1)));
@@ -71,7 +72,8 @@ TEST_F(KeyFile, TheSameFileIsTheSameKey) {
 
 TEST_F(KeyFile, WhatIsNoSecretIsRefused) {
   const std::string text(32, 'x');
-  for (const mode_t mode : {0640, 0604, 0620, 0660, 0644}) expect_refused(write(text, mode), "may be read or written by others");
+  for (const mode_t mode : {0640, 0604, 0620, 0660, 0644})
+    expect_refused(write(text, mode), "may be read or written by others");
   expect_refused(write(text.substr(1)), "has 31 bytes; allowed are 32 to 4096");
   expect_refused(write(std::string(4097, 'x')), "has 4097 bytes");
   expect_refused(dir_ / "nothing", "cannot be read");

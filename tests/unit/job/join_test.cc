@@ -31,7 +31,8 @@ struct End {
 };
 
 /// All of them at once, in threads, at one table.
-std::vector<End> join_all(const std::vector<Rank>& ranks, std::chrono::milliseconds limit = 10s, LocalStore* table = nullptr) {
+std::vector<End> join_all(const std::vector<Rank>& ranks, std::chrono::milliseconds limit = 10s,
+                          LocalStore* table = nullptr) {
   LocalStore own;
   LocalStore& store = table ? *table : own;
   std::vector<End> ends(ranks.size());
@@ -46,7 +47,8 @@ std::vector<End> join_all(const std::vector<Rank>& ranks, std::chrono::milliseco
         ends[i].cause = error.cause();
         ends[i].text = error.what();
         // As init() does: the others' waits end by it.
-        if (error.cause() != Cause::kJoinTimeout) publish_cause(store, {.cause = error.cause(), .rank = ranks[i].rank, .detail = error.what()});
+        if (error.cause() != Cause::kJoinTimeout)
+          publish_cause(store, {.cause = error.cause(), .rank = ranks[i].rank, .detail = error.what()});
       }
     });
   for (std::thread& thread : threads) thread.join();
@@ -89,7 +91,9 @@ TEST(Join, OtherArgumentsAreAWarning) {
   Identity id{.rank = 0, .world_size = 2};
   ::testing::internal::CaptureStderr();
   join(store, id, {{"library", "1"}}, Deadline::in(1s));
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("lockstep: warning: rank 1 was started with other arguments than rank 0: \"--lr\" \"0.2\" against "));
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      HasSubstr("lockstep: warning: rank 1 was started with other arguments than rank 0: \"--lr\" \"0.2\" against "));
 }
 
 TEST(Join, WorldsOfDifferentSizes) {
@@ -147,7 +151,8 @@ TEST(Join, ThisProgramHasABuildId) {
   EXPECT_EQ(id, build_id(""));
   if (id != "-") {
     EXPECT_GE(id.size(), 16u);
-    EXPECT_THAT(id, Each(::testing::AnyOf(::testing::AllOf(::testing::Ge('0'), ::testing::Le('9')), ::testing::AllOf(::testing::Ge('a'), ::testing::Le('f')))));
+    EXPECT_THAT(id, Each(::testing::AnyOf(::testing::AllOf(::testing::Ge('0'), ::testing::Le('9')),
+                                          ::testing::AllOf(::testing::Ge('a'), ::testing::Le('f')))));
   }
 }
 

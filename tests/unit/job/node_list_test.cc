@@ -60,7 +60,8 @@ TEST(NodeList, ListsThatAreTooLongAreRefusedBeforeTheyAreMade) {
   expect_bad_hosts("h[0-4096]", "there are more than 4096 entries");
   expect_bad_hosts("h[0-999999999999999999]", "there are more than 4096 entries");
   expect_bad_hosts("h[0-63][0-64]", "there are more than 4096 entries");
-  expect_bad_hosts("h[1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9]", "there are more than 4096 entries");
+  expect_bad_hosts("h[1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9][1-9]",
+                   "there are more than 4096 entries");
   expect_bad_hosts("h[1-4096],x", "there are more than 4096 entries");
   expect_bad_hosts("h[9999999999999999999]", "a number is too long");
   expect_bad_hosts(std::string(256, 'a'), "a name is too long");
@@ -92,7 +93,8 @@ TEST(NodeList, Counts) {
 TEST(NodeList, HostsAreThoseOfScontrol) {
   const tests::TempDir folder;
   const std::string conf = folder.write("slurm.conf", "ClusterName=t\nSlurmctldHost=localhost\n");
-  for (const std::string list : {"alpha", "h[1-3,07-09],x5", "rack[0-1]n[2-3]", "a[009-11]", "a[9-011]", "a[98-101],a[098-101]", "n[1-2][3-4],n[1-3]", "n[01-2]", "a[7]"}) {
+  for (const std::string list : {"alpha", "h[1-3,07-09],x5", "rack[0-1]n[2-3]", "a[009-11]", "a[9-011]",
+                                 "a[98-101],a[098-101]", "n[1-2][3-4],n[1-3]", "n[01-2]", "a[7]"}) {
     const std::string command = "SLURM_CONF='" + conf + "' scontrol show hostnames '" + list + "' 2>/dev/null";
     std::FILE* const pipe = ::popen(command.c_str(), "r");
     ASSERT_NE(pipe, nullptr);

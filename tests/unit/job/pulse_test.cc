@@ -44,12 +44,15 @@ TEST(Pulse, WhoIsSilentIsStalledWhateverTheOthersDo) {
 
 TEST(Pulse, NobodyIsStuckWhileOneGetsOn) {
   EXPECT_FALSE(find_stuck({{0, 0s, 299s}, {1, 0s, 5000s}}, 2, kLimits));
-  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 5000s}}, 2, kLimits), Cause::kRankStuck), (std::vector<int>{0, 1}));
+  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 5000s}}, 2, kLimits), Cause::kRankStuck),
+            (std::vector<int>{0, 1}));
 }
 
 TEST(Pulse, WhoHasLeftNeitherHoldsUpNorGetsOn) {
-  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), Cause::kRankStuck), (std::vector<int>{0, 2}));
-  EXPECT_FALSE(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last one may work as long as it likes
+  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}, {2, 0s, 301s}}, 3, kLimits), Cause::kRankStuck),
+            (std::vector<int>{0, 2}));
+  EXPECT_FALSE(
+      find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, kLimits));  // the last one may work as long as it likes
   EXPECT_FALSE(find_stuck({{0, 0s, 900s, false}, {1, 0s, 900s, false}}, 2, kLimits));
 }
 
@@ -59,7 +62,8 @@ TEST(Pulse, ALimitThatSomebodyAskedForCountsForTheLastOneToo) {
   PulseLimits asked = kLimits;
   asked.also_alone = true;
   EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}}, 1, asked), Cause::kRankStuck), std::vector<int>{0});
-  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, asked), Cause::kRankStuck), std::vector<int>{0});
+  EXPECT_EQ(ranks_of(find_stuck({{0, 0s, 300s}, {1, 0s, 0s, false}}, 2, asked), Cause::kRankStuck),
+            std::vector<int>{0});
   EXPECT_FALSE(find_stuck({{0, 0s, 299s}}, 1, asked));
   EXPECT_FALSE(find_stuck({{0, 0s, 900s, false}}, 1, asked));
 }

@@ -99,7 +99,8 @@ struct Traffic {
 };
 Traffic traffic() {
   const std::uint64_t frame = 8 + wire::kMac;
-  return {wire::hello(kJob, 1, Mac{}).size() + wire::kMac + 2 * (frame + 13) + 3 + 5 + 1 + 1, wire::kChallengeSize + 1 + 2 * (frame + 1) + 1};
+  return {wire::hello(kJob, 1, Mac{}).size() + wire::kMac + 2 * (frame + 13) + 3 + 5 + 1 + 1,
+          wire::kChallengeSize + 1 + 2 * (frame + 1) + 1};
 }
 
 TEST(StoreProxy, EveryFlippedBitIsFound) {
@@ -110,7 +111,8 @@ TEST(StoreProxy, EveryFlippedBitIsFound) {
     Spoiled spoiled;
     const bool to_server = random() % 2 == 0;
     const Traffic all = traffic();
-    spoiled.proxy.flip(to_server, random() % (to_server ? all.to_server : all.to_client), static_cast<int>(random() % 8));
+    spoiled.proxy.flip(to_server, random() % (to_server ? all.to_server : all.to_client),
+                       static_cast<int>(random() % 8));
     const auto begin = Deadline::Clock::now();
     try {
       const auto client = connect_store(spoiled.proxy.address(), kJob, 1, Deadline::in(5s));

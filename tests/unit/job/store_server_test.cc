@@ -94,7 +94,8 @@ std::size_t resident_bytes() {
 std::chrono::microseconds cpu_time() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  return std::chrono::seconds(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + std::chrono::microseconds(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  return std::chrono::seconds(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         std::chrono::microseconds(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
 TEST(StoreServer, ServesWhatItsOwnerSets) {
@@ -132,7 +133,9 @@ Admitted enter(const StoreServer& server, const JobKey& key) {
 
 TEST(StoreServer, AnotherJobIsTurnedAway) {
   StoreServer server(kAnyPort, {"ours", 0, kJob.key});
-  const auto ask = [&](const std::string& job) { return cause_of([&] { connect_store(server.address(), {job, 0, kJob.key}, 0, soon()); }); };
+  const auto ask = [&](const std::string& job) {
+    return cause_of([&] { connect_store(server.address(), {job, 0, kJob.key}, 0, soon()); });
+  };
   EXPECT_EQ(ask("theirs"), Cause::kWrongJob);
   EXPECT_EQ(ask(""), Cause::kWrongJob);
   EXPECT_EQ(ask("ours+"), Cause::kWrongJob);
@@ -147,7 +150,8 @@ TEST(StoreServer, AnotherStartOfTheJobIsTurnedAway) {
       FAIL() << generation << " was let in";
     } catch (const CommError& error) {
       EXPECT_EQ(error.cause(), Cause::kStaleGen);
-      EXPECT_THAT(error.what(), HasSubstr("belongs to start 2 of this job, and this rank to start " + std::to_string(generation)));
+      EXPECT_THAT(error.what(),
+                  HasSubstr("belongs to start 2 of this job, and this rank to start " + std::to_string(generation)));
     }
   }
   EXPECT_TRUE(connect_store(server.address(), {"job", 2, kJob.key}, 0, soon()));
@@ -183,7 +187,8 @@ TEST(StoreServer, AServerWithoutTheKeyLearnsNothing) {
     challenge += std::string(wire::kChallengeSize - challenge.size(), '\0');
     base::send_all(one.get(), challenge, soon());
     heard = read_bytes(one, wire::kMac);
-    const wire::Handshake agreed = wire::handshake(kJob.key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
+    const wire::Handshake agreed =
+        wire::handshake(kJob.key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
     EXPECT_FALSE(equal(agreed.of_client, heard));
   });
   EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, soon()); }), Cause::kAuthFailed);
@@ -196,7 +201,8 @@ TEST(StoreServer, WhatWasRecordedIsOfNoUse) {
   const std::string text = hello("job");
   Fd first = stranger(server, text);
   const std::string challenge = read_bytes(first, wire::kChallengeSize);
-  const wire::Handshake agreed = wire::handshake(kJob.key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
+  const wire::Handshake agreed =
+      wire::handshake(kJob.key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
   base::send_all(first.get(), bytes_of(agreed.of_client), soon());
   EXPECT_EQ(static_cast<wire::Verdict>(read_bytes(first, 1)[0]), wire::Verdict::kWelcome);
   // The same bytes on another connection, before and after the challenge.
@@ -415,14 +421,16 @@ TEST(StoreClient, AConnectionThatIsClosedBeforeItIsAdmittedIsTriedAgain) {
     }
   });
   // One that always closes is named in the end.
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }), Cause::kCoordinatorLost);
+  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, Deadline::in(1s)); }),
+            Cause::kCoordinatorLost);
   crowded.join();
   EXPECT_EQ(refused, 2);
 }
 
 TEST(StoreClient, NobodyThereIsNamed) {
   const Fd reserved = base::reserve_port(kAnyPort);
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }), Cause::kCoordinatorLost);
+  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }),
+            Cause::kCoordinatorLost);
 }
 
 }  // namespace

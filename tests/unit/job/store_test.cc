@@ -1,4 +1,5 @@
-// The verbs of a store, on every kind that one process can hold: the table itself, a prefix of it, and a client of a server.
+// The verbs of a store, on every kind that one process can hold: the table itself, a prefix of it, and a client of a
+// server.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,10 +40,12 @@ class AnyStore : public ::testing::TestWithParam<Kind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Kinds, AnyStore,
-                         ::testing::Values(Kind{"Local", [] { return std::shared_ptr<Store>(std::make_shared<LocalStore>()); }},
-                                           Kind{"Prefix", [] {
-                                                  return std::shared_ptr<Store>(
-                                                      std::make_shared<PrefixStore>("p", std::make_shared<LocalStore>()));
+                         ::testing::Values(Kind{"Local",
+                                                [] { return std::shared_ptr<Store>(std::make_shared<LocalStore>()); }},
+                                           Kind{"Prefix",
+                                                [] {
+                                                  return std::shared_ptr<Store>(std::make_shared<PrefixStore>(
+                                                      "p", std::make_shared<LocalStore>()));
                                                 }},
                                            Kind{"Served", served}),
                          [](const auto& kind) { return std::string(kind.param.name); });

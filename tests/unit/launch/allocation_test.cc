@@ -25,18 +25,22 @@ base::Env env(const Variables& variables) {
   });
 }
 
-const Variables kBatch = {{"SLURM_JOB_ID", "5"},      {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_TASKS_PER_NODE", "2(x2),1"}, {"SLURM_NTASKS", "5"},
-                          {"SLURMD_NODENAME", "n1"}, {"SLURM_PROCID", "0"}};
+const Variables kBatch = {{"SLURM_JOB_ID", "5"}, {"SLURM_JOB_NODELIST", "n[1-3]"}, {"SLURM_TASKS_PER_NODE", "2(x2),1"},
+                          {"SLURM_NTASKS", "5"}, {"SLURMD_NODENAME", "n1"},        {"SLURM_PROCID", "0"}};
 
 std::vector<std::string> said(const std::vector<Host>& hosts) {
   std::vector<std::string> all;
-  for (const Host& host : hosts) all.push_back(host.name + ":" + std::to_string(host.slots) + (host.step ? " step" : "") + (host.here ? " here" : ""));
+  for (const Host& host : hosts)
+    all.push_back(host.name + ":" + std::to_string(host.slots) + (host.step ? " step" : "") +
+                  (host.here ? " here" : ""));
   return all;
 }
 
 TEST(Allocation, NoneMeansThisHost) { EXPECT_THAT(with_allocation({}, "auto", env({{"PATH", "/bin"}})), IsEmpty()); }
 
-TEST(Allocation, ABatchScriptsHostsAndSlots) { EXPECT_THAT(said(with_allocation({}, "auto", env(kBatch))), ElementsAre("n1:2 step here", "n2:2 step", "n3:1 step")); }
+TEST(Allocation, ABatchScriptsHostsAndSlots) {
+  EXPECT_THAT(said(with_allocation({}, "auto", env(kBatch))), ElementsAre("n1:2 step here", "n2:2 step", "n3:1 step"));
+}
 
 TEST(Allocation, SlotsThatNobodyAskedForAreNotSaid) {
   Variables salloc = kBatch;
@@ -48,7 +52,8 @@ TEST(Allocation, SlotsThatNobodyAskedForAreNotSaid) {
 TEST(Allocation, ItCanBeLeftOrDemanded) {
   EXPECT_THAT(with_allocation({}, "none", env(kBatch)), IsEmpty());
   EXPECT_EQ(with_allocation({}, "slurm", env(kBatch)).size(), 3u);
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { with_allocation({}, "slurm", env({})); }), HasSubstr("--env-from is \"slurm\""));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { with_allocation({}, "slurm", env({})); }),
+              HasSubstr("--env-from is \"slurm\""));
 }
 
 TEST(Allocation, NamedHostsOfItAreReachedBySrun) {
@@ -64,7 +69,8 @@ TEST(Allocation, NamedHostsOfItAreReachedBySrun) {
 TEST(Allocation, OneLauncherIsEnough) {
   Variables step = kBatch;
   step["SLURM_STEP_ID"] = "0";
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(step)); }), HasSubstr("srun has started lockstep run 5 times"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(step)); }),
+              HasSubstr("srun has started lockstep run 5 times"));
   step["SLURM_NTASKS"] = "1";
   step["SLURM_TASKS_PER_NODE"] = "1";  // the step's
   EXPECT_THAT(said(with_allocation({}, "auto", env(step))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
@@ -77,11 +83,16 @@ TEST(Allocation, OneLauncherIsEnough) {
 TEST(Allocation, CountsThatDoNotFitAreSaid) {
   Variables odd = kBatch;
   odd["SLURM_TASKS_PER_NODE"] = "2(x2)";
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(odd)); }), HasSubstr("counts for 2 hosts, but SLURM_JOB_NODELIST names 3"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(odd)); }),
+              HasSubstr("counts for 2 hosts, but SLURM_JOB_NODELIST names 3"));
 }
 
 TEST(Attendant, TheFirstTaskLaunchesForAllAndTheOthersWait) {
-  Variables task = {{"SLURM_JOB_ID", "5"}, {"SLURM_STEP_ID", "1"}, {"SLURM_STEP_NODELIST", "n[2-3]"}, {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"}, {"SLURM_PROCID", "0"}};
+  Variables task = {{"SLURM_JOB_ID", "5"},
+                    {"SLURM_STEP_ID", "1"},
+                    {"SLURM_STEP_NODELIST", "n[2-3]"},
+                    {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
+                    {"SLURM_PROCID", "0"}};
   EXPECT_THAT(*words_for_task(8, env(task)), ElementsAre("run", "-H", "n2:8,n3:8", "--attended", "5.1"));
   EXPECT_THAT(*words_for_task(0, env(task)), ElementsAre("run", "-H", "n2,n3", "--attended", "5.1"));
   EXPECT_FALSE(words_for_task(1, env(task)));

@@ -18,7 +18,11 @@ constexpr const char* kPython = R"({"python": "3.11.2", "torch": "2.11.0", "cuda
 
 PatientFile healthy(const std::string& name, int number) {
   PatientFile host{.name = name, .way = "ssh", .reached = true, .took = 300ms};
-  host.site = {.host = name, .version = "0.1.0", .build = "abcdef", .cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {5, 5, 0}}, .master_port = 41000};
+  host.site = {.host = name,
+               .version = "0.1.0",
+               .build = "abcdef",
+               .cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {5, 5, 0}},
+               .master_port = 41000};
   host.ahead = 2ms;
   const std::string address = "10.0.0." + std::to_string(number);
   host.door = Door{0, 0, {address, 4000}, "eth0"};
@@ -50,7 +54,9 @@ PatientFile healthy(const std::string& name, int number) {
 Ward ward() {
   Ward all{.hosts = {healthy("h1", 1), healthy("h2", 2), healthy("h3", 3)}, .model_bytes = 250'000'000};
   for (std::size_t from = 0; from < 3; ++from)
-    for (std::size_t to = from + 1; to < 3; ++to) all.pairs.push_back({.from = from, .to = to, .speed = {.round_trip_ns = 120'000, .bytes = 64 << 20, .ns = 57'000'000}});
+    for (std::size_t to = from + 1; to < 3; ++to)
+      all.pairs.push_back(
+          {.from = from, .to = to, .speed = {.round_trip_ns = 120'000, .bytes = 64 << 20, .ns = 57'000'000}});
   all.own_mpirun = {"/usr/bin/mpirun", 0, "mpirun (Open MPI) 4.1.4\n\nReport bugs\n"};
   return all;
 }
@@ -71,7 +77,8 @@ std::vector<std::string> complaints(const Ward& sick) {
 }
 
 /// One fault on h2: what is said of it.
-void expect_fault(const char* check, State state, const std::string& value, const std::string& remedy, const std::function<void(PatientFile&)>& plant) {
+void expect_fault(const char* check, State state, const std::string& value, const std::string& remedy,
+                  const std::function<void(PatientFile&)>& plant) {
   Ward sick = ward();
   plant(sick.hosts[1]);
   const Finding finding = found_in(sick, "h2", check);
@@ -91,11 +98,13 @@ TEST(Diagnosis, HealthyHostsHaveNothingWrong) {
 }
 
 TEST(Diagnosis, AProgramThatIsNotThere) {
-  expect_fault("program", State::kBad, "/app/train: No such file", "copy it", [](PatientFile& host) { host.found->program.error = "No such file or directory"; });
+  expect_fault("program", State::kBad, "/app/train: No such file", "copy it",
+               [](PatientFile& host) { host.found->program.error = "No such file or directory"; });
 }
 
 TEST(Diagnosis, AnotherBuildOfTheProgram) {
-  expect_fault("program", State::kBad, "/app/train (99bb); h1 has 77aa", "same build", [](PatientFile& host) { host.found->program.hash = "99bb"; });
+  expect_fault("program", State::kBad, "/app/train (99bb); h1 has 77aa", "same build",
+               [](PatientFile& host) { host.found->program.hash = "99bb"; });
 }
 
 TEST(Diagnosis, AnotherBuildOfLockstep) {
@@ -107,39 +116,55 @@ TEST(Diagnosis, AnotherBuildOfLockstep) {
 }
 
 TEST(Diagnosis, AnotherTorchInPython) {
-  expect_fault("Python", State::kBad, "torch 2.10.0 for CUDA 12.8; h1 has 2.11.0 for CUDA 12.8", "-m pip install torch==2.11.0",
-               [](PatientFile& host) { host.found->python.out = "warning: x\n{\"python\": \"3.11.2\", \"torch\": \"2.10.0\", \"cuda\": \"12.8\", \"nccl\": \"2.27.5\"}"; });
+  expect_fault(
+      "Python", State::kBad, "torch 2.10.0 for CUDA 12.8; h1 has 2.11.0 for CUDA 12.8", "-m pip install torch==2.11.0",
+      [](PatientFile& host) {
+        host.found->python.out =
+            "warning: x\n{\"python\": \"3.11.2\", \"torch\": \"2.10.0\", \"cuda\": \"12.8\", \"nccl\": \"2.27.5\"}";
+      });
 }
 
 TEST(Diagnosis, APythonWithoutTorch) {
   expect_fault("Python", State::kBad, "has no torch: ModuleNotFoundError", "-m pip install torch==2.11.0",
-               [](PatientFile& host) { host.found->python.out = R"({"python": "3.11.2", "error": "ModuleNotFoundError: No module named 'torch'"})"; });
+               [](PatientFile& host) {
+                 host.found->python.out =
+                     R"({"python": "3.11.2", "error": "ModuleNotFoundError: No module named 'torch'"})";
+               });
 }
 
 TEST(Diagnosis, ADriverThatIsTooOld) {
-  expect_fault("driver", State::kBad, "470.57.02 is too old for CUDA 12.8 of torch, which needs 525", "update NVIDIA's driver",
-               [](PatientFile& host) { host.found->smi.out = "Tesla T4, 15360, 470.57.02\nTesla T4, 15360, 470.57.02\n"; });
+  expect_fault(
+      "driver", State::kBad, "470.57.02 is too old for CUDA 12.8 of torch, which needs 525", "update NVIDIA's driver",
+      [](PatientFile& host) { host.found->smi.out = "Tesla T4, 15360, 470.57.02\nTesla T4, 15360, 470.57.02\n"; });
 }
 
 TEST(Diagnosis, ANameThatLeadsToALoopback) {
-  expect_fault("name", State::kWarn, "h2 is 127.0.1.1, a loopback, which no other host reaches; its addresses are 10.0.0.2 (eth0), 172.17.0.1 (docker0)", "/etc/hosts",
-               [](PatientFile& host) { host.found->resolved.out = "127.0.1.1  STREAM h2\n"; });
-  expect_fault("name", State::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts", [](PatientFile& host) { host.found->resolved.out = "172.17.0.1  STREAM h2\n"; });
+  expect_fault("name", State::kWarn,
+               "h2 is 127.0.1.1, a loopback, which no other host reaches; its addresses are 10.0.0.2 (eth0), "
+               "172.17.0.1 (docker0)",
+               "/etc/hosts", [](PatientFile& host) { host.found->resolved.out = "127.0.1.1  STREAM h2\n"; });
+  expect_fault("name", State::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts",
+               [](PatientFile& host) { host.found->resolved.out = "172.17.0.1  STREAM h2\n"; });
 }
 
 TEST(Diagnosis, AnInterfaceOfContainers) {
-  expect_fault("interface", State::kBad, "docker0 172.17.0.1, which no other host reaches; its addresses are 10.0.0.2 (eth0)", "--interface",
+  expect_fault("interface", State::kBad,
+               "docker0 172.17.0.1, which no other host reaches; its addresses are 10.0.0.2 (eth0)", "--interface",
                [](PatientFile& host) { host.door = Door{0, 0, {"172.17.0.1", 4000}, "docker0"}; });
 }
 
 TEST(Diagnosis, AFullShm) {
-  expect_fault("/dev/shm", State::kBad, "4 KiB free of 32.0 GiB: it is full", "df -h /dev/shm", [](PatientFile& host) { host.found->shm_free_bytes = 4096; });
-  expect_fault("/dev/shm", State::kWarn, "64 MiB free of 64 MiB: it is small", "--shm-size", [](PatientFile& host) { host.found->shm_bytes = host.found->shm_free_bytes = 64 << 20; });
+  expect_fault("/dev/shm", State::kBad, "4 KiB free of 32.0 GiB: it is full", "df -h /dev/shm",
+               [](PatientFile& host) { host.found->shm_free_bytes = 4096; });
+  expect_fault("/dev/shm", State::kWarn, "64 MiB free of 64 MiB: it is small", "--shm-size",
+               [](PatientFile& host) { host.found->shm_bytes = host.found->shm_free_bytes = 64 << 20; });
 }
 
 TEST(Diagnosis, AClockThatIsOff) {
-  expect_fault("clock", State::kBad, "3600 s behind this host's", "set-ntp", [](PatientFile& host) { host.ahead = -1h; });
-  expect_fault("clock", State::kWarn, "2 s ahead of this host's", "set-ntp", [](PatientFile& host) { host.ahead = 2s; });
+  expect_fault("clock", State::kBad, "3600 s behind this host's", "set-ntp",
+               [](PatientFile& host) { host.ahead = -1h; });
+  expect_fault("clock", State::kWarn, "2 s ahead of this host's", "set-ntp",
+               [](PatientFile& host) { host.ahead = 2s; });
 }
 
 TEST(Diagnosis, APortThatIsClosed) {
@@ -153,9 +178,12 @@ TEST(Diagnosis, APortThatIsClosed) {
 }
 
 TEST(Diagnosis, LibrariesThatAreMissing) {
-  expect_fault("libraries", State::kBad, "2 of the program's not found: libff.so, libgg.so.1", "LD_LIBRARY_PATH", [](PatientFile& host) {
-    host.found->libraries = {"/lib64/ld.so", 0, "\tlibff.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\tlibgg.so.1 => not found\n"};
-  });
+  expect_fault("libraries", State::kBad, "2 of the program's not found: libff.so, libgg.so.1", "LD_LIBRARY_PATH",
+               [](PatientFile& host) {
+                 host.found->libraries = {
+                     "/lib64/ld.so", 0,
+                     "\tlibff.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\tlibgg.so.1 => not found\n"};
+               });
 }
 
 TEST(Diagnosis, LimitsMatterWhereTheyDo) {
@@ -163,11 +191,13 @@ TEST(Diagnosis, LimitsMatterWhereTheyDo) {
     host.found->infiniband = true;
     host.found->memlock_bytes = 8 << 20;
   });
-  expect_fault("open files", State::kWarn, "1024, at most 2048", "nofile", [](PatientFile& host) { host.found->files_hard = 2048; });
-  expect_fault("memory", State::kWarn, "512 MiB available of 64.0 GiB, limited by /sys/fs/cgroup/a", "limit", [](PatientFile& host) {
-    host.found->available_bytes = 512 << 20;
-    host.found->limited_by = "/sys/fs/cgroup/a";
-  });
+  expect_fault("open files", State::kWarn, "1024, at most 2048", "nofile",
+               [](PatientFile& host) { host.found->files_hard = 2048; });
+  expect_fault("memory", State::kWarn, "512 MiB available of 64.0 GiB, limited by /sys/fs/cgroup/a", "limit",
+               [](PatientFile& host) {
+                 host.found->available_bytes = 512 << 20;
+                 host.found->limited_by = "/sys/fs/cgroup/a";
+               });
 }
 
 TEST(Diagnosis, AHostThatIsNotReachedHasOneLine) {
@@ -215,7 +245,9 @@ TEST(Diagnosis, TheSlowestPairIsTheNetwork) {
   const Finding finding = found_in(slow, "all", "network");
   EXPECT_EQ(finding.state, State::kWarn);
   // 2 * 2/3 * 250 MB: 333 MB over 125 MB/s, over 1250 MB/s; 250 MB at 10 GB/s.
-  EXPECT_EQ(finding.value, "this is a gigabit network: 2.7 s a step for 250 MB of gradients; at 10 Gb/s 267 ms, on one host 25 ms, exchanging every 8 steps 333 ms");
+  EXPECT_EQ(finding.value,
+            "this is a gigabit network: 2.7 s a step for 250 MB of gradients; at 10 Gb/s 267 ms, on one host 25 ms, "
+            "exchanging every 8 steps 333 ms");
   EXPECT_THAT(finding.remedy, HasSubstr("host_sync_every = 8"));
 }
 

@@ -35,7 +35,9 @@ TEST(DoctorOptions, NothingNeedsToBeSaid) {
 }
 
 TEST(DoctorOptions, HostsAreSaidAsInRun) {
-  const DoctorOptions options = doctor_of({"-H", "a:2,b", "--connect-timeout", "3", "--interface", "eth0", "--remote-path", "/x", "--cwd", "/d", "--mpi", "--json", "p", "--json", "-n"});
+  const DoctorOptions options =
+      doctor_of({"-H", "a:2,b", "--connect-timeout", "3", "--interface", "eth0", "--remote-path", "/x", "--cwd", "/d",
+                 "--mpi", "--json", "p", "--json", "-n"});
   ASSERT_EQ(options.hosts.size(), 2u);
   EXPECT_EQ(options.hosts[0].slots, 2);
   EXPECT_EQ(options.connect_timeout, std::chrono::seconds(3));
@@ -58,7 +60,8 @@ TEST(DoctorOptions, BytesAreDecimal) {
 TEST(DoctorOptions, HelpIsText) {
   const Command command = parse_command_line({"doctor", "--help"});
   EXPECT_EQ(command.verb, Verb::kPrint);
-  EXPECT_THAT(command.text, AllOf(HasSubstr("usage: lockstep doctor"), HasSubstr("--model-bytes"), HasSubstr("--hostfile")));
+  EXPECT_THAT(command.text,
+              AllOf(HasSubstr("usage: lockstep doctor"), HasSubstr("--model-bytes"), HasSubstr("--hostfile")));
 }
 
 }  // namespace

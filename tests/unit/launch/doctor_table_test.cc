@@ -10,7 +10,8 @@ namespace {
 
 const std::vector<Finding> kFindings = {
     {"alpha", "clock", State::kOk, "as here", ""},
-    {"beta", "/dev/shm", State::kBad, "4 KiB free of 32.0 GiB: it is full", "remove what is left of ended jobs, and then some more words so that it does not fit in a line"},
+    {"beta", "/dev/shm", State::kBad, "4 KiB free of 32.0 GiB: it is full",
+     "remove what is left of ended jobs, and then some more words so that it does not fit in a line"},
     {"beta", "libtorch", State::kUnknown, "not \"known\"\\", ""},
 };
 
@@ -28,7 +29,9 @@ TEST(DoctorTable, ALineEachAndTheRemedyBelow) {
 
 TEST(DoctorTable, WordsThatAreTooLongStandAlone) {
   const std::string path(100, 'x');
-  EXPECT_EQ(table_of({{"a", "program", State::kOk, path + " and more", ""}}), "a     program  ok    " + path + "\n                     and more\n0 bad, 0 to look at, 0 unknown, 1 good\n");
+  EXPECT_EQ(
+      table_of({{"a", "program", State::kOk, path + " and more", ""}}),
+      "a     program  ok    " + path + "\n                     and more\n0 bad, 0 to look at, 0 unknown, 1 good\n");
   EXPECT_EQ(table_of({}), "0 bad, 0 to look at, 0 unknown, 0 good\n");
 }
 

@@ -32,8 +32,10 @@ Examination examination() {
 
 TEST(DoctorWire, AnExaminationArrives) {
   const Examination got = decode_examined(encode_examined(examination()));
-  EXPECT_EQ(got.program.path + got.program.error + got.program.hash + got.program.loader + got.program.python, "/peh/ld/py");
-  EXPECT_EQ(got.libraries.out + "|" + got.libraries.err, " a => b\nc?[2J => not found|?[1m");  // lines stay, what a terminal would obey does not pass
+  EXPECT_EQ(got.program.path + got.program.error + got.program.hash + got.program.loader + got.program.python,
+            "/peh/ld/py");
+  EXPECT_EQ(got.libraries.out + "|" + got.libraries.err,
+            " a => b\nc?[2J => not found|?[1m");  // lines stay, what a terminal would obey does not pass
   EXPECT_EQ(got.smi.code, ToolSaid::kNoEnd);
   ASSERT_EQ(got.addresses.size(), 2u);
   EXPECT_EQ(got.addresses[0].interface, "eth0");
@@ -49,7 +51,8 @@ TEST(DoctorWire, AnExaminationArrives) {
 }
 
 TEST(DoctorWire, OrdersArrive) {
-  const ExamineOrder order = decode_examine(encode_examine({.command = {"/p", "", "a b"}, .directory = "/d", .add_to_own = true, .environment = {"A=b"}, .mpi = true}));
+  const ExamineOrder order = decode_examine(encode_examine(
+      {.command = {"/p", "", "a b"}, .directory = "/d", .add_to_own = true, .environment = {"A=b"}, .mpi = true}));
   EXPECT_THAT(order.command, ElementsAre("/p", "", "a b"));
   EXPECT_THAT(order.environment, ElementsAre("A=b"));
   EXPECT_EQ(order.directory, "/d");
@@ -75,7 +78,8 @@ TEST(DoctorWire, EveryTruncationIsRefused) {
   };
   for (const auto& [bytes, decode] : all) {
     EXPECT_NO_THROW(decode(bytes));
-    for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(decode(std::string_view(bytes).substr(0, size)), base::Error) << size;
+    for (std::size_t size = 0; size < bytes.size(); ++size)
+      EXPECT_THROW(decode(std::string_view(bytes).substr(0, size)), base::Error) << size;
     EXPECT_THROW(decode(bytes + "x"), base::Error);
   }
 }
@@ -89,7 +93,8 @@ TEST(DoctorWire, AWildCountTakesNoMemory) {
 /// A frame holds what six tools can say at most.
 TEST(DoctorWire, AFullExaminationFitsInAFrame) {
   Examination found;
-  for (ToolSaid* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun}) tool->out = tool->err = std::string(kMostText, 'x');
+  for (ToolSaid* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun})
+    tool->out = tool->err = std::string(kMostText, 'x');
   EXPECT_LT(encode_examined(found).size(), kMaxFrame / 2);
 }
 

@@ -46,7 +46,8 @@ TEST(Examination, WhatAProgramIs) {
 
 TEST(Examination, TheSameBytesHaveTheSameHash) {
   const tests::TempDir folder;
-  const std::string a = write(folder, "a", "#!/bin/sh\necho 1\n"), b = write(folder, "b", "#!/bin/sh\necho 1\n"), c = write(folder, "c", "#!/bin/sh\necho 2\n");
+  const std::string a = write(folder, "a", "#!/bin/sh\necho 1\n"), b = write(folder, "b", "#!/bin/sh\necho 1\n"),
+                    c = write(folder, "c", "#!/bin/sh\necho 2\n");
   const auto hash = [](const std::string& path) { return look_at_program({path}, "", kPath).hash; };
   EXPECT_EQ(hash(a), hash(b));
   EXPECT_NE(hash(a), hash(c));
@@ -62,8 +63,11 @@ TEST(Examination, ScriptsOfPython) {
   EXPECT_EQ(look_at_program({python, "gone.py"}, folder.path(), kPath).error, "No such file or directory");
   EXPECT_EQ(look_at_program({python, "-c", "x"}, "", kPath).path, python);
   EXPECT_EQ(look_at_program({write(folder, "direct", "#!" + python + "\n")}, "", kPath).python, python);
-  EXPECT_EQ(look_at_program({write(folder, "by_env", "#!/usr/bin/env python3\n")}, "", {"PATH=" + folder.path()}).python, python);
-  EXPECT_THAT(look_at_program({write(folder, "lost", "#!/nowhere/python3 -u\n")}, "", kPath).error, HasSubstr("its interpreter /nowhere/python3 is not there"));
+  EXPECT_EQ(
+      look_at_program({write(folder, "by_env", "#!/usr/bin/env python3\n")}, "", {"PATH=" + folder.path()}).python,
+      python);
+  EXPECT_THAT(look_at_program({write(folder, "lost", "#!/nowhere/python3 -u\n")}, "", kPath).error,
+              HasSubstr("its interpreter /nowhere/python3 is not there"));
 }
 
 TEST(Examination, OfThisHost) {
@@ -77,10 +81,17 @@ TEST(Examination, OfThisHost) {
   EXPECT_EQ(found.orted + found.mpirun.path, "");  // not asked for
 }
 
-ToolCall shell(const std::string& script, std::chrono::milliseconds limit = 20s) { return {"/bin/sh", {"sh", "-c", script}, kPath, "", limit}; }
+ToolCall shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
+  return {"/bin/sh", {"sh", "-c", script}, kPath, "", limit};
+}
 
 TEST(Tools, SayWhatTheySaid) {
-  const auto said = run_tools({shell("echo out; echo err >&2; exit 3"), {}, shell("kill -TERM $$"), {"/nowhere", {"x"}, {}, "", 1s}, shell("pwd")}, -1);
+  const auto said = run_tools({shell("echo out; echo err >&2; exit 3"),
+                               {},
+                               shell("kill -TERM $$"),
+                               {"/nowhere", {"x"}, {}, "", 1s},
+                               shell("pwd")},
+                              -1);
   EXPECT_EQ(said[0].out, "out\n");
   EXPECT_EQ(said[0].err, "err\n");
   EXPECT_EQ(said[0].code, 3);
@@ -100,7 +111,9 @@ TEST(Tools, ReadWhatTheyAreGiven) {
 TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
   const tests::TempDir folder;
   const auto begun = std::chrono::steady_clock::now();
-  const auto said = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms), shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")}, -1);
+  const auto said = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
+                               shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")},
+                              -1);
   for (const char* file : {"a", "b"}) {
     const pid_t left = std::stoi(tests::read_file(folder / file));
     const auto runs = [&] { return std::string("Z?").find(state_of_process(left)) == std::string::npos; };

@@ -6,11 +6,14 @@ namespace lockstep::launcher {
 namespace {
 
 TEST(Follow, ReadsWhatScontrolSays) {
-  const JobState waits = state_in_scontrol("JobId=7 JobName=train UserId=ada(1000) JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0 RunTime=00:00:00\n");
+  const JobState waits = state_in_scontrol(
+      "JobId=7 JobName=train UserId=ada(1000) JobState=PENDING Reason=Resources Dependency=(null) ExitCode=0:0 "
+      "RunTime=00:00:00\n");
   EXPECT_EQ(waits.state, "PENDING");
   EXPECT_EQ(waits.reason, "Resources");
   EXPECT_FALSE(has_ended(waits));
-  const JobState failed = state_in_scontrol("JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0 DerivedExitCode=0:0");
+  const JobState failed =
+      state_in_scontrol("JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0 DerivedExitCode=0:0");
   EXPECT_TRUE(has_ended(failed));
   EXPECT_EQ(exit_code_of(failed), 7);
   EXPECT_EQ(state_in_scontrol("").state, "");
@@ -31,8 +34,10 @@ TEST(Follow, OnlyACompletedJobIsAZero) {
 }
 
 TEST(Follow, AJobOnItsWayHasNotEnded) {
-  for (const char* state : {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED", ""}) EXPECT_FALSE(has_ended({state, "", 0})) << state;
-  for (const char* state : {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"})
+  for (const char* state : {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED", "STOPPED", ""})
+    EXPECT_FALSE(has_ended({state, "", 0})) << state;
+  for (const char* state : {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY",
+                            "BOOT_FAIL", "DEADLINE"})
     EXPECT_TRUE(has_ended({state, "", 0})) << state;
 }
 

@@ -26,8 +26,8 @@ std::string file_error_of(const std::string& text) {
 TEST(HostList, NamesAddressesUsersAndSlots) {
   EXPECT_THAT(parse_hosts("alpha:4,beta"), ElementsAre(Host{.name = "alpha", .slots = 4}, Host{.name = "beta"}));
   EXPECT_THAT(parse_hosts("me@10.0.0.1:2,[fe80::1%eth0]:8,fe80::2,x@[::1]"),
-              ElementsAre(Host{.name = "10.0.0.1", .user = "me", .slots = 2}, Host{.name = "fe80::1%eth0", .slots = 8}, Host{.name = "fe80::2"},
-                          Host{.name = "::1", .user = "x"}));
+              ElementsAre(Host{.name = "10.0.0.1", .user = "me", .slots = 2}, Host{.name = "fe80::1%eth0", .slots = 8},
+                          Host{.name = "fe80::2"}, Host{.name = "::1", .user = "x"}));
 }
 
 TEST(HostList, AHostThatIsNamedAgainTakesMore) {
@@ -64,12 +64,18 @@ TEST(HostList, EveryMistakeIsNamedWithItsPlace) {
 
 TEST(HostFile, BothWaysToWriteSlots) {
   EXPECT_THAT(parse_host_file("hosts", "# ours\nalpha slots=4\r\n\n  beta:2 # a comment\n[::1]:3\nlast"),
-              ElementsAre(Host{.name = "alpha", .slots = 4}, Host{.name = "beta", .slots = 2}, Host{.name = "::1", .slots = 3}, Host{.name = "last"}));
+              ElementsAre(Host{.name = "alpha", .slots = 4}, Host{.name = "beta", .slots = 2},
+                          Host{.name = "::1", .slots = 3}, Host{.name = "last"}));
 }
 
 TEST(HostFile, OptionsOfAHost) {
   EXPECT_THAT(parse_host_file("hosts", "a:1 port=2222 user=me path=/opt/bin/lockstep interface=10.0.0.0/8\n"),
-              ElementsAre(Host{.name = "a", .user = "me", .port = 2222, .slots = 1, .remote_path = "/opt/bin/lockstep", .interface = "10.0.0.0/8"}));
+              ElementsAre(Host{.name = "a",
+                               .user = "me",
+                               .port = 2222,
+                               .slots = 1,
+                               .remote_path = "/opt/bin/lockstep",
+                               .interface = "10.0.0.0/8"}));
 }
 
 TEST(HostFile, EveryMistakeIsNamedWithItsPlace) {

@@ -39,13 +39,16 @@ TEST(InterfaceChoice, AnExclusionLeavesTheRest) {
 }
 
 TEST(InterfaceChoice, WhatCannotBeOneIsRefused) {
-  for (const char* text : {"", "^", "eth0,", "-o", "a b", "eth0;reboot", "10.0.0.0/33", "fd00::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "averyverylongname", "^^a"})
+  for (const char* text : {"", "^", "eth0,", "-o", "a b", "eth0;reboot", "10.0.0.0/33", "fd00::/129", "10.0.0/8",
+                           "10.0.0.0/", "10.0.0.0/-1", "averyverylongname", "^^a"})
     EXPECT_THAT(tests::message_of<base::UsageError>([&] { choice(text); }), HasSubstr("--interface is \"")) << text;
 }
 
 TEST(InterfaceChoice, AUsersChoiceForOtherLibrariesMustFit) {
   const std::vector<std::string> has = {"lo", "eth0", "ib0"};
-  const auto good = [&](const char* variable, const char* value) { return complaint_about(variable, value, has).empty(); };
+  const auto good = [&](const char* variable, const char* value) {
+    return complaint_about(variable, value, has).empty();
+  };
   EXPECT_TRUE(good("GLOO_SOCKET_IFNAME", "eth0"));
   EXPECT_TRUE(good("GLOO_SOCKET_IFNAME", "eth0,ib0"));
   EXPECT_FALSE(good("GLOO_SOCKET_IFNAME", "eth"));
@@ -56,7 +59,8 @@ TEST(InterfaceChoice, AUsersChoiceForOtherLibrariesMustFit) {
   EXPECT_TRUE(good("NCCL_SOCKET_IFNAME", "=eth0"));
   EXPECT_TRUE(good("NCCL_SOCKET_IFNAME", "^docker,lo"));
   EXPECT_FALSE(good("NCCL_SOCKET_IFNAME", "^lo,eth,ib"));
-  EXPECT_EQ(complaint_about("GLOO_SOCKET_IFNAME", "eth7", has), "GLOO_SOCKET_IFNAME is \"eth7\", but this host has lo, eth0, ib0");
+  EXPECT_EQ(complaint_about("GLOO_SOCKET_IFNAME", "eth7", has),
+            "GLOO_SOCKET_IFNAME is \"eth7\", but this host has lo, eth0, ib0");
 }
 
 }  // namespace

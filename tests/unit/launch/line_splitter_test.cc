@@ -12,7 +12,8 @@ using ::testing::IsEmpty;
 /// "text|" newline, "text<" return, "text+" cut, "text~" open; '^' in front: over a bar.
 std::vector<std::string> shown(const std::vector<Piece>& pieces) {
   std::vector<std::string> all;
-  for (const Piece& piece : pieces) all.push_back((piece.over_bar ? "^" : "") + piece.text + "|<+~"[static_cast<int>(piece.end)]);
+  for (const Piece& piece : pieces)
+    all.push_back((piece.over_bar ? "^" : "") + piece.text + "|<+~"[static_cast<int>(piece.end)]);
   return all;
 }
 

@@ -23,7 +23,9 @@ TEST(Meeting, TheOneThatNobodyReaches) {
   EXPECT_THAT(who_is_in_the_way({{{1, "why"}, {2, "why"}, {3, "why"}}, {}, {}, {{2, "why"}}}), ElementsAre(0, 3));
 }
 
-TEST(Meeting, HostsThatAreNotThereDoNotCount) { EXPECT_THAT(who_is_in_the_way({{{-1, "why"}, {2, "why"}}, {}}), IsEmpty()); }
+TEST(Meeting, HostsThatAreNotThereDoNotCount) {
+  EXPECT_THAT(who_is_in_the_way({{{-1, "why"}, {2, "why"}}, {}}), IsEmpty());
+}
 
 }  // namespace
 }  // namespace lockstep::launcher

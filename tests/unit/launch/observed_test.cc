@@ -18,8 +18,10 @@ TEST(Observed, ARankThatLeavesHasReleasedTheOthers) {
     observed.add(job::Pulse{.rank = 2, .idle = 20s});
     EXPECT_FALSE(observed.find_stuck());
     // It leaves; what is known of the others is older.
-    if (by_its_end) observed.ended(0);
-    else observed.add(job::Pulse{.rank = 0, .idle = 10ms, .in_world = false});
+    if (by_its_end)
+      observed.ended(0);
+    else
+      observed.add(job::Pulse{.rank = 0, .idle = 10ms, .in_world = false});
     EXPECT_FALSE(observed.find_stuck());
     std::this_thread::sleep_for(210ms);
     observed.add(job::Pulse{.rank = 1, .idle = 20210ms});

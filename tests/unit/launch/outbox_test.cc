@@ -1,9 +1,8 @@
 #include "lockstep/launch/outbox.h"
 
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
-
-#include <gtest/gtest.h>
 
 #include <map>
 

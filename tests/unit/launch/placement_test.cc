@@ -1,9 +1,8 @@
 #include "lockstep/launch/placement.h"
 
-#include <sched.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <set>
@@ -19,13 +18,15 @@ std::vector<Cpu> machine(int nodes, int cores) {
   std::vector<Cpu> cpus;
   for (int thread = 0; thread < 2; ++thread)
     for (int node = 0; node < nodes; ++node)
-      for (int core = 0; core < cores; ++core) cpus.push_back({(thread * nodes + node) * cores + core, node * cores + core, node});
+      for (int core = 0; core < cores; ++core)
+        cpus.push_back({(thread * nodes + node) * cores + core, node * cores + core, node});
   return cpus;
 }
 
 TEST(Placement, WholeCoresNodeByNode) {
   EXPECT_THAT(split_cpus(machine(2, 2), 2), ElementsAre(ElementsAre(0, 4, 1, 5), ElementsAre(2, 6, 3, 7)));
-  EXPECT_THAT(split_cpus(machine(2, 2), 4), ElementsAre(ElementsAre(0, 4), ElementsAre(1, 5), ElementsAre(2, 6), ElementsAre(3, 7)));
+  EXPECT_THAT(split_cpus(machine(2, 2), 4),
+              ElementsAre(ElementsAre(0, 4), ElementsAre(1, 5), ElementsAre(2, 6), ElementsAre(3, 7)));
 }
 
 TEST(Placement, EveryCpuOnceAndSizesDifferByOneCore) {

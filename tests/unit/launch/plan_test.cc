@@ -49,9 +49,9 @@ TEST(Plan, AllRanksShareTheJobAndWhatTorchrunSets) {
   EXPECT_EQ(job.program, "/bin/train");
   EXPECT_THAT(job.arguments, ElementsAre("train", "--lr", "0.1"));
   for (const char* variable :
-       {"LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0", "LOCKSTEP_NUM_NODES=1", "LOCKSTEP_STORE=127.0.0.1:4711",
-        "LOCKSTEP_JOB=abc", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0", "NODE_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=2222",
-        "HOME=/root", "EMPTY=", "ODD=a=b\nc"})
+       {"LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0", "LOCKSTEP_NUM_NODES=1",
+        "LOCKSTEP_STORE=127.0.0.1:4711", "LOCKSTEP_JOB=abc", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0",
+        "NODE_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=2222", "HOME=/root", "EMPTY=", "ODD=a=b\nc"})
     EXPECT_THAT(job.environment, Contains(variable));
 }
 
@@ -63,8 +63,10 @@ TEST(Plan, RanksKnowHowOftenTheJobWasStartedBefore) {
   RunOptions run = options(2);
   run.max_restarts = 5;
   const JobPlan job = plan_job(run, s);
-  for (const char* variable : {"LOCKSTEP_GENERATION=2", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5"}) EXPECT_THAT(job.environment, Contains(variable));
-  for (const char* variable : {"LOCKSTEP_GENERATION=9", "TORCHELASTIC_RESTART_COUNT=9"}) EXPECT_THAT(job.environment, Not(Contains(variable)));
+  for (const char* variable : {"LOCKSTEP_GENERATION=2", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5"})
+    EXPECT_THAT(job.environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_GENERATION=9", "TORCHELASTIC_RESTART_COUNT=9"})
+    EXPECT_THAT(job.environment, Not(Contains(variable)));
 }
 
 TEST(Plan, RanksKnowTheRunsNameAndWhetherATraceIsWanted) {
@@ -75,14 +77,16 @@ TEST(Plan, RanksKnowTheRunsNameAndWhetherATraceIsWanted) {
   }
   run.name = "first";
   run.trace = true;
-  for (const char* variable : {"LOCKSTEP_NAME=first", "LOCKSTEP_TRACE=1"}) EXPECT_THAT(plan_job(run, surroundings()).environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_NAME=first", "LOCKSTEP_TRACE=1"})
+    EXPECT_THAT(plan_job(run, surroundings()).environment, Contains(variable));
 }
 
 TEST(Plan, EachRankHasItsNumbersCoresAndThreads) {
   const JobPlan job = plan_job(options(2), surroundings());
   ASSERT_EQ(job.ranks.size(), 2u);
   EXPECT_EQ(job.ranks[1].rank, 1);
-  for (const char* variable : {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "RANK=1", "LOCAL_RANK=1", "OMP_NUM_THREADS=2"})
+  for (const char* variable :
+       {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "RANK=1", "LOCAL_RANK=1", "OMP_NUM_THREADS=2"})
     EXPECT_THAT(job.ranks[1].environment, Contains(variable));
   EXPECT_THAT(job.ranks[1].cpus, ElementsAre(2, 3));
   EXPECT_THAT(job.ranks[1].arguments, IsEmpty());
@@ -90,7 +94,8 @@ TEST(Plan, EachRankHasItsNumbersCoresAndThreads) {
 
 TEST(Plan, NoVariableTwiceWhateverWasInherited) {
   Surroundings s = surroundings();
-  for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"}) s.environment.push_back(variable);
+  for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"})
+    s.environment.push_back(variable);
   RunOptions run = options(3);
   run.transport = "gloo";
   run.hang_timeout = std::chrono::milliseconds(7500);
@@ -126,10 +131,18 @@ TEST(Plan, RanksWaitLongerThanTheLauncher) {
 
 TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
   Surroundings s = surroundings();
-  s.environment = {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_USE_AGENT_STORE=True", "ROLE_RANK=3", "SLURM_PROCID=0", "SLURM_JOB_ID=5", "PMI_RANK=0",
-                   "LOCKSTEP_TERMINAL=80", "LOCKSTEP_PAGE=5", "LOCKSTEP_ENV_FROM=slurm"};
+  s.environment = {"TORCHELASTIC_RUN_ID=none",
+                   "TORCHELASTIC_USE_AGENT_STORE=True",
+                   "ROLE_RANK=3",
+                   "SLURM_PROCID=0",
+                   "SLURM_JOB_ID=5",
+                   "PMI_RANK=0",
+                   "LOCKSTEP_TERMINAL=80",
+                   "LOCKSTEP_PAGE=5",
+                   "LOCKSTEP_ENV_FROM=slurm"};
   const JobPlan job = plan_job(options(1), s);
-  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE", "ROLE_RANK", "SLURM_PROCID", "PMI_", "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE", "ROLE_RANK", "SLURM_PROCID", "PMI_",
+                           "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
     EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
   EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
 }
@@ -168,12 +181,16 @@ TEST(Plan, ThePrefixTakesItsColumnsFromTheTerminal) {
   EXPECT_THAT(plan_job(options(11), s).environment, Contains("LOCKSTEP_TERMINAL=75"));
 }
 
-int ranks_of(const Environment& environment, int gpus, int cores, const std::string& named = "", const std::string& of_host = "") {
+int ranks_of(const Environment& environment, int gpus, int cores, const std::string& named = "",
+             const std::string& of_host = "") {
   RunOptions run = options(0);
   run.gpus = named;
   Surroundings s = surroundings();
   s.environment = environment;
-  Node one{.site = {.gpus = gpus, .visible_gpus = of_host}, .name = "beta", .here = of_host.empty(), .step = !of_host.empty()};
+  Node one{.site = {.gpus = gpus, .visible_gpus = of_host},
+           .name = "beta",
+           .here = of_host.empty(),
+           .step = !of_host.empty()};
   for (int core = 0; core < cores; ++core) one.site.cpus.push_back({core, core, 0});
   return default_ranks(run, s, one);
 }
@@ -190,7 +207,8 @@ TEST(Plan, DefaultRanks) {
 }
 
 TEST(Plan, WhatARankHasOfItsOwnIsNotInheritedOnOtherHostsEither) {
-  EXPECT_THAT(without({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}), ElementsAre("HOME=/root"));
+  EXPECT_THAT(without({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}),
+              ElementsAre("HOME=/root"));
 }
 
 TEST(Plan, RanksAreNeighboursOnTheirHosts) {
@@ -199,9 +217,11 @@ TEST(Plan, RanksAreNeighboursOnTheirHosts) {
   const std::vector<JobPlan> jobs = plan_jobs(options(5), s, {node(2), node(3, false, "beta")});
   ASSERT_EQ(jobs.size(), 2u);
   for (const JobPlan& job : jobs)
-    for (const char* variable : {"LOCKSTEP_WORLD_SIZE=5", "WORLD_SIZE=5", "LOCKSTEP_NUM_NODES=2", "GROUP_WORLD_SIZE=2", "LOCKSTEP_TERMINAL=70"})
+    for (const char* variable : {"LOCKSTEP_WORLD_SIZE=5", "WORLD_SIZE=5", "LOCKSTEP_NUM_NODES=2", "GROUP_WORLD_SIZE=2",
+                                 "LOCKSTEP_TERMINAL=70"})
       EXPECT_THAT(job.environment, Contains(variable));
-  for (const char* variable : {"LOCKSTEP_NODE_RANK=1", "NODE_RANK=1", "GROUP_RANK=1", "LOCAL_WORLD_SIZE=3"}) EXPECT_THAT(jobs[1].environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_NODE_RANK=1", "NODE_RANK=1", "GROUP_RANK=1", "LOCAL_WORLD_SIZE=3"})
+    EXPECT_THAT(jobs[1].environment, Contains(variable));
   ASSERT_EQ(jobs[1].ranks.size(), 3u);
   EXPECT_EQ(jobs[1].ranks[0].rank, 2);
   EXPECT_THAT(jobs[1].ranks[2].environment, Contains("RANK=4"));
@@ -211,7 +231,9 @@ TEST(Plan, RanksAreNeighboursOnTheirHosts) {
 
 TEST(Plan, OtherHostsGetWhatTravelsAndWhatIsExported) {
   Surroundings s = surroundings();
-  s.environment = with_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"}, {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
+  s.environment =
+      with_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"},
+                   {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
   s.exported = {"MINE", "YOURS", "NCCL_DEBUG"};
   const std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
   EXPECT_TRUE(jobs[1].add_to_own);
@@ -219,7 +241,8 @@ TEST(Plan, OtherHostsGetWhatTravelsAndWhatIsExported) {
     EXPECT_THAT(jobs[0].environment, Contains(variable));
     EXPECT_THAT(jobs[1].environment, Contains(variable));
   }
-  for (const char* name : {"HOME", "SECRET_WORD", "TORCH_TOKEN"}) EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith(name)))) << name;
+  for (const char* name : {"HOME", "SECRET_WORD", "TORCH_TOKEN"})
+    EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith(name)))) << name;
   EXPECT_THAT(jobs[0].environment, Contains("SECRET_WORD=x"));
   EXPECT_THAT(jobs[0].environment, Not(Contains("NCCL_DEBUG=INFO")));
 }
@@ -270,7 +293,8 @@ std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment&
     std::string value = "-";
     for (const Environment* part : {&job.environment, &rank.environment})
       for (const std::string& variable : *part)
-        if (variable.rfind("CUDA_VISIBLE_DEVICES=", 0) == 0) value = (value == "-" ? "" : value + " and ") + variable.substr(21);
+        if (variable.rfind("CUDA_VISIBLE_DEVICES=", 0) == 0)
+          value = (value == "-" ? "" : value + " and ") + variable.substr(21);
     seen.push_back(value);
   }
   return seen;
@@ -292,8 +316,10 @@ TEST(Plan, EachRankSeesTheWholeListOfGpus) {
 
 TEST(Plan, FewerGpusThanRanksIsAnErrorUnlessAskedFor) {
   RunOptions run = options(3);
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}); }), HasSubstr("2 GPUs in its list for 3 ranks"));
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,-1,5"}); }), HasSubstr("1 GPUs"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}); }),
+              HasSubstr("2 GPUs in its list for 3 ranks"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,-1,5"}); }),
+              HasSubstr("1 GPUs"));
   run.share_gpus = true;
   run.isolate_gpus = true;
   EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4", "5", "4"));
@@ -305,7 +331,8 @@ TEST(Plan, SlurmsListOfGpusStaysOnItsHost) {
   s.environment.push_back("CUDA_VISIBLE_DEVICES=0");
   Node other = node(1, false, "beta");
   other.site.visible_gpus = "3";
-  EXPECT_THAT(plan_jobs(options(2), s, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0")) << "over ssh the person's counts";
+  EXPECT_THAT(plan_jobs(options(2), s, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"))
+      << "over ssh the person's counts";
   other.step = true;
   std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), other});
   EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=3"));
@@ -318,7 +345,8 @@ TEST(Plan, HostsAreFilledInOrder) {
   EXPECT_THAT(fill_hosts({4, 4}, 0), ElementsAre(4, 4));
   EXPECT_THAT(fill_hosts({4, 4}, 5), ElementsAre(4, 1));
   EXPECT_THAT(fill_hosts({4, 4}, 4), ElementsAre(4, 0));
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { fill_hosts({4, 4}, 9); }), HasSubstr("-n is 9, but the hosts have 8 slots"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { fill_hosts({4, 4}, 9); }),
+              HasSubstr("-n is 9, but the hosts have 8 slots"));
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
 #include "lockstep/launch/program.h"
 
-#include <sys/stat.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "lockstep/base/error.h"
 #include "tests/support/temp_dir.h"
@@ -21,7 +20,8 @@ TEST(Program, IsLookedForInPath) {
   const std::string tool = folder.write("b/tool", "");
   ::chmod(tool.c_str(), 0755);
   EXPECT_EQ(find_program("tool", (folder / "nowhere") + ":" + (folder / "a") + ":" + (folder / "b")), tool);
-  EXPECT_THAT(message_of<base::UsageError>([&] { find_program("tool", folder / "a"); }), AllOf(HasSubstr("\"tool\""), HasSubstr("PATH")));
+  EXPECT_THAT(message_of<base::UsageError>([&] { find_program("tool", folder / "a"); }),
+              AllOf(HasSubstr("\"tool\""), HasSubstr("PATH")));
   EXPECT_TRUE(is_executable(tool));
   EXPECT_FALSE(is_executable(plain));
 }

@@ -23,7 +23,8 @@ Host host(const std::string& name, const std::string& path = "/opt/lockstep") {
 TEST(Remote, SshAsksNothingAndForwardsNothing) {
   const auto words = ssh_words(host("alpha", "/opt/lockstep/bin/lockstep"), 7s);
   EXPECT_EQ(words.front(), "ssh");
-  for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"}) EXPECT_THAT(words, Contains(word));
+  for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"})
+    EXPECT_THAT(words, Contains(word));
   EXPECT_EQ(words[words.size() - 3], "--");
   EXPECT_EQ(words[words.size() - 2], "alpha");
   EXPECT_EQ(words.back(), "exec /opt/lockstep/bin/lockstep agent --guarded");
@@ -42,7 +43,9 @@ TEST(Remote, UserPortAndPathOfAHost) {
 
 TEST(Remote, APathThatAShellWouldReadOtherwiseIsRefused) {
   for (const char* path : {"", "/a b", "/a;reboot", "/$HOME", "/a'b", "-x", "/a\nb", "~/lockstep"})
-    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_words(host("alpha", path), 7s); }), HasSubstr("allowed are letters")) << path;
+    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_words(host("alpha", path), 7s); }),
+                HasSubstr("allowed are letters"))
+        << path;
 }
 
 TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
@@ -59,7 +62,8 @@ TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
 }
 
 TEST(Remote, SrunsOwnWishesForOutputAreNotInherited) {
-  EXPECT_THAT(environment_for_srun({"SLURM_LABELIO=1", "SLURM_JOB_ID=5", "SLURM_UNBUFFEREDIO=1", "SLURM_STDOUTMODE=x"}), ElementsAre("SLURM_JOB_ID=5"));
+  EXPECT_THAT(environment_for_srun({"SLURM_LABELIO=1", "SLURM_JOB_ID=5", "SLURM_UNBUFFEREDIO=1", "SLURM_STDOUTMODE=x"}),
+              ElementsAre("SLURM_JOB_ID=5"));
 }
 
 TEST(Remote, AScriptTakesThePlaceOfTheAgent) {
@@ -73,23 +77,33 @@ TEST(Remote, WhatSrunSaysInWords) {
   Host one = host("n1");
   one.step = true;
   const auto says = [&](const std::string& text) { return std::string(start_error(one, 1, text).what()); };
-  EXPECT_THAT(says("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"), HasSubstr("host \"n1\": there is no such program"));
-  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Invalid node name specified"), HasSubstr("SLURM does not know it"));
-  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Job/step already completing"), HasSubstr("SLURM gives no step there"));
+  EXPECT_THAT(says("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"),
+              HasSubstr("host \"n1\": there is no such program"));
+  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Invalid node name specified"),
+              HasSubstr("SLURM does not know it"));
+  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Job/step already completing"),
+              HasSubstr("SLURM gives no step there"));
   EXPECT_THAT(says("odd"), HasSubstr("the agent ended with code 1"));
 }
 
 TEST(Remote, WhatSshSaysInWords) {
-  const auto says = [](const std::string& text, int code = 255) { return std::string(start_error(host("beta"), code, text).what()); };
-  EXPECT_THAT(says("ssh: Could not resolve hostname beta: Name or service not known"), HasSubstr("host \"beta\": unknown host"));
-  EXPECT_THAT(says("ssh: connect to host beta port 22: Connection refused"), HasSubstr("refused: nobody listens there"));
+  const auto says = [](const std::string& text, int code = 255) {
+    return std::string(start_error(host("beta"), code, text).what());
+  };
+  EXPECT_THAT(says("ssh: Could not resolve hostname beta: Name or service not known"),
+              HasSubstr("host \"beta\": unknown host"));
+  EXPECT_THAT(says("ssh: connect to host beta port 22: Connection refused"),
+              HasSubstr("refused: nobody listens there"));
   EXPECT_THAT(says("her@beta: Permission denied (publickey)."), HasSubstr("the key was not accepted"));
   EXPECT_THAT(says("Host key verification failed."), HasSubstr("its host key is not known"));
   EXPECT_THAT(says("ssh: connect to host beta port 22: Connection timed out"), HasSubstr("no answer"));
   EXPECT_THAT(says("ssh: connect to host beta port 22: No route to host"), HasSubstr("no route to it"));
-  EXPECT_THAT(says("bash: line 1: /opt/lockstep: No such file or directory", 127), HasSubstr("there is no program \"/opt/lockstep\""));
+  EXPECT_THAT(says("bash: line 1: /opt/lockstep: No such file or directory", 127),
+              HasSubstr("there is no program \"/opt/lockstep\""));
   EXPECT_THAT(says("bash: line 1: /opt/lockstep: Permission denied", 126), HasSubstr("cannot be executed there"));
-  EXPECT_THAT(says("/opt/lockstep: error while loading shared libraries: libsodium.so.23: cannot open shared object file", 127), HasSubstr("a library is missing there"));
+  EXPECT_THAT(
+      says("/opt/lockstep: error while loading shared libraries: libsodium.so.23: cannot open shared object file", 127),
+      HasSubstr("a library is missing there"));
   EXPECT_THAT(says("something else"), HasSubstr("ssh failed: \"something else\""));
   EXPECT_THAT(says("odd", 3), HasSubstr("the agent ended with code 3"));
 }

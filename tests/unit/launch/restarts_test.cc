@@ -1,9 +1,8 @@
 #include "lockstep/launch/restarts.h"
 
-#include <signal.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <map>
 
@@ -26,27 +25,35 @@ Verdict died() { return verdict(Cause::kRankDied, 128 + SIGKILL); }
 
 TEST(IsWorthARestart, OfEachCause) {
   const std::map<Cause, bool> table = {
-      {Cause::kRankExited, true},     {Cause::kRankDied, true},        {Cause::kInterrupted, false},     {Cause::kBadArg, false},       {Cause::kBadFile, false},
-      {Cause::kPortInUse, false},     {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},       {Cause::kConfigMismatch, false},
-      {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},    {Cause::kUnevenInput, false},     {Cause::kUnkillable, true},    {Cause::kNoProgress, false},
-      {Cause::kInternal, true},       {Cause::kResource, true},        {Cause::kSaveFailed, false},      {Cause::kProtocol, false},     {Cause::kWrongJob, false},
-      {Cause::kAuthFailed, false},    {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},    {Cause::kJoinTimeout, true},
-      {Cause::kRankStuck, true},      {Cause::kRankStalled, true}};
-  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1) << "the enumeration has values that stand not here";
+      {Cause::kRankExited, true},      {Cause::kRankDied, true},         {Cause::kInterrupted, false},
+      {Cause::kBadArg, false},         {Cause::kBadFile, false},         {Cause::kPortInUse, false},
+      {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},
+      {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},
+      {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},       {Cause::kNoProgress, false},
+      {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kSaveFailed, false},
+      {Cause::kProtocol, false},       {Cause::kWrongJob, false},        {Cause::kAuthFailed, false},
+      {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
+      {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}};
+  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
+      << "the enumeration has values that stand not here";
   for (const auto& [cause, worth] : table) EXPECT_EQ(is_worth_a_restart(verdict(cause)), worth) << base::name(cause);
 }
 
 TEST(IsWorthARestart, OfEachExitCode) {
   for (int code = 1; code < 256; ++code) {
-    const bool mistake = code == 2 || code == 64 || code == 65 || code == 70 || code == 75 || code == 76 || code == 126 || code == 127;
-    const bool asked = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGUSR1 || code == 128 + SIGUSR2;
+    const bool mistake =
+        code == 2 || code == 64 || code == 65 || code == 70 || code == 75 || code == 76 || code == 126 || code == 127;
+    const bool asked = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGUSR1 ||
+                       code == 128 + SIGUSR2;
     EXPECT_EQ(is_worth_a_restart(verdict(Cause::kRankExited, code)), !mistake && !asked) << code;
   }
 }
 
 TEST(IsWorthARestart, OfEachSignal) {
-  for (const int signal : {SIGKILL, SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPIPE, SIGXCPU}) EXPECT_TRUE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2}) EXPECT_FALSE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
+  for (const int signal : {SIGKILL, SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPIPE, SIGXCPU})
+    EXPECT_TRUE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
+    EXPECT_FALSE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
 }
 
 TEST(Restarts, NoneWhenNoneIsAllowed) {

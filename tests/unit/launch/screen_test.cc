@@ -7,7 +7,9 @@ namespace {
 
 const std::string kErase = "\r\x1b[K";
 
-Piece piece(const std::string& text, PieceEnd end = PieceEnd::kNewline, bool over_bar = false) { return {text, end, false, over_bar}; }
+Piece piece(const std::string& text, PieceEnd end = PieceEnd::kNewline, bool over_bar = false) {
+  return {text, end, false, over_bar};
+}
 
 TEST(Screen, LinesHaveThePrefix) {
   Screen screen(false);
@@ -60,9 +62,11 @@ TEST(Screen, TheNewestBarWins) {
 TEST(Screen, ABarHasRoomInARow) {
   Screen screen(true);
   screen.resize(10);
-  EXPECT_EQ(screen.show("[0] ", 0, piece("\u2501\u2501\u2501 123", PieceEnd::kReturn)), kErase + "[0] \u2501\u2501\u2501 1");
+  EXPECT_EQ(screen.show("[0] ", 0, piece("\u2501\u2501\u2501 123", PieceEnd::kReturn)),
+            kErase + "[0] \u2501\u2501\u2501 1");
   screen.resize(7);
-  EXPECT_EQ(screen.show("[1] ", 2, piece("a long line is not cut")), kErase + "[1] a long line is not cut\n[0] \u2501\u2501");
+  EXPECT_EQ(screen.show("[1] ", 2, piece("a long line is not cut")),
+            kErase + "[1] a long line is not cut\n[0] \u2501\u2501");
   screen.resize(80);
   EXPECT_EQ(screen.show("[0] ", 0, piece("", PieceEnd::kNewline, true)), kErase + "[0] \u2501\u2501\u2501 123\n");
 }

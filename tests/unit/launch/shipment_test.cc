@@ -17,7 +17,9 @@ using ::testing::Not;
 
 Cargo cargo(const std::string& name, const std::string& content) { return {name, std::string(32, 'a'), content}; }
 
-Shipment shipment(std::vector<Cargo> all) { return Shipment(std::make_shared<const std::vector<Cargo>>(std::move(all))); }
+Shipment shipment(std::vector<Cargo> all) {
+  return Shipment(std::make_shared<const std::vector<Cargo>>(std::move(all)));
+}
 
 TEST(Shipment, AFileIsKnownByItsContent) {
   const tests::TempDir folder;
@@ -30,7 +32,8 @@ TEST(Shipment, AFileIsKnownByItsContent) {
   EXPECT_EQ(a.hash.size(), 32u);
   EXPECT_EQ(a.name, "a");
   EXPECT_EQ(b.name, "program") << "a shell is to read it";
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { cargo_of("/nowhere"); }), HasSubstr("--ship: \"/nowhere\": No such file"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { cargo_of("/nowhere"); }),
+              HasSubstr("--ship: \"/nowhere\": No such file"));
   EXPECT_THAT(tests::message_of<base::UsageError>([] { cargo_of("/tmp"); }), HasSubstr("not a file"));
 }
 
@@ -75,7 +78,11 @@ TEST(Shipment, WhoeverSaysSomethingElseIsRefused) {
 
 /// What takes the program there, with an agent that is a script.
 ToolSaid ship(const std::string& cache, const Cargo& one, const std::string& bytes) {
-  return run_tool({.path = "/bin/sh", .words = {"sh", "-c", shipping_script({one}, {"agent"})}, .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache}, .directory = {}, .input = bytes});
+  return run_tool({.path = "/bin/sh",
+                   .words = {"sh", "-c", shipping_script({one}, {"agent"})},
+                   .environment = {"PATH=/usr/bin:/bin", "XDG_CACHE_HOME=" + cache},
+                   .directory = {},
+                   .input = bytes});
 }
 
 TEST(Shipment, WhatArrivedInPartIsNotInPlace) {

@@ -33,7 +33,8 @@ TEST(Status, ATableForEachJob) {
   const std::string text = status_text({rank_of("a", 0), rank_of("a", 1), rank_of("b", 1)}, false);
   EXPECT_THAT(text, HasSubstr("job a, 2 of its 2 ranks here\n"));
   EXPECT_THAT(text, HasSubstr("\njob b, 1 of its 2 ranks here\n"));
-  EXPECT_THAT(text, HasSubstr("    1     4712  shm              120       3 MiB       5 MiB       7 MiB\n  ranks 0,1, step 31: waits in barrier#7 of world"));
+  EXPECT_THAT(text, HasSubstr("    1     4712  shm              120       3 MiB       5 MiB       7 MiB\n  ranks 0,1, "
+                              "step 31: waits in barrier#7 of world"));
 }
 
 TEST(Status, OneObjectALine) {

@@ -1,9 +1,8 @@
 #include "lockstep/launch/verdict.h"
 
-#include <signal.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 namespace lockstep::launcher {
 namespace {
@@ -33,12 +32,14 @@ TEST(Verdict, ADeadRankIsNamed) {
   const Verdict verdict = judge(killed, {.tail = "", .published = {}, .places = {{"a"}, {"a"}, {"b"}, {"beta"}}});
   EXPECT_EQ(verdict.exit_code, 137);
   const std::string line = job::to_line(verdict.fatal);
-  EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by SIGKILL; the kernel counts 1 out-of-memory kill\""));
+  EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by "
+                              "SIGKILL; the kernel counts 1 out-of-memory kill\""));
   EXPECT_THAT(line, HasSubstr("lower batch_size"));
 }
 
 TEST(Verdict, AnExitCodeIsPassedOn) {
-  const Verdict verdict = judge(exited(1, 7), {.tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
+  const Verdict verdict =
+      judge(exited(1, 7), {.tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
   EXPECT_EQ(verdict.exit_code, 7);
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
@@ -51,8 +52,9 @@ TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
   };
   EXPECT_EQ(detail_of(""), "killed by SIGABRT");
   EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
-  EXPECT_EQ(detail_of("[2] terminate called after throwing an instance of 'c10::Error'\n[2]   what():  no\n[2] frame #0\n"),
-            "killed by SIGABRT; it said: what():  no");
+  EXPECT_EQ(
+      detail_of("[2] terminate called after throwing an instance of 'c10::Error'\n[2]   what():  no\n[2] frame #0\n"),
+      "killed by SIGABRT; it said: what():  no");
 }
 
 TEST(Verdict, APublishedCauseExplainsMore) {
@@ -79,8 +81,16 @@ TEST(Verdict, PublishedFieldsAreKept) {
 }
 
 TEST(Verdict, WhereTheRankWasIsSaid) {
-  base::FlightSeen ended{.number = 6, .seq = 6, .bytes = 8, .begun = 1, .ended = 2, .channel = "world", .kind = "barrier"};
-  base::FlightSeen goes_on{.number = 7, .seq = 7, .bytes = 256, .begun = 3, .channel = "world", .kind = "all_reduce", .dtype = "float32", .name = "votes"};
+  base::FlightSeen ended{
+      .number = 6, .seq = 6, .bytes = 8, .begun = 1, .ended = 2, .channel = "world", .kind = "barrier"};
+  base::FlightSeen goes_on{.number = 7,
+                           .seq = 7,
+                           .bytes = 256,
+                           .begun = 3,
+                           .channel = "world",
+                           .kind = "all_reduce",
+                           .dtype = "float32",
+                           .name = "votes"};
   job::Fatal in_user_code{.rank = 1, .detail = "it died"};
   add_place(in_user_code, {{.rank = 1, .steps = 4, .operations = {ended}}});
   EXPECT_EQ(in_user_code.step, 4);

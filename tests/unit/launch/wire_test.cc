@@ -47,7 +47,8 @@ TEST(Wire, EveryTruncationIsRefused) {
   JobPlan job = sample();
   job.arguments.back() = "short";
   const std::string bytes = encode_job(job);
-  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(decode_job(bytes.substr(0, size)), base::Error) << size;
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(decode_job(bytes.substr(0, size)), base::Error) << size;
   EXPECT_THROW(decode_job(bytes + "x"), base::Error);
 }
 
@@ -58,13 +59,20 @@ TEST(Wire, AWildCountAsksForNoMemory) {
 }
 
 TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
-  const Site site = decode_site(encode_site({.host = "h1", .version = LOCKSTEP_VERSION, .build = job::build_id(""), .cpus = {{0, 0, 0}, {5, 4, 1}}, .gpus = 2, .master_port = 77, .visible_gpus = "3,4"}));
+  const Site site = decode_site(encode_site({.host = "h1",
+                                             .version = LOCKSTEP_VERSION,
+                                             .build = job::build_id(""),
+                                             .cpus = {{0, 0, 0}, {5, 4, 1}},
+                                             .gpus = 2,
+                                             .master_port = 77,
+                                             .visible_gpus = "3,4"}));
   EXPECT_EQ(site.host + " " + site.version + " " + site.visible_gpus, "h1 " LOCKSTEP_VERSION " 3,4");
   EXPECT_EQ(site.gpus, 2);
   EXPECT_EQ(site.master_port, 77);
   ASSERT_EQ(site.cpus.size(), 2u);
   EXPECT_EQ(site.cpus[1].core, 4);
-  const MeetOrder order = decode_meet(encode_meet({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
+  const MeetOrder order =
+      decode_meet(encode_meet({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
   EXPECT_EQ(order.self, 3);
   EXPECT_EQ(order.token, std::string(32, '\0'));
   EXPECT_EQ(order.interface, "^docker0");
@@ -98,7 +106,8 @@ TEST(Wire, WhatAHostSaysIsMadePrintable) {
 }
 
 TEST(Wire, FramesComeWholeHoweverTheyAreCut) {
-  const std::string stream = encode({FrameKind::kStdout, 3, "hello"}) + encode({FrameKind::kDone, -1, ""}) + encode({FrameKind::kStderr, 0, "x"});
+  const std::string stream = encode({FrameKind::kStdout, 3, "hello"}) + encode({FrameKind::kDone, -1, ""}) +
+                             encode({FrameKind::kStderr, 0, "x"});
   for (std::size_t step = 1; step <= stream.size(); ++step) {
     FrameReader reader(kMaxFrame);
     std::vector<Frame> frames;
@@ -125,11 +134,13 @@ TEST(Wire, LengthAndKindAreCheckedBeforeThePayloadComes) {
 }
 
 TEST(Wire, StopsPulsesAndRanks) {
-  const Stop stop = decode_stop(encode_stop({.signal = 15, .warning = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
+  const Stop stop =
+      decode_stop(encode_stop({.signal = 15, .warning = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
   EXPECT_EQ(stop.signal, 15);
   EXPECT_EQ(stop.warning, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::Pulse pulse = decode_pulse(encode_pulse({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
+  const job::Pulse pulse =
+      decode_pulse(encode_pulse({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
   EXPECT_EQ(pulse.rank, 3);
   EXPECT_EQ(pulse.silent.count(), 5);
   EXPECT_EQ(pulse.idle.count(), 7);
@@ -141,11 +152,28 @@ TEST(Wire, StopsPulsesAndRanks) {
 }
 
 base::RankSeen seen_with(int going_on, int ended) {
-  base::RankSeen seen{.pid = 4711, .rank = 2, .world_size = 4, .job = "j", .transport = "shm", .steps = 9, .batches = 10, .waiting = true, .left = true,
-                      .busy_with = "evaluate", .looked_ns = 77};
+  base::RankSeen seen{.pid = 4711,
+                      .rank = 2,
+                      .world_size = 4,
+                      .job = "j",
+                      .transport = "shm",
+                      .steps = 9,
+                      .batches = 10,
+                      .waiting = true,
+                      .left = true,
+                      .busy_with = "evaluate",
+                      .looked_ns = 77};
   for (int i = 0; i < going_on + ended; ++i)
-    seen.operations.push_back({.number = static_cast<std::uint64_t>(i), .seq = 5, .bytes = 6, .step = 7, .begun = 8, .ended = i < ended ? 9 : 0,
-                               .channel = "world", .kind = "barrier", .dtype = "float32", .name = "a\x1b]b"});
+    seen.operations.push_back({.number = static_cast<std::uint64_t>(i),
+                               .seq = 5,
+                               .bytes = 6,
+                               .step = 7,
+                               .begun = 8,
+                               .ended = i < ended ? 9 : 0,
+                               .channel = "world",
+                               .kind = "barrier",
+                               .dtype = "float32",
+                               .name = "a\x1b]b"});
   return seen;
 }
 
@@ -174,7 +202,8 @@ TEST(Wire, OfManyOperationsTheLastOfEachKindPass) {
 
 TEST(Wire, EveryTruncationOfItIsRefused) {
   const std::string bytes = encode_seen(seen_with(1, 1));
-  for (std::size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(decode_seen(bytes.substr(0, size)), base::Error) << size;
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(decode_seen(bytes.substr(0, size)), base::Error) << size;
   EXPECT_THROW(decode_seen(bytes + "x"), base::Error);
 }
 

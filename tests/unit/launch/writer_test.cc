@@ -1,10 +1,9 @@
 #include "lockstep/launch/writer.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -26,9 +25,12 @@ std::string read_while_draining(int fd, Writer& writer) {
   const base::Deadline deadline = base::Deadline::in(20s);
   for (bool drained = false; !deadline.expired();) {
     const ssize_t size = ::read(fd, bytes, sizeof bytes);
-    if (size > 0) all.append(bytes, static_cast<std::size_t>(size));
-    else if (drained) break;
-    else drained = writer.drain(1ms, 1ms);
+    if (size > 0)
+      all.append(bytes, static_cast<std::size_t>(size));
+    else if (drained)
+      break;
+    else
+      drained = writer.drain(1ms, 1ms);
   }
   return all;
 }

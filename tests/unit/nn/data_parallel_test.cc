@@ -1,11 +1,10 @@
 // Replicas on several "devices" that are all the CPU, and on one that has no memory: meta.
 #include "lockstep/nn/data_parallel.h"
 
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include <ATen/autocast_mode.h>
 
 #include <mutex>
 #include <set>
@@ -80,15 +79,14 @@ TEST(DataParallel, PartsDifferByOneSampleAtMostAndKeepTheirOrder) {
   std::mutex mutex;
   std::multiset<std::int64_t> parts;
   std::set<std::thread::id> threads;
-  DataParallel parallel(
-      net,
-      [&](NetImpl&, const at::Tensor& x) {
-        const std::lock_guard lock(mutex);
-        parts.insert(x.size(1));
-        threads.insert(std::this_thread::get_id());
-        return x * 2;
-      },
-      {.devices = kFour, .dim = 1});
+  DataParallel parallel(net,
+                        [&](NetImpl&, const at::Tensor& x) {
+                          const std::lock_guard lock(mutex);
+                          parts.insert(x.size(1));
+                          threads.insert(std::this_thread::get_id());
+                          return x * 2;
+                        },
+                        {.devices = kFour, .dim = 1});
   const at::Tensor x = torch::arange(30).view({3, 10});
   EXPECT_TRUE(torch::equal(parallel.forward(x), x * 2));
   EXPECT_EQ(parts, (std::multiset<std::int64_t>{2, 2, 3, 3}));
@@ -168,8 +166,10 @@ TEST(DataParallel, BuffersFollowTheFirstPart) {
     parallel(x);
     alone->forward(x.narrow(0, 0, 4));
   }
-  EXPECT_TRUE(torch::allclose(net->norm->running_mean, alone->norm->running_mean)) << net->norm->running_mean << alone->norm->running_mean;
-  EXPECT_TRUE(torch::allclose(net->norm->running_var, alone->norm->running_var)) << net->norm->running_var << alone->norm->running_var;
+  EXPECT_TRUE(torch::allclose(net->norm->running_mean, alone->norm->running_mean))
+      << net->norm->running_mean << alone->norm->running_mean;
+  EXPECT_TRUE(torch::allclose(net->norm->running_var, alone->norm->running_var))
+      << net->norm->running_var << alone->norm->running_var;
   EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), 3);
 }
 
@@ -192,8 +192,8 @@ TEST(DataParallel, ReplicasHaveTheCallersGradModeAutocastAndModes) {
       [&](NetImpl& replica, const at::Tensor& x) {
         const at::Tensor y = replica.forward(x);
         const std::lock_guard lock(mutex);
-        seen.push_back(std::string(c10::toString(y.scalar_type())) + (y.requires_grad() ? " grad" : "") + (replica.is_training() ? " training" : "") +
-                       (replica.norm->is_training() ? " norm" : ""));
+        seen.push_back(std::string(c10::toString(y.scalar_type())) + (y.requires_grad() ? " grad" : "") +
+                       (replica.is_training() ? " training" : "") + (replica.norm->is_training() ? " norm" : ""));
         return y;
       },
       {.devices = kTwo});
@@ -221,13 +221,12 @@ TEST(DataParallel, ReplicasHaveTheCallersGradModeAutocastAndModes) {
 
 TEST(DataParallel, AnExceptionSaysWhichReplicaAndIsNested) {
   Net net;
-  DataParallel parallel(
-      net,
-      [](NetImpl& replica, const at::Tensor& x) {
-        if (x[0][0].item<float>() > 5) throw std::out_of_range("too warm");
-        return replica.forward(x);
-      },
-      {.devices = kFour});
+  DataParallel parallel(net,
+                        [](NetImpl& replica, const at::Tensor& x) {
+                          if (x[0][0].item<float>() > 5) throw std::out_of_range("too warm");
+                          return replica.forward(x);
+                        },
+                        {.devices = kFour});
   at::Tensor x = torch::zeros({8, 4});
   x.narrow(0, 4, 2).fill_(9);
   try {
@@ -274,8 +273,10 @@ TEST(DataParallel, RefusesWhatDoesNotFit) {
   EXPECT_THROW(DataParallel(net, {.devices = {at::kMeta, at::kCPU}}), base::UsageError);
   EXPECT_THROW(DataParallel(net, {.devices = kTwo, .dim = -1}), base::UsageError);
   EXPECT_THROW(DataParallel(torch::nn::Tanh(), {.devices = kTwo}), base::UsageError);
-  EXPECT_THROW(DataParallel(net, {.devices = kTwo, .make_replica = [net]() mutable { return net.ptr(); }}), base::UsageError);
-  EXPECT_THROW(DataParallel(net, {.devices = kTwo, .make_replica = [] { return torch::nn::Linear(1, 1).ptr(); }}), base::UsageError);
+  EXPECT_THROW(DataParallel(net, {.devices = kTwo, .make_replica = [net]() mutable { return net.ptr(); }}),
+               base::UsageError);
+  EXPECT_THROW(DataParallel(net, {.devices = kTwo, .make_replica = [] { return torch::nn::Linear(1, 1).ptr(); }}),
+               base::UsageError);
   DataParallel parallel(net, {.devices = kTwo, .dim = 2});
   EXPECT_THROW(parallel(torch::randn({2, 4})), base::UsageError);
 }
@@ -301,22 +302,29 @@ TEST(DataParallel, TellsWhatEachDeviceHoldsAndMoves) {
   EXPECT_EQ(same.use()[0].received_bytes, 0);
 
   int born = 0;
-  DataParallel apart(net, {.devices = {at::kCPU, at::kMeta}, .output_device = at::Device(at::kMeta), .make_replica = [&] {
-                       return std::make_shared<BornImpl>(born++ == 0 ? at::kCPU : at::kMeta);
-                     }});
+  DataParallel apart(net,
+                     {.devices = {at::kCPU, at::kMeta}, .output_device = at::Device(at::kMeta), .make_replica = [&] {
+                        return std::make_shared<BornImpl>(born++ == 0 ? at::kCPU : at::kMeta);
+                      }});
   EXPECT_EQ(apart(torch::randn({6, 4})).sizes(), at::IntArrayRef({6, 8}));
   const auto use = apart.use();
   ASSERT_EQ(use.size(), 2u);
   EXPECT_EQ(use[0].samples, 3);
   EXPECT_EQ(use[1].samples, 3);
   EXPECT_EQ(use[1].held_bytes, 4 * 4 * 8);
-  EXPECT_EQ(use[0].sent_bytes, 4 * 4 * 8 + 4 * 3 * 4 + 4 * 3 * 8) << "parameters, half of the input, half of the output";
+  EXPECT_EQ(use[0].sent_bytes, 4 * 4 * 8 + 4 * 3 * 4 + 4 * 3 * 8)
+      << "parameters, half of the input, half of the output";
   EXPECT_EQ(use[1].received_bytes, use[0].sent_bytes);
   EXPECT_EQ(use_table(use),
             "device  replicas  samples         held     received         sent         peak\n"
             "cpu            1        3      0.1 KiB      0.0 KiB      0.3 KiB            -\n"
             "meta           1        3      0.1 KiB      0.3 KiB      0.0 KiB            -\n");
-  EXPECT_EQ(use_table({{.device = at::Device(at::kCUDA, 1), .replicas = 1, .samples = 16, .held_bytes = 4 << 20, .peak_bytes = 1 << 30}}).substr(78),
+  EXPECT_EQ(use_table({{.device = at::Device(at::kCUDA, 1),
+                        .replicas = 1,
+                        .samples = 16,
+                        .held_bytes = 4 << 20,
+                        .peak_bytes = 1 << 30}})
+                .substr(78),
             "cuda:1         1       16      4.0 MiB      0.0 KiB      0.0 KiB   1024.0 MiB\n");
 }
 

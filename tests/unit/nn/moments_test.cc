@@ -7,7 +7,9 @@
 namespace lockstep::nn {
 namespace {
 
-at::Tensor whole_of(const std::vector<at::Tensor>& parts) { return torch::cat(parts).to(at::kDouble).transpose(0, 1).flatten(1); }
+at::Tensor whole_of(const std::vector<at::Tensor>& parts) {
+  return torch::cat(parts).to(at::kDouble).transpose(0, 1).flatten(1);
+}
 
 Moments joined_of(const std::vector<at::Tensor>& parts) {
   std::vector<at::Tensor> rows;
@@ -17,7 +19,8 @@ Moments joined_of(const std::vector<at::Tensor>& parts) {
 
 TEST(Moments, OfPartsAreThoseOfTheWhole) {
   torch::manual_seed(1);
-  const std::vector<at::Tensor> parts = {torch::randn({3, 4, 5}, at::kDouble), torch::randn({0, 4, 5}, at::kDouble), torch::randn({1, 4, 5}, at::kDouble) + 7,
+  const std::vector<at::Tensor> parts = {torch::randn({3, 4, 5}, at::kDouble), torch::randn({0, 4, 5}, at::kDouble),
+                                         torch::randn({1, 4, 5}, at::kDouble) + 7,
                                          torch::randn({9, 4, 5}, at::kDouble) * 3};
   const Moments all = joined_of(parts);
   const at::Tensor whole = whole_of(parts);

@@ -20,7 +20,8 @@ at::Tensor with_gradient(const at::Tensor& gradient) {
 Parameters make(at::ScalarType dtype, bool holes) {
   torch::manual_seed(3);
   Parameters all;
-  for (const std::int64_t size : {1, 31, 64, 1000, 70001, 66000}) all.push_back(with_gradient(torch::randn({size}).to(dtype)));
+  for (const std::int64_t size : {1, 31, 64, 1000, 70001, 66000})
+    all.push_back(with_gradient(torch::randn({size}).to(dtype)));
   all.push_back(with_gradient(torch::randn({30, 50}).to(dtype).t()));
   all.push_back(torch::zeros({3}, torch::requires_grad()));
   all.push_back(with_gradient(torch::zeros({0}).to(dtype)));
@@ -92,7 +93,8 @@ TEST(ClipGradNorm, AWriteIsSeen) {
 
 /// A tensor without values can only be asked for what needs none: whoever waits for a device would ask for its values.
 TEST(Clip, DoesNotWaitForADevice) {
-  const Parameters parameters = {with_gradient(torch::ones({300}, at::kMeta)), with_gradient(torch::ones({5, 4}, torch::dtype(at::kBFloat16).device(at::kMeta)))};
+  const Parameters parameters = {with_gradient(torch::ones({300}, at::kMeta)),
+                                 with_gradient(torch::ones({5, 4}, torch::dtype(at::kBFloat16).device(at::kMeta)))};
   EXPECT_TRUE(clip_grad_norm(parameters, 1).is_meta());
   clip_grad_value(parameters, 1);
 }

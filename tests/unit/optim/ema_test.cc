@@ -121,7 +121,8 @@ TEST(Ema, GoesOnWhereItWas) {
   first.update();
   again.update();
   EXPECT_EQ(again.updates(), 6);
-  for (std::size_t i = 0; i < state.averages.size(); ++i) EXPECT_TRUE(torch::equal(first.state().averages[i].second, again.state().averages[i].second));
+  for (std::size_t i = 0; i < state.averages.size(); ++i)
+    EXPECT_TRUE(torch::equal(first.state().averages[i].second, again.state().averages[i].second));
 
   const auto refuses = [&](const std::string& text, const Ema::State& broken) {
     try {

@@ -1,7 +1,7 @@
-#include "lockstep/optim/loops_isa.h"
-
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include "lockstep/optim/loops_isa.h"
 
 namespace lockstep::optim {
 namespace {
@@ -22,7 +22,7 @@ struct Loops {
   void (*clamp)(at::ScalarType, void*, std::size_t, double);
   void (*blend)(at::ScalarType, void*, const void*, std::size_t, double);
 };
-#define LOCKSTEP_LOOPS(name, isa)                                                                                                                    \
+#define LOCKSTEP_LOOPS(name, isa)                                                                               \
   {name,         isa::update,  isa::update,         isa::sum_of_squares, isa::update, isa::update, isa::update, \
    isa::measure, isa::measure, isa::sum_of_squares, isa::scale,          isa::clamp,  isa::blend}
 
@@ -47,8 +47,14 @@ struct Case {
     for (const at::Tensor& gradient : gradients) inputs.push_back(gradient.const_data_ptr());
   }
   Run run() {
-    return {.dtype = parameter.scalar_type(), .gradients = inputs.data(), .num_gradients = inputs.size(), .divisor = static_cast<double>(inputs.size()),
-            .scale = 0.5, .parameter = parameter.data_ptr(), .states = addresses.data(), .count = static_cast<std::size_t>(parameter.numel())};
+    return {.dtype = parameter.scalar_type(),
+            .gradients = inputs.data(),
+            .num_gradients = inputs.size(),
+            .divisor = static_cast<double>(inputs.size()),
+            .scale = 0.5,
+            .parameter = parameter.data_ptr(),
+            .states = addresses.data(),
+            .count = static_cast<std::size_t>(parameter.numel())};
   }
   /// As the loops define it: added in order, divided, scaled.
   at::Tensor gradient() const {
@@ -62,8 +68,17 @@ struct Case {
   std::vector<const void*> inputs;
 };
 
-constexpr AdamRule kAdam{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .bias1 = 0.2, .bias2 = 0.1, .decoupled = false, .amsgrad = true};
-constexpr SgdRule kSgd{.lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.1, .nesterov = false, .first = false};
+constexpr AdamRule kAdam{.lr = 0.01,
+                         .beta1 = 0.9,
+                         .beta2 = 0.99,
+                         .eps = 1e-8,
+                         .weight_decay = 0.1,
+                         .bias1 = 0.2,
+                         .bias2 = 0.1,
+                         .decoupled = false,
+                         .amsgrad = true};
+constexpr SgdRule kSgd{
+    .lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.1, .nesterov = false, .first = false};
 
 const at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
 
@@ -79,16 +94,35 @@ TEST(Loops, AreTheSameBitsWhateverTheVectors) {
           Case again(dtype, count, ranks);
           loops.adam(again.run(), kAdam);
           loops.sgd(again.run(), kSgd);
-          EXPECT_TRUE(torch::equal(first.parameter, again.parameter)) << loops.name << " " << dtype << " " << ranks << " " << count;
-          for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << loops.name << " " << dtype;
+          EXPECT_TRUE(torch::equal(first.parameter, again.parameter))
+              << loops.name << " " << dtype << " " << ranks << " " << count;
+          for (std::size_t i = 0; i < 3; ++i)
+            EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << loops.name << " " << dtype;
           EXPECT_EQ(squares, loops.sum_of_squares(again.run())) << loops.name << " " << dtype << " " << count;
         }
       }
 }
 
 constexpr AdagradRule kAdagrad{.rate = 0.01, .lr = 0.01, .lr_decay = 0, .eps = 1e-8, .weight_decay = 0.1};
-constexpr LambRule kLamb{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .bias1 = 0.2, .bias2 = 0.1, .correct_bias = true, .adapt = true, .ratio = 0.3};
-constexpr LarsRule kLars{.lr = 0.01, .momentum = 0.9, .weight_decay = 0.1, .trust = 1, .eps = 0, .nesterov = true, .adapt = true, .first = false, .ratio = 0.3};
+constexpr LambRule kLamb{.lr = 0.01,
+                         .beta1 = 0.9,
+                         .beta2 = 0.99,
+                         .eps = 1e-8,
+                         .weight_decay = 0.1,
+                         .bias1 = 0.2,
+                         .bias2 = 0.1,
+                         .correct_bias = true,
+                         .adapt = true,
+                         .ratio = 0.3};
+constexpr LarsRule kLars{.lr = 0.01,
+                         .momentum = 0.9,
+                         .weight_decay = 0.1,
+                         .trust = 1,
+                         .eps = 0,
+                         .nesterov = true,
+                         .adapt = true,
+                         .first = false,
+                         .ratio = 0.3};
 
 /// Everything that the other loops compute, of one case.
 std::vector<double> run_all(const Loops& loops, Case& one) {
@@ -115,8 +149,10 @@ TEST(Loops, AllOthersAreTheSameBitsWhateverTheVectors) {
         for (const Loops& loops : all_loops()) {
           Case again(dtype, count, ranks);
           EXPECT_EQ(run_all(loops, again), numbers) << loops.name << " " << dtype << " " << count;
-          EXPECT_TRUE(torch::equal(first.parameter, again.parameter)) << loops.name << " " << dtype << " " << ranks << " " << count;
-          for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << loops.name << " " << dtype;
+          EXPECT_TRUE(torch::equal(first.parameter, again.parameter))
+              << loops.name << " " << dtype << " " << ranks << " " << count;
+          for (std::size_t i = 0; i < 3; ++i)
+            EXPECT_TRUE(torch::equal(first.states[i], again.states[i])) << loops.name << " " << dtype;
         }
       }
 }
@@ -146,7 +182,8 @@ TEST(Loops, AdamIsItsFormula) {
       const at::Tensor g = decoupled ? one.gradient() : one.gradient() + 0.1 * p;
       const at::Tensor m = 0.9 * one.states[0] + 0.1 * g, v = 0.99 * one.states[1] + 0.01 * g * g;
       const at::Tensor top = amsgrad ? torch::maximum(one.states[2], v) : v;
-      const at::Tensor expected = (decoupled ? p * (1 - 0.01 * 0.1) : p) - 0.01 / 0.2 * (m / (top.sqrt() / std::sqrt(0.1) + 1e-8));
+      const at::Tensor expected =
+          (decoupled ? p * (1 - 0.01 * 0.1) : p) - 0.01 / 0.2 * (m / (top.sqrt() / std::sqrt(0.1) + 1e-8));
       AdamRule rule = kAdam;
       rule.decoupled = decoupled;
       rule.amsgrad = amsgrad;

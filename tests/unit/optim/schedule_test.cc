@@ -73,7 +73,8 @@ class BesidePython : public ::testing::Test {
   static torch::optim::SGD make_optimizer() {
     std::vector<torch::optim::OptimizerParamGroup> groups;
     for (const double rate : {0.3, 0.05})
-      groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1}, torch::requires_grad())}, std::make_unique<torch::optim::SGDOptions>(rate));
+      groups.emplace_back(std::vector<at::Tensor>{torch::zeros({1}, torch::requires_grad())},
+                          std::make_unique<torch::optim::SGDOptions>(rate));
     return torch::optim::SGD(groups, torch::optim::SGDOptions(1));
   }
   template <typename Step>
@@ -83,7 +84,8 @@ class BesidePython : public ::testing::Test {
     for (std::size_t i = 0; i < kSteps; ++i) {
       for (std::size_t group = 0; group < 2; ++group) {
         const double want = wanted[group].at(i);
-        ASSERT_NEAR(optimizer.param_groups()[group].options().get_lr(), want, 1e-12 * std::abs(want)) << name << " of group " << group << " at step " << i;
+        ASSERT_NEAR(optimizer.param_groups()[group].options().get_lr(), want, 1e-12 * std::abs(want))
+            << name << " of group " << group << " at step " << i;
       }
       step(i);
     }
@@ -105,7 +107,8 @@ class BesidePython : public ::testing::Test {
     if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) return {};
     const tests::TempDir folder;
     const auto script = folder.write("script.py", kScript);
-    if (std::system(("timeout 100 \"" + python + "\" " + script + " " + folder.path()).c_str()) != 0) throw std::runtime_error("the script failed");
+    if (std::system(("timeout 100 \"" + python + "\" " + script + " " + folder.path()).c_str()) != 0)
+      throw std::runtime_error("the script failed");
     Rates all;
     std::ifstream file(folder / "rates");
     for (std::string line; std::getline(file, line);) {
@@ -141,25 +144,37 @@ void BesidePython::one_cycles() {
   for (const bool line : {false, true})
     for (const bool three : {false, true})
       expect(std::string("one_cycle_") + (line ? "linear_" : "cos_") + (three ? "1" : "0"),
-             one_cycle({.steps = kSteps + 1, .rise = 0.23, .start_divisor = 20, .final_divisor = 1e3, .linear = line, .three_phases = three}));
+             one_cycle({.steps = kSteps + 1,
+                        .rise = 0.23,
+                        .start_divisor = 20,
+                        .final_divisor = 1e3,
+                        .linear = line,
+                        .three_phases = three}));
 }
 
 void BesidePython::plateaus_that_are_resumed() {
   for (const bool maximize : {false, true})
     for (const bool absolute : {false, true}) {
       auto optimizer = make_optimizer();
-      const PlateauOptions options{.maximize = maximize, .factor = 0.6, .patience = 5, .threshold = 0.02, .absolute_threshold = absolute,
-                                   .cooldown = 3, .min_rate = 1e-3, .eps = 1e-6};
+      const PlateauOptions options{.maximize = maximize,
+                                   .factor = 0.6,
+                                   .patience = 5,
+                                   .threshold = 0.02,
+                                   .absolute_threshold = absolute,
+                                   .cooldown = 3,
+                                   .min_rate = 1e-3,
+                                   .eps = 1e-6};
       auto plateau = std::make_unique<Plateau>(optimizer, options);
       int reductions = 0;
-      expect(std::string("plateau_") + (maximize ? "max" : "min") + (absolute ? "_abs" : "_rel"), optimizer, [&](std::size_t i) {
-        const auto step = static_cast<double>(i);
-        reductions += plateau->step(std::sin(step * 0.7) * 3 + 10 / (1 + step));
-        const Plateau::Position saved = plateau->position();
-        optimizer.param_groups()[0].options().set_lr(7);
-        plateau = std::make_unique<Plateau>(optimizer, options);
-        plateau->resume(saved);
-      });
+      expect(std::string("plateau_") + (maximize ? "max" : "min") + (absolute ? "_abs" : "_rel"), optimizer,
+             [&](std::size_t i) {
+               const auto step = static_cast<double>(i);
+               reductions += plateau->step(std::sin(step * 0.7) * 3 + 10 / (1 + step));
+               const Plateau::Position saved = plateau->position();
+               optimizer.param_groups()[0].options().set_lr(7);
+               plateau = std::make_unique<Plateau>(optimizer, options);
+               plateau->resume(saved);
+             });
       EXPECT_GT(reductions, 3);
     }
 }

@@ -32,7 +32,8 @@ TEST(ShardPlan, EachElementHasOneOwner) {
   std::mt19937 random(1);
   for (int round = 0; round < 300; ++round) {
     std::vector<StateSize> parameters;
-    for (unsigned i = 0; i < 1 + random() % 12; ++i) parameters.push_back({random() % 3 == 0 ? random() % 5 : random() % 100000, random() % 2 == 0 ? 4U : 8U});
+    for (unsigned i = 0; i < 1 + random() % 12; ++i)
+      parameters.push_back({random() % 3 == 0 ? random() % 5 : random() % 100000, random() % 2 == 0 ? 4U : 8U});
     for (const int owners : {1, 2, 3, 4, 7, 64}) expect_whole(parameters, owners);
   }
 }

@@ -61,26 +61,49 @@ void expect_skips(const Rule& rule, std::size_t num_states) {
 }
 
 TEST(TensorRun, WhatIsSkippedChangesNothing) {
-  expect_skips(SgdRule{.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = false, .first = false}, 1);
-  expect_skips(AdamRule{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .decoupled = true, .amsgrad = true}, 3);
+  expect_skips(
+      SgdRule{.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = false, .first = false}, 1);
+  expect_skips(
+      AdamRule{
+          .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .decoupled = true, .amsgrad = true},
+      3);
   expect_skips(AdagradRule{.rate = 0.05, .lr = 0.1, .lr_decay = 0.2, .eps = 1e-8, .weight_decay = 0.1}, 1);
-  expect_skips(LambRule{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .correct_bias = true, .adapt = true}, 2);
-  expect_skips(LarsRule{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .trust = 0.01, .eps = 1e-8, .nesterov = true, .adapt = true, .first = false}, 1);
+  expect_skips(LambRule{.lr = 0.1,
+                        .beta1 = 0.9,
+                        .beta2 = 0.99,
+                        .eps = 1e-8,
+                        .weight_decay = 0.1,
+                        .correct_bias = true,
+                        .adapt = true},
+               2);
+  expect_skips(LarsRule{.lr = 0.1,
+                        .momentum = 0.9,
+                        .weight_decay = 0.1,
+                        .trust = 0.01,
+                        .eps = 1e-8,
+                        .nesterov = true,
+                        .adapt = true,
+                        .first = false},
+               1);
 }
 
 /// Each tensor has its own count: of two with as many updates one may have been skipped more often.
 TEST(TensorRun, BiasIsOfTheCountOfEachTensor) {
   TensorRun both = make_run(2), second = make_run(2);
-  const LambRule rule{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0, .correct_bias = true, .adapt = false};
-  for (auto* list : {&second.parameters, &second.gradients, &second.states[0], &second.states[1], &second.steps}) list->erase(list->begin());
+  const LambRule rule{
+      .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0, .correct_bias = true, .adapt = false};
+  for (auto* list : {&second.parameters, &second.gradients, &second.states[0], &second.states[1], &second.steps})
+    list->erase(list->begin());
   update(both, rule);
   update(second, rule);
   EXPECT_TRUE(at::allclose(both.parameters[1], second.parameters[0], 1e-6, 0));
   const double expected = [&] {
     const TensorRun was = make_run(2);
     const double g = was.gradients[0].view(-1)[0].item<double>();
-    const double m = 0.9 * was.states[0][0].view(-1)[0].item<double>() + 0.1 * g, v = 0.99 * was.states[1][0].view(-1)[0].item<double>() + 0.01 * g * g;
-    return was.parameters[0].view(-1)[0].item<double>() - 0.1 * m / (1 - std::pow(0.9, 4)) / (std::sqrt(v / (1 - std::pow(0.99, 4))) + 1e-8);
+    const double m = 0.9 * was.states[0][0].view(-1)[0].item<double>() + 0.1 * g,
+                 v = 0.99 * was.states[1][0].view(-1)[0].item<double>() + 0.01 * g * g;
+    return was.parameters[0].view(-1)[0].item<double>() -
+           0.1 * m / (1 - std::pow(0.9, 4)) / (std::sqrt(v / (1 - std::pow(0.99, 4))) + 1e-8);
   }();
   EXPECT_NEAR(both.parameters[0].view(-1)[0].item<double>(), expected, 1e-6);
 }

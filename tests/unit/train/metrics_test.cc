@@ -82,7 +82,9 @@ TEST(Metrics, RefuseWhatHasNoMean) {
 }
 
 TEST(Metrics, TravelBitByBit) {
-  const std::map<std::string, Metrics::Sum> sums{{"a name of words", {0.1 + 0.2, 3}}, {"inf", {std::numeric_limits<double>::infinity(), 1}}, {"tiny", {5e-324, 1e300}}};
+  const std::map<std::string, Metrics::Sum> sums{{"a name of words", {0.1 + 0.2, 3}},
+                                                 {"inf", {std::numeric_limits<double>::infinity(), 1}},
+                                                 {"tiny", {5e-324, 1e300}}};
   EXPECT_EQ(sums_from_text(to_text(sums)), sums);
   const auto nan = sums_from_text(to_text({{"x", {std::nan(""), 2}}}));
   EXPECT_TRUE(std::isnan(nan.at("x").sum));
@@ -90,7 +92,9 @@ TEST(Metrics, TravelBitByBit) {
 }
 
 TEST(Metrics, WhatIsNoTextOfThemIsRefused) {
-  for (const char* text : {"x", "0x1p+0 0x1p+0", "0x1p+0 0x1p+0 ", "0x1p+0 0x0p+0 x", "0x1p+0 -0x1p+0 x", "1 1 x\n1 1 x\n", "a b c", "1 nan x"}) EXPECT_THROW(sums_from_text(text), base::FormatError) << text;
+  for (const char* text : {"x", "0x1p+0 0x1p+0", "0x1p+0 0x1p+0 ", "0x1p+0 0x0p+0 x", "0x1p+0 -0x1p+0 x",
+                           "1 1 x\n1 1 x\n", "a b c", "1 nan x"})
+    EXPECT_THROW(sums_from_text(text), base::FormatError) << text;
 }
 
 TEST(Metrics, GoOnFromWhatWasSaved) {

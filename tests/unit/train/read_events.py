@@ -28,11 +28,21 @@ def rounded(number):
 
 
 def by_reader(folder):
-    seen = event_accumulator.EventAccumulator(folder, size_guidance={name: 0 for name in event_accumulator.DEFAULT_SIZE_GUIDANCE})
+    seen = event_accumulator.EventAccumulator(
+        folder, size_guidance={name: 0 for name in event_accumulator.DEFAULT_SIZE_GUIDANCE}
+    )
     seen.Reload()
     tags = seen.Tags()
-    check(sorted(tags["scalars"]), sorted(["train/loss", "learning rate", "odd", 'a,"b"', "bad \ufffd utf-8", "tiny", "fc.weight/not_finite"]), "scalars")
-    check([(e.step, e.value) for e in seen.Scalars("train/loss")], [(s, 10.0 - s) for s in range(6)] + [(s, 100.0 + s) for s in range(6, 10)], "train/loss")
+    check(
+        sorted(tags["scalars"]),
+        sorted(["train/loss", "learning rate", "odd", 'a,"b"', "bad \ufffd utf-8", "tiny", "fc.weight/not_finite"]),
+        "scalars",
+    )
+    check(
+        [(e.step, e.value) for e in seen.Scalars("train/loss")],
+        [(s, 10.0 - s) for s in range(6)] + [(s, 100.0 + s) for s in range(6, 10)],
+        "train/loss",
+    )
     check([e.value for e in seen.Scalars("learning rate")], [rounded(0.1)] * 4, "learning rate")
     check(seen.Scalars('a,"b"')[0].value, math.inf, "an infinity")
     check(math.isnan(seen.Scalars("odd")[0].value), True, "a NaN")
@@ -41,7 +51,11 @@ def by_reader(folder):
 
     check(tags["histograms"], ["fc.weight"], "histograms")
     first, second = (e.histogram_value for e in seen.Histograms("fc.weight"))
-    check((first.num, rounded(first.min), rounded(first.max), sum(first.bucket), len(first.bucket)), (1000, -5, rounded(4.99), 1000, 64), "a histogram")
+    check(
+        (first.num, rounded(first.min), rounded(first.max), sum(first.bucket), len(first.bucket)),
+        (1000, -5, rounded(4.99), 1000, 64),
+        "a histogram",
+    )
     check((second.num, second.min, second.max, list(second.bucket)), (3, 2, 2, [3]), "one of equal numbers")
 
     check(tags["tensors"], ["sample"], "texts")
@@ -63,8 +77,12 @@ class Server:
     def __init__(self, folder):
         program = pathlib.Path(sys.executable).with_name("tensorboard")
         self.end = time.monotonic() + self.PATIENCE
-        self.process = subprocess.Popen([program, "--logdir", folder, "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"],
-                                        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [program, "--logdir", folder, "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         said = ""
         for line in self.process.stderr:
             said += line
@@ -74,7 +92,9 @@ class Server:
         sys.exit(f"tensorboard ended and said {said}")
 
     def ask(self, path, **arguments):
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(self.address + path + ("?" + urllib.parse.urlencode(arguments) if arguments else ""), timeout=self.PATIENCE) as answer:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+            self.address + path + ("?" + urllib.parse.urlencode(arguments) if arguments else ""), timeout=self.PATIENCE
+        ) as answer:
             return answer.read()
 
     def ask_until(self, good, path, **arguments):
@@ -94,12 +114,20 @@ def by_program(folder):
     server = Server(folder)
     try:
         losses = server.ask_until(lambda got: len(got) == 10, "scalars/scalars", run=".", tag="train/loss")
-        check([(step, value) for _, step, value in losses], [(s, 10.0 - s) for s in range(6)] + [(s, 100.0 + s) for s in range(6, 10)], "train/loss of the program")
+        check(
+            [(step, value) for _, step, value in losses],
+            [(s, 10.0 - s) for s in range(6)] + [(s, 100.0 + s) for s in range(6, 10)],
+            "train/loss of the program",
+        )
         histograms = server.ask_until(lambda got: len(got) == 2, "histograms/histograms", run=".", tag="fc.weight")
         check([step for _, step, _ in histograms], [4, 5], "histograms of the program")
         check(round(sum(count for _, _, count in histograms[0][2])), 1000, "numbers in one")
         texts = server.ask_until(bool, "text/text", run=".", tag="sample")
-        check("second: \u2713" in texts[0]["text"] and "&lt;b" in texts[0]["text"], True, f"the text of the program, {texts}")
+        check(
+            "second: \u2713" in texts[0]["text"] and "&lt;b" in texts[0]["text"],
+            True,
+            f"the text of the program, {texts}",
+        )
         images = server.ask_until(bool, "images/images", run=".", tag="input", sample=0)
         check(images[0]["step"], 7, "the image of the program")
         image = Image.open(io.BytesIO(server.ask("images/individualImage?" + images[0]["query"])))

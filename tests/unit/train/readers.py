@@ -75,7 +75,11 @@ def report(samples, _, folder):
                 sys.exit(f"{element.tag} {name}={value[:80]} is drawn nowhere")
     titles = [element.text for element in tree.iter() if element.tag.endswith("}h2")]
     check(titles[:3], ["loss", "learning rate", "throughput/samples_per_second"], "drawings")
-    check({"time of a step, ms", "CPU use, cores", "memory, MiB", "ranks"} <= set(titles), True, f"drawings of ranks in {titles}")
+    check(
+        {"time of a step, ms", "CPU use, cores", "memory, MiB", "ranks"} <= set(titles),
+        True,
+        f"drawings of ranks in {titles}",
+    )
     rows = [element for element in tree.iter() if element.tag.endswith("}tr")]
     check(len(rows), 5, "rows of the table")
 
@@ -99,8 +103,18 @@ def browser(samples, _, folder):
     page.write_text(text.replace("</body>", seen_by), encoding="utf-8")
     for width, columns in ((360, 1), (1200, 3)):
         for scheme, back in ((1, "rgb(246, 247, 249)"), (0, "rgb(18, 22, 28)")):  # 0 is dark to Chromium
-            command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile", f"--window-size={width},800",
-                       f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
+            command = [
+                program,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={folder}/profile",
+                f"--window-size={width},800",
+                f"--blink-settings=preferredColorScheme={scheme}",
+                "--virtual-time-budget=2000",
+                "--dump-dom",
+                page.as_uri(),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             found = re.search("<pre>(.*)</pre>", done.stdout)
             if not found:
@@ -111,7 +125,11 @@ def browser(samples, _, folder):
             check(seen["images"], 0, what + "images")
             check(seen["title"], "char-gpt <script>document.title='broken'</script>", what + "the title")
             check(seen["drawings"] >= 12, True, what + f"{seen['drawings']} drawings")
-            check((seen["width"], seen["wide"], seen["page"] <= seen["width"]), (width, [], True), what + "what is wider than the page")
+            check(
+                (seen["width"], seen["wide"], seen["page"] <= seen["width"]),
+                (width, [], True),
+                what + "what is wider than the page",
+            )
             check(seen["small"] >= 9, True, what + f"height of the smallest text, {seen['small']}")
             check(seen["back"], back, what + "the background")
             check(seen["columns"], columns, what + "columns")
@@ -123,7 +141,11 @@ def trace(samples, _, folder):
     with open(pathlib.Path(folder) / "trace.json", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    check(names, {0: "rank 0 on alpha", 1: "rank 1 on alpha", 2: "rank 2 on beta.example.org", 3: "rank 3 on beta.example.org"}, "processes")
+    check(
+        names,
+        {0: "rank 0 on alpha", 1: "rank 1 on alpha", 2: "rank 2 on beta.example.org", 3: "rank 3 on beta.example.org"},
+        "processes",
+    )
     spans = [event for event in events if event["ph"] == "X"]
     check(len(spans), 4 * 32 * (1 + 4 + 3), "spans")
     check(min(event["ts"] for event in spans), 0, "the first moment")
@@ -134,11 +156,15 @@ def trace(samples, _, folder):
         times.sort()
         for (_, end), (begin, _) in zip(times, times[1:]):
             check(begin >= end - 0.002, True, f"spans of track {track} that overlap at {begin}")
-    ends = {rank: [e["ts"] + e["dur"] for e in spans if e["pid"] == rank and e["name"] == "step 2990"][0] for rank in names}
+    ends = {
+        rank: [e["ts"] + e["dur"] for e in spans if e["pid"] == rank and e["name"] == "step 2990"][0] for rank in names
+    }
     check(max(ends.values()) - min(ends.values()) < 1000, True, f"ends of one step, of clocks an hour apart: {ends}")
 
 
 if __name__ == "__main__":
     case, program, deps_folder = sys.argv[1:]
     with tempfile.TemporaryDirectory() as work:
-        {function.__name__: function for function in (tensorboard, tables, report, browser, trace)}[case](program, pathlib.Path(deps_folder), os.path.join(work, "runs/x"))
+        {function.__name__: function for function in (tensorboard, tables, report, browser, trace)}[case](
+            program, pathlib.Path(deps_folder), os.path.join(work, "runs/x")
+        )

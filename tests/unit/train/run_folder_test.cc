@@ -24,7 +24,9 @@ TEST(RunFolder, ARunThatBeginsAnewGetsTheNextNumber) {
   const RunFolderOptions options{.folder = dir / "runs", .name = "net", .job = "a"};
   EXPECT_EQ(open_run_folder(options).path, dir / "runs/net");
   EXPECT_EQ(open_run_folder(options).path, dir / "runs/net-2");
-  for (const char* other : {"runs/net-02", "runs/net-7b", "runs/net-", "runs/nets", "runs/net-99999999999999999999", "runs/other-9"}) std::filesystem::create_directory(dir / other);
+  for (const char* other :
+       {"runs/net-02", "runs/net-7b", "runs/net-", "runs/nets", "runs/net-99999999999999999999", "runs/other-9"})
+    std::filesystem::create_directory(dir / other);
   const RunFolder third = open_run_folder(options);
   EXPECT_EQ(third.path, dir / "runs/net-3") << "after folders of other names";
   EXPECT_FALSE(third.goes_on);
@@ -43,7 +45,9 @@ TEST(RunFolder, TheNewestOneByNumberGoesOn) {
 
 TEST(RunFolder, AJobThatIsStartedAgainGoesOnInItsOwn) {
   const TempDir dir;
-  const auto options = [&](const std::string& job, int generation) { return RunFolderOptions{.folder = dir.path(), .name = "net", .job = job, .generation = generation}; };
+  const auto options = [&](const std::string& job, int generation) {
+    return RunFolderOptions{.folder = dir.path(), .name = "net", .job = job, .generation = generation};
+  };
   EXPECT_FALSE(open_run_folder(options("a", 1)).goes_on) << "its first start has come to no folder";
   EXPECT_EQ(open_run_folder(options("b", 0)).path, dir / "net-2");
   const RunFolder again = open_run_folder(options("a", 2));
@@ -59,7 +63,8 @@ TEST(RunFolder, NoTwoRunsGetTheSame) {
   const TempDir dir;
   std::vector<std::string> paths(8);
   std::vector<std::thread> threads;
-  for (std::string& path : paths) threads.emplace_back([&] { path = open_run_folder({.folder = dir.path(), .name = "net", .job = "a"}).path; });
+  for (std::string& path : paths)
+    threads.emplace_back([&] { path = open_run_folder({.folder = dir.path(), .name = "net", .job = "a"}).path; });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(std::set<std::string>(paths.begin(), paths.end()).size(), paths.size());
 }

@@ -50,9 +50,11 @@ RankRecord made_up_rank(int rank) {
   record.host = record.clock = rank < 2 ? "alpha" : "beta.example.org";
   std::int64_t now = kHour + (rank < 2 ? 0 : kHour);
   for (int step = 0; step < 3000; ++step) {
-    const std::int64_t data = (step % 100 == 7 ? 9 : 1) * kMs + rank * kMs / 10, forward = 6 * kMs + step % 7 * kMs / 5, backward = 12 * kMs + step % 5 * kMs / 4, optimizer = 2 * kMs;
+    const std::int64_t data = (step % 100 == 7 ? 9 : 1) * kMs + rank * kMs / 10, forward = 6 * kMs + step % 7 * kMs / 5,
+                       backward = 12 * kMs + step % 5 * kMs / 4, optimizer = 2 * kMs;
     StepTimes times{.begin_ns = now, .end_ns = 0, .spans = {}};
-    for (const auto& [phase, ns] : {std::pair(Phase::kData, data), std::pair(Phase::kForward, forward), std::pair(Phase::kBackward, backward), std::pair(Phase::kOptimizer, optimizer)}) {
+    for (const auto& [phase, ns] : {std::pair(Phase::kData, data), std::pair(Phase::kForward, forward),
+                                    std::pair(Phase::kBackward, backward), std::pair(Phase::kOptimizer, optimizer)}) {
       times.spans.push_back({phase, now, now + ns});
       now += ns + kMs / 20;
     }
@@ -71,8 +73,10 @@ RankRecord made_up_rank(int rank) {
     if (step < 2968) continue;
     record.steps.push_back({step, times});
     for (int part = 0; part < 3; ++part)
-      record.operations.push_back({"world/ddp." + std::to_string(part), static_cast<std::uint64_t>(step), part < 2 ? "gradients" : "all_reduce", part < 2 ? "net" : "loss", 1U << (20 + part),
-                                   times.spans[2].begin_ns + part * 3 * kMs, times.spans[2].begin_ns + 5 * kMs + part * 3 * kMs - rank % 2 * kMs / 4});
+      record.operations.push_back({"world/ddp." + std::to_string(part), static_cast<std::uint64_t>(step),
+                                   part < 2 ? "gradients" : "all_reduce", part < 2 ? "net" : "loss", 1U << (20 + part),
+                                   times.spans[2].begin_ns + part * 3 * kMs,
+                                   times.spans[2].begin_ns + 5 * kMs + part * 3 * kMs - rank % 2 * kMs / 4});
   }
   record.peak_bytes = std::uint64_t{1100 + 60 * static_cast<unsigned>(rank)} << 20;
   return record;
@@ -82,15 +86,30 @@ Report made_up_report() {
   CurveLogger logged;
   for (int step = 0; step < 30'000; ++step) {
     const Moment at{step, 0};
-    logged.scalars(at, {{"train/loss", 2.4 * std::exp(-step / 6000.0) + 0.25 + 0.08 * std::sin(step * 1.7) * std::cos(step * 0.3)},
-                        {"learning rate", step < 1500 ? step * 1e-3 / 1500 : 5e-4 * (1 + std::cos((step - 1500) * 3.14159265 / 28500))},
-                        {"throughput/samples_per_second", 31000 + 900 * std::sin(step / 90.0)},
-                        {"gradient norm", step >= 21'000 && step < 21'040 ? kNan : std::exp(3 * std::sin(step / 5000.0) + 0.2 * std::sin(step))}});
-    if (step % 3000 == 2999) logged.scalars(at, {{"validation/loss", 2.4 * std::exp(-step / 6000.0) + 0.31}, {"validation/accuracy", 1 - 0.9 * std::exp(-step / 7000.0)}});
+    logged.scalars(
+        at, {{"train/loss", 2.4 * std::exp(-step / 6000.0) + 0.25 + 0.08 * std::sin(step * 1.7) * std::cos(step * 0.3)},
+             {"learning rate",
+              step < 1500 ? step * 1e-3 / 1500 : 5e-4 * (1 + std::cos((step - 1500) * 3.14159265 / 28500))},
+             {"throughput/samples_per_second", 31000 + 900 * std::sin(step / 90.0)},
+             {"gradient norm",
+              step >= 21'000 && step < 21'040 ? kNan : std::exp(3 * std::sin(step / 5000.0) + 0.2 * std::sin(step))}});
+    if (step % 3000 == 2999)
+      logged.scalars(at, {{"validation/loss", 2.4 * std::exp(-step / 6000.0) + 0.31},
+                          {"validation/accuracy", 1 - 0.9 * std::exp(-step / 7000.0)}});
   }
-  logged.scalars({29'999, 0}, {{"<img src=x onerror=alert(1)>", 1}, {"a name of a number that is much longer than any column of a page of this width could ever be/without_a_place_to_break_it_in_two_because_it_is_one_word_only", 2}});
-  Report report{.title = "char-gpt <script>document.title='broken'</script>", .facts = {}, .curves = logged.curves(), .ranks = {}};
-  report.facts = {{"ranks", "4 on 2 hosts"}, {"steps", "30000 in 3 epochs"}, {"began", "2026-11-23 13:53:46"}, {"took", "12:31"}, {"command", "lockstep run -n 4 ./train --lr 1e-3 --data \"a & b\""}};
+  logged.scalars({29'999, 0}, {{"<img src=x onerror=alert(1)>", 1},
+                               {"a name of a number that is much longer than any column of a page of this width could "
+                                "ever be/without_a_place_to_break_it_in_two_because_it_is_one_word_only",
+                                2}});
+  Report report{.title = "char-gpt <script>document.title='broken'</script>",
+                .facts = {},
+                .curves = logged.curves(),
+                .ranks = {}};
+  report.facts = {{"ranks", "4 on 2 hosts"},
+                  {"steps", "30000 in 3 epochs"},
+                  {"began", "2026-11-23 13:53:46"},
+                  {"took", "12:31"},
+                  {"command", "lockstep run -n 4 ./train --lr 1e-3 --data \"a & b\""}};
   for (int rank = 0; rank < 4; ++rank) report.ranks.push_back(made_up_rank(rank));
   return report;
 }
@@ -100,9 +119,13 @@ Report made_up_report() {
 
 int main(int argc, char** argv) {
   if (argc != 3) return 64;
-  if (std::strcmp(argv[1], "values") == 0) lockstep::train::log_values(argv[2]);
-  else if (std::strcmp(argv[1], "report") == 0) lockstep::train::write_report(std::string(argv[2]) + "/report.html", lockstep::train::made_up_report());
-  else if (std::strcmp(argv[1], "trace") == 0) lockstep::train::write_trace(std::string(argv[2]) + "/trace.json", lockstep::train::made_up_report().ranks);
-  else return 64;
+  if (std::strcmp(argv[1], "values") == 0)
+    lockstep::train::log_values(argv[2]);
+  else if (std::strcmp(argv[1], "report") == 0)
+    lockstep::train::write_report(std::string(argv[2]) + "/report.html", lockstep::train::made_up_report());
+  else if (std::strcmp(argv[1], "trace") == 0)
+    lockstep::train::write_trace(std::string(argv[2]) + "/trace.json", lockstep::train::made_up_report().ranks);
+  else
+    return 64;
   return 0;
 }

@@ -25,11 +25,13 @@ TEST(TensorValues, AHistogramIsOfAllNumbers) {
   EXPECT_EQ(histogram_of(tensor.to(torch::kBFloat16)).sum, 66);
   EXPECT_EQ(histogram_of(torch::full({2}, (std::int64_t{1} << 40) + 1)).max, 1099511627777.0);
   EXPECT_EQ(histogram_of(torch::empty({0})).num_finite, 0);
-  EXPECT_EQ(message_of<base::UsageError>([] { histogram_of(torch::zeros({2}, torch::kComplexFloat)); }), "a histogram of ComplexFloat[2]; allowed are real numbers");
+  EXPECT_EQ(message_of<base::UsageError>([] { histogram_of(torch::zeros({2}, torch::kComplexFloat)); }),
+            "a histogram of ComplexFloat[2]; allowed are real numbers");
 }
 
 TEST(TensorValues, AnImageIsOfPlanes) {
-  const Image image = image_of(torch::tensor({{{0.0, 1.0}}, {{2.0, -1.0}}, {{0.5, std::numeric_limits<double>::quiet_NaN()}}}));
+  const Image image =
+      image_of(torch::tensor({{{0.0, 1.0}}, {{2.0, -1.0}}, {{0.5, std::numeric_limits<double>::quiet_NaN()}}}));
   EXPECT_EQ(image.width, 2);
   EXPECT_EQ(image.height, 1);
   EXPECT_THAT(image.bytes, ElementsAre(0, 255, 128, 255, 0, 0));
@@ -39,9 +41,12 @@ TEST(TensorValues, AnImageIsOfPlanes) {
 }
 
 TEST(TensorValues, OtherShapesAreNoImages) {
-  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({2, 8, 8})); }), StartsWith("an image of Float[2, 8, 8]; allowed is [channels, height, width]"));
-  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({8, 8}, torch::kLong)); }), StartsWith("an image of Long[8, 8]"));
-  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({3, 0, 8})); }), StartsWith("an image of Float[3, 0, 8]"));
+  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({2, 8, 8})); }),
+              StartsWith("an image of Float[2, 8, 8]; allowed is [channels, height, width]"));
+  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({8, 8}, torch::kLong)); }),
+              StartsWith("an image of Long[8, 8]"));
+  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({3, 0, 8})); }),
+              StartsWith("an image of Float[3, 0, 8]"));
 }
 
 }  // namespace

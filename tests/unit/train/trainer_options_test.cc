@@ -35,10 +35,12 @@ TEST(Amount, IsACountOrAShare) {
 }
 
 TEST(Amount, RefusesWhatIsNeither) {
-  EXPECT_EQ(refused([] { Amount(-1).of(10, "limit"); }), "limit is -1; allowed are a count of batches, 0 or more, and a share of them, 0.0 to 1.0");
+  EXPECT_EQ(refused([] { Amount(-1).of(10, "limit"); }),
+            "limit is -1; allowed are a count of batches, 0 or more, and a share of them, 0.0 to 1.0");
   EXPECT_THAT(refused([] { Amount(1.5).of(10, "limit"); }), HasSubstr("limit is 1.5; allowed"));
   EXPECT_THAT(refused([] { Amount(2.0).of(10, "limit"); }), HasSubstr("limit is 2.0; allowed"));
-  EXPECT_THAT(refused([] { Amount(0.05).of(10, "limit"); }), HasSubstr("limit is 0.05, which of 10 batches is less than one"));
+  EXPECT_THAT(refused([] { Amount(0.05).of(10, "limit"); }),
+              HasSubstr("limit is 0.05, which of 10 batches is less than one"));
 }
 
 TEST(TrainerOptions, NothingSetIsAThousandEpochs) {
@@ -60,30 +62,39 @@ TEST(TrainerOptions, AFastDevRunIsAFewBatchesOfEach) {
 TEST(TrainerOptions, EachIsRefusedByName) {
   EXPECT_THAT(refused([] { settle({.nodes = 0}); }), HasSubstr("TrainerOptions.nodes is 0; allowed is 1 to 4096"));
   EXPECT_THAT(refused([] { settle({.devices = 0}); }), HasSubstr("TrainerOptions.devices is 0"));
-  EXPECT_THAT(refused([] { settle({.devices = {1, 1}}); }), HasSubstr("TrainerOptions.devices is {1, 1}; allowed is a list of different"));
+  EXPECT_THAT(refused([] { settle({.devices = {1, 1}}); }),
+              HasSubstr("TrainerOptions.devices is {1, 1}; allowed is a list of different"));
   EXPECT_THAT(refused([] { settle({.devices = std::vector<int>{-1}}); }), HasSubstr("TrainerOptions.devices is {-1}"));
   EXPECT_THAT(refused([] { settle({.max_epochs = -2}); }), HasSubstr("TrainerOptions.max_epochs is -2"));
   EXPECT_THAT(refused([] { settle({.max_steps = -7}); }), HasSubstr("TrainerOptions.max_steps is -7"));
-  EXPECT_THAT(refused([] { settle({.max_time = std::chrono::seconds(-1)}); }), HasSubstr("TrainerOptions.max_time is -1 s"));
+  EXPECT_THAT(refused([] { settle({.max_time = std::chrono::seconds(-1)}); }),
+              HasSubstr("TrainerOptions.max_time is -1 s"));
   EXPECT_THAT(refused([] { settle({.precision = "int4"}); }), HasSubstr("int4"));
   EXPECT_THAT(refused([] { settle({.accumulate = 0}); }), HasSubstr("TrainerOptions.accumulate is 0"));
   EXPECT_THAT(refused([] { settle({.clip_norm = -1}); }), HasSubstr("TrainerOptions.clip_norm is -1"));
   EXPECT_THAT(refused([] { settle({.clip_value = -1}); }), HasSubstr("TrainerOptions.clip_value is -1"));
   EXPECT_THAT(refused([] { settle({.ema = 1}); }), HasSubstr("TrainerOptions.ema is 1"));
-  EXPECT_THAT(refused([] { settle({.check_val_every_n_epoch = 0}); }), HasSubstr("TrainerOptions.check_val_every_n_epoch is 0"));
-  EXPECT_THAT(refused([] { settle({.num_sanity_val_steps = -1}); }), HasSubstr("TrainerOptions.num_sanity_val_steps is -1"));
+  EXPECT_THAT(refused([] { settle({.check_val_every_n_epoch = 0}); }),
+              HasSubstr("TrainerOptions.check_val_every_n_epoch is 0"));
+  EXPECT_THAT(refused([] { settle({.num_sanity_val_steps = -1}); }),
+              HasSubstr("TrainerOptions.num_sanity_val_steps is -1"));
   EXPECT_THAT(refused([] { settle({.fast_dev_run = -1}); }), HasSubstr("TrainerOptions.fast_dev_run is -1"));
   EXPECT_THAT(refused([] { settle({.log_every_n_steps = 0}); }), HasSubstr("TrainerOptions.log_every_n_steps is 0"));
 }
 
 TEST(TrainerOptions, WhatIsKept) {
-  EXPECT_EQ(refused([] { settle({.name = "a/b"}); }), "TrainerOptions.name is \"a/b\"; allowed is a name of a folder, without / and not beginning with a dot");
+  EXPECT_EQ(refused([] { settle({.name = "a/b"}); }),
+            "TrainerOptions.name is \"a/b\"; allowed is a name of a folder, without / and not beginning with a dot");
   EXPECT_THAT(refused([] { settle({.name = ".."}); }), HasSubstr("TrainerOptions.name is \"..\""));
-  EXPECT_THAT(refused([] { settle({.folder = "", .resume = "auto"}); }), HasSubstr("TrainerOptions.resume is \"auto\"; allowed is a path"));
+  EXPECT_THAT(refused([] { settle({.folder = "", .resume = "auto"}); }),
+              HasSubstr("TrainerOptions.resume is \"auto\"; allowed is a path"));
   EXPECT_THAT(refused([] { settle({.folder = "", .trace = true}); }), HasSubstr("TrainerOptions.trace"));
-  EXPECT_THAT(refused([] { settle({.keep_checkpoints = 1}); }), HasSubstr("TrainerOptions.keep_checkpoints is 1; allowed is 2 or more"));
-  EXPECT_THAT(refused([] { settle({.save_every_n_steps = -1}); }), HasSubstr("TrainerOptions.save_every_n_steps is -1"));
-  EXPECT_THAT(refused([] { settle({.save_every_n_epochs = -1}); }), HasSubstr("TrainerOptions.save_every_n_epochs is -1"));
+  EXPECT_THAT(refused([] { settle({.keep_checkpoints = 1}); }),
+              HasSubstr("TrainerOptions.keep_checkpoints is 1; allowed is 2 or more"));
+  EXPECT_THAT(refused([] { settle({.save_every_n_steps = -1}); }),
+              HasSubstr("TrainerOptions.save_every_n_steps is -1"));
+  EXPECT_THAT(refused([] { settle({.save_every_n_epochs = -1}); }),
+              HasSubstr("TrainerOptions.save_every_n_epochs is -1"));
   EXPECT_THAT(refused([] { settle({.flops_per_step = 1e9}); }), HasSubstr("both more than 0, or both 0"));
   EXPECT_EQ(settle({.fast_dev_run = 1, .resume = "auto", .trace = true}).folder, "") << "a try writes nothing";
   EXPECT_EQ(settle({.trace = true, .barebones = true}).folder, "");
@@ -120,7 +131,8 @@ TEST(EpochPlan, ValidatesAtItsEndOrInBetween) {
 }
 
 TEST(EpochPlan, AValidationInTheMiddleOfAStepIsRefused) {
-  EXPECT_THAT(refused([] { plan_epoch(settle({.accumulate = 4, .val_check_interval = 6}), 20, 5); }), HasSubstr("val_check_interval is 6, every 6 batches, in the middle of a step of 4 (accumulate)"));
+  EXPECT_THAT(refused([] { plan_epoch(settle({.accumulate = 4, .val_check_interval = 6}), 20, 5); }),
+              HasSubstr("val_check_interval is 6, every 6 batches, in the middle of a step of 4 (accumulate)"));
   EXPECT_THAT(validations(plan_epoch(settle({.accumulate = 4}), 10, 5), 0), ElementsAre(9));
 }
 

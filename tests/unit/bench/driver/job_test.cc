@@ -28,7 +28,9 @@ Entrant shell(const std::string& script, int ranks = 1) {
 TEST(Job, TakesTurnsAndEndsWithItsOrders) {
   const TempDir folder;
   // Two ranks: the second one's order is read by the first, to show that both got it.
-  Job job(shell("exec 3>$1.answers 4<$1.0 5<$1.1; echo >&3; while read a b <&4 && read c d <&5; do echo $a.5 $((b + d)) >&3; done; echo done >$1.end", 2),
+  Job job(shell("exec 3>$1.answers 4<$1.0 5<$1.1; echo >&3; while read a b <&4 && read c d <&5; do echo $a.5 $((b + "
+                "d)) >&3; done; echo done >$1.end",
+                2),
           folder.path());
   EXPECT_THAT(job.wait_ready(soon()), IsEmpty());
   EXPECT_THAT(job.turn({3, 4}, soon()), ElementsAre(3.5, 8));
@@ -40,13 +42,15 @@ TEST(Job, TakesTurnsAndEndsWithItsOrders) {
 TEST(Job, OneThatEndsIsAnErrorWithWhatItSaid) {
   const TempDir folder;
   Job job(shell("echo the reason; exit 3"), folder.path());
-  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(soon()); }), AllOf(HasSubstr("sh ended with 3"), HasSubstr("the reason")));
+  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(soon()); }),
+              AllOf(HasSubstr("sh ended with 3"), HasSubstr("the reason")));
 }
 
 TEST(Job, OneThatSaysNothingIsAnErrorAtTheDeadline) {
   const TempDir folder;
   Job job(shell("exec sleep 100"), folder.path());
-  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(base::Deadline::in(100ms)); }), HasSubstr("gave no answer in time"));
+  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(base::Deadline::in(100ms)); }),
+              HasSubstr("gave no answer in time"));
 }
 
 TEST(Job, AnAnswerThatIsNoNumbersIsAnError) {

@@ -29,8 +29,8 @@ TEST(BenchOptions, DefaultsDependOnWhatIsMeasured) {
 }
 
 TEST(BenchOptions, AllOfThem) {
-  const Options options = parse_options({"all-reduce", "-n", "4", "--size", "4K,1M", "--rounds", "3", "--json", "--impl", "lockstep,gloo",
-                                         "--mpi", "a", "--mpi", "b"});
+  const Options options = parse_options({"all-reduce", "-n", "4", "--size", "4K,1M", "--rounds", "3", "--json",
+                                         "--impl", "lockstep,gloo", "--mpi", "a", "--mpi", "b"});
   EXPECT_EQ(options.ranks, 4);
   EXPECT_EQ(options.rounds, 3);
   EXPECT_TRUE(options.json);

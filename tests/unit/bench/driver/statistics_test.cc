@@ -39,7 +39,9 @@ TEST(Statistics, SizesAreReadAndWritten) {
   }
   EXPECT_EQ(size_text(4100), "4100");
   for (const char* bad : {"", "0", "6", "-4", "2G", "4k", "K", "1.5M", "99999999999999999999", "4K "})
-    EXPECT_THAT(message_of<base::UsageError>([&] { parse_size(bad); }), ::testing::HasSubstr("allowed are multiples of 4 bytes")) << bad;
+    EXPECT_THAT(message_of<base::UsageError>([&] { parse_size(bad); }),
+                ::testing::HasSubstr("allowed are multiples of 4 bytes"))
+        << bad;
 }
 
 TEST(Statistics, TimesAreWrittenWithAUnit) {

@@ -13,8 +13,11 @@ struct Known {
   std::int64_t parameters;
 };
 // The same numbers are asked of bench/peers/models.py in tests/procs/bench.py.
-constexpr Known kModels[] = {
-    {"mlp-50m", 50'343'936}, {"mlp-65m", 65'561'600}, {"mlp-6m", 6'297'600}, {"transformer-2m", 1'902'976}, {"cnn-1m", 1'097'610}};
+constexpr Known kModels[] = {{"mlp-50m", 50'343'936},
+                             {"mlp-65m", 65'561'600},
+                             {"mlp-6m", 6'297'600},
+                             {"transformer-2m", 1'902'976},
+                             {"cnn-1m", 1'097'610}};
 
 TEST(Models, HaveTheParametersThatTheirNamesSayAndLearn) {
   for (const Known& model : kModels) {

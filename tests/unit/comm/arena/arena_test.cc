@@ -95,8 +95,10 @@ TEST(Arena, FreedMemoryIsUsedAgainAndGivenBackOnRequest) {
 
 TEST(Arena, SaysWhyItIsFull) {
   Arena small(8 * kMiB, 4 * kMiB);
-  EXPECT_THAT(reason_of([&] { small.allocate(5 * kMiB); }), HasSubstr("5 MiB more would pass its limit of 4 MiB; 0 MiB are in use"));
-  EXPECT_THAT(reason_of([&] { small.allocate(9 * kMiB); }), HasSubstr("a block of 9 MiB does not fit into the arena's 8 MiB"));
+  EXPECT_THAT(reason_of([&] { small.allocate(5 * kMiB); }),
+              HasSubstr("5 MiB more would pass its limit of 4 MiB; 0 MiB are in use"));
+  EXPECT_THAT(reason_of([&] { small.allocate(9 * kMiB); }),
+              HasSubstr("a block of 9 MiB does not fit into the arena's 8 MiB"));
   void* three = small.allocate(3 * kMiB);
   EXPECT_THAT(reason_of([&] { small.allocate(2 * kMiB); }), HasSubstr("limit of 4 MiB; 3 MiB are in use"));
   small.free(three);
@@ -148,7 +150,8 @@ TEST(Arena, VaryingSizesOfASteadyLoadDoNotGrowIt) {
     if (step == 200) after_warmup = arena.stats().high_water_bytes;
   }
   EXPECT_EQ(arena.stats().high_water_bytes, after_warmup);
-  EXPECT_LE(static_cast<double>(arena.stats().high_water_bytes), 1.15 * static_cast<double>(arena.stats().peak_live_bytes));
+  EXPECT_LE(static_cast<double>(arena.stats().high_water_bytes),
+            1.15 * static_cast<double>(arena.stats().peak_live_bytes));
 }
 
 TEST(HostMemory, TheTightestGroupDecides) {

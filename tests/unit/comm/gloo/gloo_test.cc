@@ -16,17 +16,25 @@ using base::Deadline;
 /// A store from which one rank hears late where another is: when the others have left, or soon.
 class LateStore final : public job::Store {
  public:
-  LateStore(std::shared_ptr<job::Store> store, std::string late, const std::atomic<int>& left) : store_(std::move(store)), late_(std::move(late)), left_(left) {}
+  LateStore(std::shared_ptr<job::Store> store, std::string late, const std::atomic<int>& left)
+      : store_(std::move(store)), late_(std::move(late)), left_(left) {}
 
-  void set(std::string_view key, std::string_view value, Deadline deadline) override { store_->set(key, value, deadline); }
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    store_->set(key, value, deadline);
+  }
   std::optional<std::string> get(std::string_view key, Deadline deadline) override {
     if (key.ends_with(late_))
       for (const Deadline soon = Deadline::in(100ms); left_ < 1 && !soon.expired();) std::this_thread::sleep_for(1ms);
     return store_->get(key, deadline);
   }
-  std::optional<std::string> find(std::string_view key, Deadline deadline) override { return store_->find(key, deadline); }
-  std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) override { return store_->add(key, amount, deadline); }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired, Deadline deadline) override {
+  std::optional<std::string> find(std::string_view key, Deadline deadline) override {
+    return store_->find(key, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t amount, Deadline deadline) override {
+    return store_->add(key, amount, deadline);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
     return store_->compare_set(key, expected, desired, deadline);
   }
 
@@ -44,7 +52,8 @@ void connect_and_leave() {
   for (int rank = 0; rank < 3; ++rank)
     ranks.emplace_back([&, rank] {
       try {
-        const std::shared_ptr<job::Store> own = rank == 2 ? std::make_shared<LateStore>(store, "/1", left) : std::shared_ptr<job::Store>(store);
+        const std::shared_ptr<job::Store> own =
+            rank == 2 ? std::make_shared<LateStore>(store, "/1", left) : std::shared_ptr<job::Store>(store);
         make_gloo_transport({.store = own, .rank = rank, .size = 3, .address = "127.0.0.1", .timeout = 10s}).reset();
         ++left;
       } catch (const std::exception& error) {

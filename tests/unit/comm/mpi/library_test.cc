@@ -36,7 +36,8 @@ TEST(MpiLibrary, WhatLibrariesSayOfThemselves) {
 TEST(MpiLibrary, OnlyNameAndMajorAndMinorVersionMustBeThoseOfTheBuild) {
   const MpiLibrary built{"Open MPI", "4.1"};
   EXPECT_EQ(mpi_mismatch(built, {"Open MPI", "4.1"}), "");
-  EXPECT_EQ(mpi_mismatch(built, {"Open MPI", "5.0"}), "this program was built with Open MPI 4.1, but the MPI library that is loaded is Open MPI 5.0");
+  EXPECT_EQ(mpi_mismatch(built, {"Open MPI", "5.0"}),
+            "this program was built with Open MPI 4.1, but the MPI library that is loaded is Open MPI 5.0");
   EXPECT_THAT(mpi_mismatch(built, {"MPICH", "4.1"}), HasSubstr("loaded is MPICH 4.1"));
   EXPECT_EQ(mpi_mismatch({}, {"MPICH", "4.1"}), "") << "nobody knows what it was built with";
 }
@@ -46,11 +47,14 @@ TEST(MpiLibrary, ALauncherStartsRanksOfItsOwnMpi) {
   const MpiLibrary mpich{"MPICH", "4.0"};
   const auto by_mpirun = environment({{"OMPI_COMM_WORLD_RANK", "0"}, {"PMIX_RANK", "0"}});
   EXPECT_EQ(mpi_launcher_missing(by_mpirun, open_mpi), "");
-  EXPECT_EQ(mpi_launcher_missing(by_mpirun, mpich), "the ranks were started by Open MPI's mpirun (OMPI_COMM_WORLD_RANK is set), but this program's MPI is MPICH 4.0");
+  EXPECT_EQ(
+      mpi_launcher_missing(by_mpirun, mpich),
+      "the ranks were started by Open MPI's mpirun (OMPI_COMM_WORLD_RANK is set), but this program's MPI is MPICH 4.0");
   const auto by_hydra = environment({{"PMI_RANK", "0"}, {"MPI_LOCALRANKID", "0"}});
   EXPECT_EQ(mpi_launcher_missing(by_hydra, mpich), "");
   EXPECT_THAT(mpi_launcher_missing(by_hydra, open_mpi), HasSubstr("a launcher of another MPI"));
-  EXPECT_THAT(mpi_launcher_missing(environment({{"PMI_RANK", "0"}, {"SLURM_PROCID", "0"}}), open_mpi), HasSubstr("srun --mpi=pmi2"));
+  EXPECT_THAT(mpi_launcher_missing(environment({{"PMI_RANK", "0"}, {"SLURM_PROCID", "0"}}), open_mpi),
+              HasSubstr("srun --mpi=pmi2"));
   EXPECT_EQ(mpi_launcher_missing(environment({{"PMIX_RANK", "0"}}), mpich), "");
   EXPECT_THAT(mpi_launcher_missing(environment({{"RANK", "0"}}), open_mpi), HasSubstr("no launcher of MPI"));
 }

@@ -1,9 +1,9 @@
-#include "lockstep/comm/shm/reduce_isa.h"
-
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <cstring>
+
+#include "lockstep/comm/shm/reduce_isa.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,8 +25,14 @@ at::Tensor run(Loops loops, ReduceOp op, const std::vector<at::Tensor>& inputs) 
   std::vector<const void*> in;
   for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr());
   void* out = output.mutable_data_ptr();
-  loops({.dtype = output.scalar_type(), .op = op, .inputs = in.data(), .num_inputs = in.size(), .outputs = &out, .num_outputs = 1,
-         .count = static_cast<std::size_t>(output.numel()), .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
+  loops({.dtype = output.scalar_type(),
+         .op = op,
+         .inputs = in.data(),
+         .num_inputs = in.size(),
+         .outputs = &out,
+         .num_outputs = 1,
+         .count = static_cast<std::size_t>(output.numel()),
+         .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
   return output;
 }
 
@@ -41,21 +47,28 @@ at::Tensor random_values(at::ScalarType dtype, std::int64_t count, int seed) {
 at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& inputs) {
   const at::ScalarType dtype = inputs[0].scalar_type();
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
-  const auto wide = [&](const at::Tensor& x) { return narrow ? x.to(at::kFloat) : dtype == at::kBool ? x.to(at::kByte) : x; };
+  const auto wide = [&](const at::Tensor& x) {
+    return narrow ? x.to(at::kFloat) : dtype == at::kBool ? x.to(at::kByte) : x;
+  };
   at::Tensor all = wide(inputs[0]).clone();
   for (std::size_t i = 1; i < inputs.size(); ++i) {
     const at::Tensor next = wide(inputs[i]);
-    if (op == ReduceOp::kMin) all = torch::minimum(all, next);
-    else if (op == ReduceOp::kMax) all = torch::maximum(all, next);
-    else if (op == ReduceOp::kProduct) all = all * next;
-    else all = dtype == at::kBool ? torch::maximum(all, next) : all + next;
+    if (op == ReduceOp::kMin)
+      all = torch::minimum(all, next);
+    else if (op == ReduceOp::kMax)
+      all = torch::maximum(all, next);
+    else if (op == ReduceOp::kProduct)
+      all = all * next;
+    else
+      all = dtype == at::kBool ? torch::maximum(all, next) : all + next;
   }
   if (op == ReduceOp::kMean) all = all / static_cast<double>(inputs.size());
   return all.to(dtype);
 }
 
 TEST(Reduce, EveryDtypeAndOperationInTheOrderOfTheRanks) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool})
+  for (const at::ScalarType dtype :
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool})
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
       if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
       for (const int ranks : {1, 2, 3, 4, 7})
@@ -65,7 +78,8 @@ TEST(Reduce, EveryDtypeAndOperationInTheOrderOfTheRanks) {
           const at::Tensor expected = reference(op, inputs);
           for (const auto& [name, loops] : all_loops())
             ASSERT_TRUE(run(loops, op, inputs).equal(expected))
-                << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks << " ranks, " << count << " elements";
+                << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks << " ranks, " << count
+                << " elements";
         }
     }
 }
@@ -83,10 +97,17 @@ TEST(Reduce, OverTheInputsThemselves) {
             memory.push_back(tensors.back().mutable_data_ptr());
           }
           const at::Tensor expected = reference(op, tensors);
-          loops({.dtype = dtype, .op = op, .inputs = memory.data(), .num_inputs = memory.size(), .outputs = memory.data(),
-                 .num_outputs = memory.size(), .count = 3001, .divisor = op == ReduceOp::kMean ? ranks : 1});
+          loops({.dtype = dtype,
+                 .op = op,
+                 .inputs = memory.data(),
+                 .num_inputs = memory.size(),
+                 .outputs = memory.data(),
+                 .num_outputs = memory.size(),
+                 .count = 3001,
+                 .divisor = op == ReduceOp::kMean ? ranks : 1});
           for (const at::Tensor& tensor : tensors)
-            ASSERT_TRUE(tensor.equal(expected)) << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks;
+            ASSERT_TRUE(tensor.equal(expected))
+                << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks;
         }
       }
 }
@@ -115,13 +136,26 @@ TEST(Convert, RoundsAsTorchDoes) {
       const at::Tensor there = at::empty({values.numel()}, narrow);
       const at::Tensor back = at::empty_like(values);
       const auto count = static_cast<std::size_t>(values.numel());
-      convert({.from = at::kFloat, .to = narrow, .input = values.const_data_ptr(), .output = there.mutable_data_ptr(), .count = count});
-      convert({.from = narrow, .to = at::kFloat, .input = there.const_data_ptr(), .output = back.mutable_data_ptr(), .count = count});
-      EXPECT_TRUE(there.to(at::kFloat).allclose(values.to(narrow).to(at::kFloat), 0, 0, /*equal_nan=*/true)) << c10::toString(narrow);
+      convert({.from = at::kFloat,
+               .to = narrow,
+               .input = values.const_data_ptr(),
+               .output = there.mutable_data_ptr(),
+               .count = count});
+      convert({.from = narrow,
+               .to = at::kFloat,
+               .input = there.const_data_ptr(),
+               .output = back.mutable_data_ptr(),
+               .count = count});
+      EXPECT_TRUE(there.to(at::kFloat).allclose(values.to(narrow).to(at::kFloat), 0, 0, /*equal_nan=*/true))
+          << c10::toString(narrow);
       EXPECT_TRUE(back.allclose(there.to(at::kFloat), 0, 0, /*equal_nan=*/true)) << c10::toString(narrow);
     }
   const at::Tensor copied = at::empty_like(values);
-  comm::convert({.from = at::kFloat, .to = at::kFloat, .input = values.const_data_ptr(), .output = copied.mutable_data_ptr(), .count = 1037});
+  comm::convert({.from = at::kFloat,
+                 .to = at::kFloat,
+                 .input = values.const_data_ptr(),
+                 .output = copied.mutable_data_ptr(),
+                 .count = 1037});
   EXPECT_TRUE(copied.allclose(values, 0, 0, /*equal_nan=*/true));
 }
 

@@ -36,12 +36,15 @@ Pixels whole(const std::string& file) {
   return pixels;
 }
 
-int at(const Pixels& pixels, int x, int y, int color) { return pixels.rgb[static_cast<std::size_t>(3 * (y * pixels.width + x) + color)]; }
+int at(const Pixels& pixels, int x, int y, int color) {
+  return pixels.rgb[static_cast<std::size_t>(3 * (y * pixels.width + x) + color)];
+}
 
 void expect_color(const Pixels& pixels, const Pixel& color, int tolerance) {
   for (int y = 0; y < pixels.height; ++y)
     for (int x = 0; x < pixels.width; ++x)
-      for (int i = 0; i < 3; ++i) ASSERT_NEAR(at(pixels, x, y, i), color[static_cast<std::size_t>(i)], tolerance) << x << " " << y << " " << i;
+      for (int i = 0; i < 3; ++i)
+        ASSERT_NEAR(at(pixels, x, y, i), color[static_cast<std::size_t>(i)], tolerance) << x << " " << y << " " << i;
 }
 
 TEST(Jpeg, HasTheColorsThatWereWritten) {
@@ -50,13 +53,15 @@ TEST(Jpeg, HasTheColorsThatWereWritten) {
   ASSERT_EQ(picture.height, 50);
   for (int y = 0; y < 50; ++y)
     for (int x = 0; x < 70; ++x)
-      for (int i = 0; i < 3; ++i) ASSERT_NEAR(at(picture, x, y, i), gradient(x, y)[static_cast<std::size_t>(i)], 8) << x << " " << y << " " << i;
+      for (int i = 0; i < 3; ++i)
+        ASSERT_NEAR(at(picture, x, y, i), gradient(x, y)[static_cast<std::size_t>(i)], 8) << x << " " << y << " " << i;
   const Pixel orange{230, 120, 20};
   expect_color(whole(jpeg_file(33, 17, [&](int, int) { return orange; })), orange, 2);
 }
 
 TEST(Jpeg, MakesGreyAndInksRgb) {
-  expect_color(whole(jpeg_file(20, 20, [](int, int) { return Pixel{77}; }, {.colors = Colors::kGrey})), {77, 77, 77}, 1);
+  expect_color(whole(jpeg_file(20, 20, [](int, int) { return Pixel{77}; }, {.colors = Colors::kGrey})), {77, 77, 77},
+               1);
   // Adobe's: 255 is no ink. Light of (230, 120, 20), four fifths of it left by black.
   const auto inks = [](int, int) { return Pixel{230, 120, 20, 204}; };
   const Pixel seen{184, 96, 16};
@@ -75,8 +80,15 @@ TEST(Jpeg, PartsAreThoseOfTheWhole) {
     for (auto& color : pixel) color = static_cast<std::uint8_t>(color + noise() % 40);
     return pixel;
   };
-  for (const JpegMade& made : {JpegMade{.horizontal = 1, .vertical = 1}, {.horizontal = 2, .vertical = 1}, {.horizontal = 1, .vertical = 2}, {}, {.progressive = true}, {.horizontal = 4, .vertical = 1},
-                               {.colors = Colors::kGrey}, {.colors = Colors::kCmyk}, {.colors = Colors::kYcck}})
+  for (const JpegMade& made : {JpegMade{.horizontal = 1, .vertical = 1},
+                               {.horizontal = 2, .vertical = 1},
+                               {.horizontal = 1, .vertical = 2},
+                               {},
+                               {.progressive = true},
+                               {.horizontal = 4, .vertical = 1},
+                               {.colors = Colors::kGrey},
+                               {.colors = Colors::kCmyk},
+                               {.colors = Colors::kYcck}})
     for (const int width : {37, 160}) {
       const int height = 121;
       const std::string file = jpeg_file(width, height, grain, made);
@@ -94,7 +106,8 @@ TEST(Jpeg, PartsAreThoseOfTheWhole) {
           for (int x = 0; x < box.width; ++x)
             for (int color = 0; color < 3; ++color)
               ASSERT_EQ(at(part, x, y, color), at(all, box.left + x, box.top + y, color))
-                  << "sampling " << made.horizontal << made.vertical << ", box " << box.left << " " << box.top << " " << box.width << " " << box.height << ", at " << x << " " << y << " " << color;
+                  << "sampling " << made.horizontal << made.vertical << ", box " << box.left << " " << box.top << " "
+                  << box.width << " " << box.height << ", at " << x << " " << y << " " << color;
       }
     }
 }
@@ -121,7 +134,9 @@ TEST(Jpeg, ShrunkIsTheMean) {
 }
 
 TEST(Jpeg, SaysWhatOtherFilesAre) {
-  const auto message = [](std::string_view bytes) { return message_of<FormatError>([&] { whole(std::string(bytes)); }); };
+  const auto message = [](std::string_view bytes) {
+    return message_of<FormatError>([&] { whole(std::string(bytes)); });
+  };
   using namespace std::string_view_literals;
   EXPECT_EQ(message(""), "x.jpg:0: the file is empty");
   EXPECT_EQ(message("\x89PNG\r\n\x1a\n"), "x.jpg:0: it is no JPEG but a PNG");
@@ -141,13 +156,16 @@ TEST(Jpeg, RefusesWhatEndsEarly) {
       const std::string message = message_of<FormatError>([&] { part_of(file.substr(0, size), {{0, 0, 8, 8}}); });
       ASSERT_THAT(message, StartsWith("x.jpg:")) << size << " of " << file.size();
     }
-    EXPECT_EQ(message_of<FormatError>([&] { whole(file.substr(0, file.size() - 40)); }), "x.jpg:" + std::to_string(file.size() - 40) + ": the file ends before the picture does");
+    EXPECT_EQ(message_of<FormatError>([&] { whole(file.substr(0, file.size() - 40)); }),
+              "x.jpg:" + std::to_string(file.size() - 40) + ": the file ends before the picture does");
     EXPECT_EQ(whole(file + "what some programs write behind").width, 64);
   }
 }
 
 TEST(Jpeg, RefusesDamagedData) {
-  std::string file = jpeg_file(256, 256, [](int x, int y) { return Pixel{static_cast<std::uint8_t>(x * y), static_cast<std::uint8_t>(x ^ y), 9}; });
+  std::string file = jpeg_file(256, 256, [](int x, int y) {
+    return Pixel{static_cast<std::uint8_t>(x * y), static_cast<std::uint8_t>(x ^ y), 9};
+  });
   for (std::size_t i = file.size() / 2; i < file.size() / 2 + 400; ++i) file[i] = '\xff';
   const std::string message = message_of<FormatError>([&] { whole(file); });
   EXPECT_THAT(message, HasSubstr("Corrupt JPEG data")) << message;
@@ -165,13 +183,15 @@ TEST(Jpeg, RefusesMorePixelsThanAllowedBeforeItTakesMemory) {
     chosen = true;
     return JpegPart{{0, 0, 1, 1}};
   };
-  EXPECT_THAT(message_of<FormatError>([&] { decode_jpeg(file, "x.jpg", choose, pixels); }), HasSubstr("the picture has 65500 x 65500 pixels; allowed are 134217728"));
+  EXPECT_THAT(message_of<FormatError>([&] { decode_jpeg(file, "x.jpg", choose, pixels); }),
+              HasSubstr("the picture has 65500 x 65500 pixels; allowed are 134217728"));
   EXPECT_FALSE(chosen);
 }
 
 /// A kilobyte of scans over the same picture would take minutes.
 TEST(Jpeg, RefusesThousandsOfScans) {
-  const std::string file = jpeg_file(16, 16, [](int, int) { return Pixel{90}; }, {.colors = Colors::kGrey, .progressive = true});
+  const std::string file =
+      jpeg_file(16, 16, [](int, int) { return Pixel{90}; }, {.colors = Colors::kGrey, .progressive = true});
   const std::size_t last = file.rfind("\xff\xda");
   std::string many = file.substr(0, file.size() - 2);
   for (int i = 0; i < 600; ++i) many += file.substr(last, file.size() - 2 - last);

@@ -57,7 +57,8 @@ TEST(Csv, HasALineForEachCall) {
   csv.scalars(at(1), {{"loss", 0.1}, {"lr", 1e-5}});
   csv.scalars(at(2), {{"lr", 2}, {"loss", -std::numeric_limits<double>::infinity()}});
   csv.flush();
-  EXPECT_EQ(read_file(folder / "a/b/m.csv"), "step,time,loss,lr\n1,1700000000.250,0.1,1e-05\n2,1700000000.250,-inf,2\n");
+  EXPECT_EQ(read_file(folder / "a/b/m.csv"),
+            "step,time,loss,lr\n1,1700000000.250,0.1,1e-05\n2,1700000000.250,-inf,2\n");
 }
 
 TEST(Csv, StaysATableWhenANameIsNew) {
@@ -68,8 +69,9 @@ TEST(Csv, StaysATableWhenANameIsNew) {
   csv.scalars(at(2), {{"loss", 3}});
   csv.scalars(at(3), {{"a \"b\"\nc", 4}});
   csv.flush();
-  EXPECT_EQ(read_file(folder / "m.csv"), "step,time,loss,\"val,loss\",\"a \"\"b\"\" c\"\n"
-                                         "1,1700000000.250,1,,\n1,1700000000.250,,nan,\n2,1700000000.250,3,,\n3,1700000000.250,,,4\n");
+  EXPECT_EQ(read_file(folder / "m.csv"),
+            "step,time,loss,\"val,loss\",\"a \"\"b\"\" c\"\n"
+            "1,1700000000.250,1,,\n1,1700000000.250,,nan,\n2,1700000000.250,3,,\n3,1700000000.250,,,4\n");
   EXPECT_EQ(folder.num_entries(), 1U);
 }
 
@@ -123,7 +125,9 @@ TEST(Csv, NumbersAreReadAsTheyWereWritten) {
   csv.scalars(at(2), {{"val,\"x\"", HUGE_VAL}});
   csv.scalars(at(3), {{"loss", std::numeric_limits<double>::quiet_NaN()}, {"val,\"x\"", -2e-9 * 1e9}});
   csv.flush();
-  EXPECT_EQ(read(100), "1@1700000000.250000 loss=0.100000\n2@1700000000.250000 val,\"x\"=inf\n3@1700000000.250000 loss=nan val,\"x\"=-2.000000\n");
+  EXPECT_EQ(read(100),
+            "1@1700000000.250000 loss=0.100000\n2@1700000000.250000 val,\"x\"=inf\n3@1700000000.250000 loss=nan "
+            "val,\"x\"=-2.000000\n");
   EXPECT_EQ(read(2), "1@1700000000.250000 loss=0.100000\n");
   folder.write("m.csv", "step,time,loss\n\n1,2,3,4\nx,2,3\n4,,5\n6,7,8");
   EXPECT_EQ(read(100), "4@0.000000 loss=5.000000\n");
@@ -145,7 +149,8 @@ TEST(EventRecord, HasTheChecksumsOfTheFormat) {
 }
 
 TEST(Histogram, CountsEachNumberOnce) {
-  const Histogram seen = histogram_of(std::vector<double>{0, 1, 64, 64, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL});
+  const Histogram seen =
+      histogram_of(std::vector<double>{0, 1, 64, 64, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL});
   EXPECT_EQ(seen.num_finite, 4);
   EXPECT_EQ(seen.num_nan, 1);
   EXPECT_EQ(seen.num_infinite, 2);
@@ -167,7 +172,8 @@ TEST(Histogram, OfTheWidestNumbers) {
 
 TEST(Image, RefusesWhatIsNone) {
   EXPECT_EQ(message_of<base::UsageError>([] { png_of({.width = 2, .height = 2, .channels = 2, .bytes = {1}}); }),
-            "an image of 2 x 2 pixels, 2 channels and 1 bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, and a byte for each of a pixel");
+            "an image of 2 x 2 pixels, 2 channels and 1 bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, "
+            "and a byte for each of a pixel");
 }
 
 TEST(PlainText, IsEscapedAndValid) {
@@ -182,7 +188,8 @@ TEST(Loggers, MakeNothingBeforeThereIsSomething) {
   EXPECT_EQ(folder.num_entries(), 0U);
   loggers.scalars(0, {{"loss", 1}});
   loggers.flush();
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 3);
+  EXPECT_EQ(
+      std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 3);
 }
 
 TEST(Loggers, OfOtherRanksDoNothing) {
@@ -204,17 +211,24 @@ TEST(Loggers, AreOnDiskAfterAWhile) {
 TEST(Loggers, RefuseNamesThatFilesNeedThemselves) {
   const TempDir folder;
   Loggers loggers(0, {.directory = folder.path()});
-  const auto refused = [&](const NamedValues& values, std::int64_t step = 0) { return message_of<base::UsageError>([&] { loggers.scalars(step, values); }); };
-  EXPECT_EQ(refused({{"x", 1}, {"step", 1}}), "Loggers: a value is called \"step\"; allowed is every name but an empty one, step, time, text and histogram");
+  const auto refused = [&](const NamedValues& values, std::int64_t step = 0) {
+    return message_of<base::UsageError>([&] { loggers.scalars(step, values); });
+  };
+  EXPECT_EQ(
+      refused({{"x", 1}, {"step", 1}}),
+      "Loggers: a value is called \"step\"; allowed is every name but an empty one, step, time, text and histogram");
   EXPECT_EQ(refused({{"x", 1}, {"x", 1}}, 3), "Loggers: \"x\" comes twice in one call at step 3");
   EXPECT_EQ(refused({{"x", 1}}, -1), "Loggers: \"x\" at step -1; allowed is 0 or more");
   EXPECT_EQ(folder.num_entries(), 0U);
 }
 
 TEST(Loggers, RefuseOptionsThatMakeNoSense) {
-  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {}); }), "LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
-  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {.directory = "x", .first_step = -2}); }), "LoggerOptions: first_step is -2; allowed is 0 or more");
-  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {.directory = "x", .flush_every = std::chrono::milliseconds(-1)}); }),
+  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {}); }),
+            "LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
+  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {.directory = "x", .first_step = -2}); }),
+            "LoggerOptions: first_step is -2; allowed is 0 or more");
+  EXPECT_EQ(message_of<base::UsageError>(
+                [] { Loggers(0, {.directory = "x", .flush_every = std::chrono::milliseconds(-1)}); }),
             "LoggerOptions: flush_every is -1 ms; allowed is 0 or more");
 }
 
@@ -237,7 +251,8 @@ TEST(Loggers, GoOnWhenTheDiskIsFull) {
     loggers.scalars(28, {{"loss", 3}});
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              MatchesRegex("lockstep: warning: cannot write 1 records to .*/metrics.csv: File too large; the training goes on without them\n"
+              MatchesRegex("lockstep: warning: cannot write 1 records to .*/metrics.csv: File too large; the training "
+                           "goes on without them\n"
                            "lockstep: warning: the disk takes what is logged again, after 5 times that it did not\n"));
   const std::string after = read_file(folder / "metrics.csv");
   EXPECT_EQ(after.substr(0, before.size()), before);
@@ -255,13 +270,16 @@ TEST(Loggers, OfAFolderThatCannotBeMadeNameIt) {
   const TempDir folder;
   folder.write("runs", "a file");
   Loggers loggers(0, {.directory = folder / "runs/x", .on_disk_error = OnDiskError::kStop});
-  EXPECT_EQ(message_of<base::SystemError>([&] { loggers.scalars(1, {{"loss", 1}}); }), "cannot make the folder " + folder / "runs/x" + ": Not a directory");
+  EXPECT_EQ(message_of<base::SystemError>([&] { loggers.scalars(1, {{"loss", 1}}); }),
+            "cannot make the folder " + folder / "runs/x" + ": Not a directory");
 }
 
 TEST(Loggers, OfUsersGetAllAndAreFlushed) {
   struct Own : Logger {
     explicit Own(std::string* said) : said_(said) {}
-    void scalars(const Moment& when, const NamedValues& values) override { *said_ += std::to_string(when.step) + values.front().first + " "; }
+    void scalars(const Moment& when, const NamedValues& values) override {
+      *said_ += std::to_string(when.step) + values.front().first + " ";
+    }
     void text(const Moment&, const std::string& name, const std::string&) override { *said_ += name + " "; }
     void histogram(const Moment&, const std::string& name, const Histogram&) override { *said_ += name + " "; }
     void image(const Moment&, const std::string& name, const Image&) override { *said_ += name + " "; }

@@ -119,7 +119,8 @@ TEST(ProgressOnATerminal, IsNotDrawnMoreOftenThanAsked) {
 TEST(ProgressOnATerminal, DoesNotWaitForOneThatTakesNothing) {
   Terminal terminal(80);
   Progress progress(0, {.steps_per_epoch = 1'000'000, .redraw_every = std::chrono::milliseconds(0)});
-  for (int step = 0; step < 2000; ++step) progress.step({{"loss", step}});  // 160 KiB that nobody reads: more than a terminal keeps
+  for (int step = 0; step < 2000; ++step)
+    progress.step({{"loss", step}});  // 160 KiB that nobody reads: more than a terminal keeps
   EXPECT_THAT(terminal.rows().back(), HasSubstr("/1000000"));
 }
 

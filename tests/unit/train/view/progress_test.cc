@@ -18,8 +18,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const ProgressState kState{.epoch = 1, .num_epochs = 3, .step = 612, .num_steps = 900,
-                           .values = {{"loss", 1.4824}, {"acc", 0.5512}}, .samples_per_second = 3120, .seconds_left = 41.2};
+const ProgressState kState{.epoch = 1,
+                           .num_epochs = 3,
+                           .step = 612,
+                           .num_steps = 900,
+                           .values = {{"loss", 1.4824}, {"acc", 0.5512}},
+                           .samples_per_second = 3120,
+                           .seconds_left = 41.2};
 
 std::size_t width_of(const std::string& line) {
   std::size_t width = 0;
@@ -35,8 +40,9 @@ base::Env env_of(const std::map<std::string, std::string>& values) {
 }
 
 TEST(ProgressLine, HasAllFieldsWhereThereIsRoom) {
-  EXPECT_EQ(progress_line(kState, 120), "epoch 2/3  ━━━━━━━━━━━━━━━━━━━━──────────  68%  612/900  loss 1.482  acc 0.551  "
-                                        "3.1k samples/s  ETA 0:41");
+  EXPECT_EQ(progress_line(kState, 120),
+            "epoch 2/3  ━━━━━━━━━━━━━━━━━━━━──────────  68%  612/900  loss 1.482  acc 0.551  "
+            "3.1k samples/s  ETA 0:41");
 }
 
 TEST(ProgressLine, ElsewhereHasNoBar) {
@@ -68,8 +74,8 @@ TEST(ProgressLine, DrawsHalvesOfTheBar) {
 
 TEST(ProgressLine, WritesNumbersOfAnySizeShortly) {
   const auto line = [](double value, double rate, double seconds) {
-    return progress_line({.step = 1, .num_steps = 2, .values = {{"x", value}}, .samples_per_second = rate,
-                          .seconds_left = seconds}, 0);
+    return progress_line(
+        {.step = 1, .num_steps = 2, .values = {{"x", value}}, .samples_per_second = rate, .seconds_left = seconds}, 0);
   };
   EXPECT_EQ(line(0, 0.5, 0.2), "50%  1/2  x 0.000  0.5 samples/s  ETA 0:00");
   EXPECT_EQ(line(1.5e-5, 999, 59.7), "50%  1/2  x 1.5e-05  999 samples/s  ETA 1:00");
@@ -109,7 +115,12 @@ TEST(Progress, OfOtherRanksWritesNothing) {
 
 TEST(Progress, GoesOnWhereAnotherRunEnded) {
   testing::internal::CaptureStdout();
-  Progress(0, {.label = "again", .num_epochs = 3, .steps_per_epoch = 10, .steps_done = 14, .line_every = std::chrono::milliseconds(0)}).step();
+  Progress(0, {.label = "again",
+               .num_epochs = 3,
+               .steps_per_epoch = 10,
+               .steps_done = 14,
+               .line_every = std::chrono::milliseconds(0)})
+      .step();
   EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::StartsWith("again  epoch 2/3  50%  5/10"));
 }
 
@@ -134,17 +145,21 @@ TEST(Progress, CostsLittleWhereNothingIsDrawn) {
   for (int turn = 0; turn < 20; ++turn) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < 1000; ++i) progress.step([] { return NamedValues{{"loss", 1}}; });
-    best = std::min(best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 1000);
+    best = std::min(
+        best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 1000);
   }
   EXPECT_LT(best.count(), 1000);
   RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
 }
 
 TEST(Progress, RefusesOptionsThatMakeNoSense) {
-  const auto refused = [](const ProgressOptions& options) { return tests::message_of<base::UsageError>([&] { Progress(0, options); }); };
+  const auto refused = [](const ProgressOptions& options) {
+    return tests::message_of<base::UsageError>([&] { Progress(0, options); });
+  };
   EXPECT_EQ(refused({.steps_per_epoch = 0}), "ProgressOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
   EXPECT_EQ(refused({.steps_done = -1}), "ProgressOptions: steps_done is -1, samples_per_step 0; allowed is 0 or more");
-  EXPECT_EQ(refused({.line_every = std::chrono::milliseconds(-5)}), "ProgressOptions: redraw_every is 200 ms, line_every -5 ms; allowed is 0 or more");
+  EXPECT_EQ(refused({.line_every = std::chrono::milliseconds(-5)}),
+            "ProgressOptions: redraw_every is 200 ms, line_every -5 ms; allowed is 0 or more");
 }
 
 }  // namespace

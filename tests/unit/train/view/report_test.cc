@@ -24,7 +24,8 @@ using tests::message_of;
 
 constexpr std::int64_t kMs = 1'000'000;
 
-/// Steps of `ms` each; the exchange of the i-th ends `ms` behind its begin on the clock of rank 0, which is `ahead_ms` behind this rank's.
+/// Steps of `ms` each; the exchange of the i-th ends `ms` behind its begin on the clock of rank 0, which is `ahead_ms`
+/// behind this rank's.
 RankRecord record_of(int rank, const std::string& clock, std::int64_t ahead_ms, const std::vector<std::int64_t>& ms) {
   RankRecord record;
   record.rank = rank;
@@ -32,7 +33,8 @@ RankRecord record_of(int rank, const std::string& clock, std::int64_t ahead_ms, 
   std::int64_t now = (1000 + ahead_ms) * kMs;
   for (std::size_t i = 0; i < ms.size(); ++i) {
     const std::int64_t end = now + ms[i] * kMs;
-    record.steps.push_back({static_cast<std::int64_t>(i), {.begin_ns = now, .end_ns = end, .spans = {{Phase::kForward, now, now + kMs}}}});
+    record.steps.push_back(
+        {static_cast<std::int64_t>(i), {.begin_ns = now, .end_ns = end, .spans = {{Phase::kForward, now, now + kMs}}}});
     record.operations.push_back({"world/ddp", i + 1, "gradients", "net", 4096, now + kMs, end});
     now = end;
   }
@@ -41,8 +43,9 @@ RankRecord record_of(int rank, const std::string& clock, std::int64_t ahead_ms, 
 
 TEST(Chart, HasRoundTicks) {
   EXPECT_THAT(axis_ticks(0, 1000, 5), ElementsAre(0, 200, 400, 600, 800, 1000));
-  EXPECT_THAT(axis_ticks(0.13, 0.48, 4), ElementsAre(::testing::DoubleNear(0.1, 1e-9), ::testing::DoubleNear(0.2, 1e-9), ::testing::DoubleNear(0.3, 1e-9),
-                                                     ::testing::DoubleNear(0.4, 1e-9), ::testing::DoubleNear(0.5, 1e-9)));
+  EXPECT_THAT(axis_ticks(0.13, 0.48, 4), ElementsAre(::testing::DoubleNear(0.1, 1e-9), ::testing::DoubleNear(0.2, 1e-9),
+                                                     ::testing::DoubleNear(0.3, 1e-9), ::testing::DoubleNear(0.4, 1e-9),
+                                                     ::testing::DoubleNear(0.5, 1e-9)));
   EXPECT_THAT(axis_ticks(-3, 2, 4), ElementsAre(-4, -2, 0, 2));
 }
 
@@ -60,7 +63,8 @@ TEST(Chart, DrawsWhatThereIs) {
   const std::string svg = line_chart({{"x", {one, gap, three}}});
   EXPECT_THAT(svg, HasSubstr("class=\"band c0\""));
   EXPECT_THAT(svg, HasSubstr("class=\"bad\""));
-  EXPECT_THAT(svg, ::testing::ContainsRegex("class=\"line c0\" d=\"M[0-9. ]*M[0-9. ]*\""));  // nothing is drawn through the gap
+  EXPECT_THAT(
+      svg, ::testing::ContainsRegex("class=\"line c0\" d=\"M[0-9. ]*M[0-9. ]*\""));  // nothing is drawn through the gap
   EXPECT_THAT(line_chart({{"x", {one}}}), HasSubstr("<circle"));
   EXPECT_THAT(line_chart({{"x", {}}}), Not(HasSubstr("nan")));
   EXPECT_THAT(line_chart({{"x", {gap}}}), Not(HasSubstr("nan")));
@@ -68,14 +72,17 @@ TEST(Chart, DrawsWhatThereIs) {
 }
 
 TEST(Chart, IsLogarithmicOverWideRanges) {
-  const auto chart = [](double low) { return line_chart({{"x", {{0, 0, low, low, low, 1, 0}, {1, 1, 100, 100, 100, 1, 0}}}}); };
+  const auto chart = [](double low) {
+    return line_chart({{"x", {{0, 0, low, low, low, 1, 0}, {1, 1, 100, 100, 100, 1, 0}}}});
+  };
   EXPECT_THAT(chart(0.01), HasSubstr(">0.01<"));
   EXPECT_THAT(chart(0.01), HasSubstr(">10<"));
   EXPECT_THAT(chart(-0.01), Not(HasSubstr(">10<")));
 }
 
 TEST(CommonTime, MovesOtherHostsByWhatEndsTogether) {
-  const std::vector<RankRecord> records = {record_of(0, "a", 0, {10, 12, 10}), record_of(1, "a", 0, {10, 12, 10}), record_of(2, "b", 5000, {10, 12, 10}),
+  const std::vector<RankRecord> records = {record_of(0, "a", 0, {10, 12, 10}), record_of(1, "a", 0, {10, 12, 10}),
+                                           record_of(2, "b", 5000, {10, 12, 10}),
                                            record_of(3, "b", 5003, {10, 12, 10})};
   EXPECT_THAT(clock_offsets(records), ElementsAre(0, 0, -5000 * kMs, -5000 * kMs));
 }
@@ -102,7 +109,10 @@ TEST(Timeline, LanesDoNotOverlap) {
 
 TEST(Report, EscapesAllText) {
   const std::string evil = "</script><script>alert('x')</script>\"&";
-  Report report{.title = evil, .facts = {{evil, evil}}, .curves = {{"train/" + evil, Curve()}, {"val/" + evil, Curve()}}, .ranks = {record_of(0, evil, 0, {10})}};
+  Report report{.title = evil,
+                .facts = {{evil, evil}},
+                .curves = {{"train/" + evil, Curve()}, {"val/" + evil, Curve()}},
+                .ranks = {record_of(0, evil, 0, {10})}};
   report.ranks[0].operations[0].name = evil;
   const std::string html = report_html(report);
   EXPECT_THAT(html, Not(HasSubstr("<script")));
@@ -112,7 +122,8 @@ TEST(Report, EscapesAllText) {
 TEST(Report, SaysSinceWhenANumberIsNone) {
   Curve curve;
   for (int step = 0; step < 100; ++step) curve.add(step, step < 42 ? 1 : NAN);
-  EXPECT_THAT(report_html({.title = "x", .facts = {}, .curves = {{"loss", curve}}, .ranks = {}}), HasSubstr("loss is NaN or infinite 58 times, first at step 42<"));
+  EXPECT_THAT(report_html({.title = "x", .facts = {}, .curves = {{"loss", curve}}, .ranks = {}}),
+              HasSubstr("loss is NaN or infinite 58 times, first at step 42<"));
 }
 
 TEST(Report, IsSmallHoweverLongTheRunWas) {
@@ -131,7 +142,8 @@ TEST(Report, TakesThePlaceOfTheOldOne) {
   write_report(folder / "runs/x/report.html", {.title = "one", .facts = {}, .curves = {}, .ranks = {}});
   write_report(folder / "runs/x/report.html", {.title = "two", .facts = {}, .curves = {}, .ranks = {}});
   EXPECT_THAT(tests::read_file(folder / "runs/x/report.html"), HasSubstr("<h1>two</h1>"));
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 1);
+  EXPECT_EQ(
+      std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 1);
 }
 
 TEST(RankRecord, IsTheSameBehindText) {
@@ -191,7 +203,8 @@ TEST(RankRecorder, TakesWhatTheFlightRecorderHas) {
   PhaseTimer timer;
   // Times of the flight recorder are off by what it takes to copy it.
   for (const std::int64_t begin = base::monotonic_ns(); base::monotonic_ns() < begin + 5 * kMs;) continue;
-  const std::uint64_t number = flight.begin({.channel = channel, .seq = 2, .kind = "gradients", .dtype = "", .name = "net", .bytes = 64});
+  const std::uint64_t number =
+      flight.begin({.channel = channel, .seq = 2, .kind = "gradients", .dtype = "", .name = "net", .bytes = 64});
   flight.end(number);
   flight.begin({.channel = channel, .seq = 3, .kind = "all_reduce", .dtype = "", .name = "goes on"});
   recorder.add(0, timer.end_step());
@@ -206,12 +219,14 @@ TEST(RankRecorder, TakesWhatTheFlightRecorderHas) {
 }
 
 TEST(RankRecorder, RefusesOptionsThatMakeNoSense) {
-  EXPECT_EQ(message_of<base::UsageError>([] { RankRecorder({.keep_steps = 0}); }),
-            "RankRecorderOptions: keep_steps is 0, sample_every 1000 ms, curve_points 100; allowed are at least 1, 1 and 2");
+  EXPECT_EQ(
+      message_of<base::UsageError>([] { RankRecorder({.keep_steps = 0}); }),
+      "RankRecorderOptions: keep_steps is 0, sample_every 1000 ms, curve_points 100; allowed are at least 1, 1 and 2");
 }
 
 TEST(Trace, HasAllRanksOnOneAxis) {
-  const auto trace = nlohmann::json::parse(trace_json({record_of(0, "a", 0, {10, 20}), record_of(1, "b", 5000, {10, 20})}));
+  const auto trace =
+      nlohmann::json::parse(trace_json({record_of(0, "a", 0, {10, 20}), record_of(1, "b", 5000, {10, 20})}));
   std::vector<double> begins, lengths;
   std::vector<int> processes;
   for (const auto& event : trace.at("traceEvents"))

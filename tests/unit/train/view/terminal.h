@@ -20,7 +20,8 @@
 
 namespace lockstep::tests {
 
-/// While it lives, stdout and stderr of this process are a pseudo-terminal of so many columns. It knows \r, \n, ESC [ K, and rows that are full.
+/// While it lives, stdout and stderr of this process are a pseudo-terminal of so many columns. It knows \r, \n, ESC [
+/// K, and rows that are full.
 class Terminal {
  public:
   explicit Terminal(int columns) {
@@ -40,7 +41,8 @@ class Terminal {
     std::fflush(stdout);
     ::dup2(before_[0].get(), STDOUT_FILENO);
     ::dup2(before_[1].get(), STDERR_FILENO);
-    for (const std::string& row : testing::Test::HasFailure() ? rows() : std::vector<std::string>()) std::printf("terminal: %s\n", row.c_str());
+    for (const std::string& row : testing::Test::HasFailure() ? rows() : std::vector<std::string>())
+      std::printf("terminal: %s\n", row.c_str());
   }
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
@@ -61,7 +63,8 @@ class Terminal {
   /// Rows from the top, without blanks at their ends; the last one is the cursor's.
   const std::vector<std::string>& rows() {
     char bytes[65536];
-    for (ssize_t size = 0; (size = ::read(ours_.get(), bytes, sizeof bytes)) > 0;) came_.append(bytes, static_cast<std::size_t>(size));
+    for (ssize_t size = 0; (size = ::read(ours_.get(), bytes, sizeof bytes)) > 0;)
+      came_.append(bytes, static_cast<std::size_t>(size));
     take(std::exchange(came_, {}));
     text_.clear();
     for (const auto& row : cells_) {

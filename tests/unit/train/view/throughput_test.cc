@@ -25,14 +25,24 @@ StepTimes ten_ms() {
   constexpr std::int64_t kMs = 1'000'000;
   return {.begin_ns = 0,
           .end_ns = 10 * kMs,
-          .spans = {{Phase::kData, 0, kMs}, {Phase::kForward, kMs, 2 * kMs}, {Phase::kBackward, 2 * kMs, 6 * kMs}, {Phase::kForward, 6 * kMs, 8 * kMs}, {Phase::kOptimizer, 8 * kMs, 9 * kMs}}};
+          .spans = {{Phase::kData, 0, kMs},
+                    {Phase::kForward, kMs, 2 * kMs},
+                    {Phase::kBackward, 2 * kMs, 6 * kMs},
+                    {Phase::kForward, 6 * kMs, 8 * kMs},
+                    {Phase::kOptimizer, 8 * kMs, 9 * kMs}}};
 }
 
 TEST(PhaseTimer, MeasuresWhatLiesInPhases) {
   PhaseTimer timer;
-  { const auto in = timer.in(Phase::kData); }
-  { const auto in = timer.in(Phase::kForward); }
-  { const auto in = timer.in(Phase::kForward); }
+  {
+    const auto in = timer.in(Phase::kData);
+  }
+  {
+    const auto in = timer.in(Phase::kForward);
+  }
+  {
+    const auto in = timer.in(Phase::kForward);
+  }
   const StepTimes first = timer.end_step();
   ASSERT_EQ(first.spans.size(), 3U);
   EXPECT_EQ(first.spans[2].phase, Phase::kForward);
@@ -58,17 +68,20 @@ TEST(PhaseTimer, CostsLittle) {
   for (int turn = 0; turn < 20; ++turn) {
     const auto begin = std::chrono::steady_clock::now();
     for (int step = 0; step < 250; ++step) {
-      for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kOptimizer}) const auto in = timer.in(phase);
+      for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kOptimizer})
+        const auto in = timer.in(phase);
       timer.end_step();
     }
-    best = std::min(best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 250);
+    best = std::min(
+        best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 250);
   }
   EXPECT_LT(best.count(), 3000) << "nanoseconds a step of four phases";
   RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
 }
 
 TEST(StepTimes, AddUpInPhases) {
-  EXPECT_THAT(ten_ms().phase_seconds(), ElementsAre(DoubleEq(0.001), DoubleNear(0.003, 1e-12), DoubleEq(0.004), DoubleEq(0.001)));
+  EXPECT_THAT(ten_ms().phase_seconds(),
+              ElementsAre(DoubleEq(0.001), DoubleNear(0.003, 1e-12), DoubleEq(0.004), DoubleEq(0.001)));
   EXPECT_DOUBLE_EQ(ten_ms().seconds(), 0.01);
 }
 
@@ -92,14 +105,19 @@ TEST(Throughput, HasNamesForLoggers) {
   Throughput throughput({});
   throughput.add(ten_ms(), 1);
   const auto near = [](double value) { return DoubleNear(value, 1e-9); };
-  EXPECT_THAT(throughput.values(), ElementsAre(Pair("throughput/steps_per_second", near(100)), Pair("throughput/samples_per_second", near(100)), Pair("time/data", near(0.1)),
-                                               Pair("time/forward", near(0.3)), Pair("time/backward", near(0.4)), Pair("time/optimizer", near(0.1)), Pair("time/other", near(0.1))));
+  EXPECT_THAT(
+      throughput.values(),
+      ElementsAre(Pair("throughput/steps_per_second", near(100)), Pair("throughput/samples_per_second", near(100)),
+                  Pair("time/data", near(0.1)), Pair("time/forward", near(0.3)), Pair("time/backward", near(0.4)),
+                  Pair("time/optimizer", near(0.1)), Pair("time/other", near(0.1))));
 }
 
 TEST(Throughput, RefusesOptionsThatMakeNoSense) {
-  EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.window = 0}); }), "ThroughputOptions: window is 0; allowed is 1 or more");
+  EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.window = 0}); }),
+            "ThroughputOptions: window is 0; allowed is 1 or more");
   EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.peak_flops = 1}); }),
-            "ThroughputOptions: flops_per_step is 0.000000, peak_flops 1.000000; allowed are two numbers above 0, or neither");
+            "ThroughputOptions: flops_per_step is 0.000000, peak_flops 1.000000; allowed are two numbers above 0, or "
+            "neither");
   EXPECT_NE(message_of<base::UsageError>([] { Throughput({.flops_per_step = NAN, .peak_flops = 1}); }), "");
 }
 
