@@ -9,7 +9,7 @@ JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ {jobs = int($$2 / 1572864
 CMAKE_ARGS ?=
 CTEST_ARGS ?=
 
-.PHONY: help demo build test bench bench-gpu bench-hosts chaos chaos-hosts lint clean setup configure build-all
+.PHONY: help demo build test bench bench-gpu bench-hosts chaos chaos-hosts lint format clean setup configure build-all
 
 help:
 	@echo "make demo    train a small character-level GPT on two ranks and let it write"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench   measure Lockstep beside its peers on this machine, 20 minutes, and write docs/benchmarks.md"
 	@echo "make bench-gpu   measure steps on a GPU beside PyTorch; BENCH_GPU_ARGS='--device cpu --tiny' shows how it runs"
 	@echo "make lint    check the rules of the house, without building"
+	@echo "make format  bring the layout of all files into the form that lint asks for"
 	@echo "make bench-hosts   measure between hosts, and their start, on network namespaces (root)"
 	@echo "make chaos   let faults happen at random moments of trainings, 50 times each and over every transport, and print what became of them, 2 hours"
 	@echo "make chaos-hosts   the same between hosts: silent and one-way cuts, on network namespaces (root), 90 minutes"
@@ -54,6 +55,12 @@ BENCH_GPU_ARGS ?=
 bench-gpu: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target lockstep_program bench_gpu_step
 	@python3 bench/gpu.py --bin $(BIN) $(BENCH_GPU_ARGS)
+
+# clang-format and ruff over all of it, and the code in the docs from the programs that it is from.
+format: setup
+	@git ls-files '*.h' '*.cc' '*.c' | xargs .deps/lint/bin/clang-format -i
+	@.deps/lint/bin/ruff format -q .
+	@python3 tests/lint/lint.py --fix
 
 lint: setup
 	@python3 tests/lint/lint.py

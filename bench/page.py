@@ -34,9 +34,8 @@ def size_text(count):
 
 
 def time_text(seconds):
-    for unit, factor in (("s", 1), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1:
-            break
+    units = (("s", 1), ("ms", 1e3), ("us", 1e6))
+    unit, factor = next((pair for pair in units if seconds * pair[1] >= 1), units[-1])
     value = seconds * factor
     return f"{value:.2f} {unit}" if value < 10 else f"{value:.1f} {unit}" if value < 100 else f"{value:.0f} {unit}"
 

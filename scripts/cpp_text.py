@@ -87,9 +87,11 @@ def _body(code, index):
             return index
         if text == "-" and index + 1 < len(code) and code[index + 1].text == ">":
             in_type = True
-        elif not in_type and text not in ("const", "noexcept", "override", "final", "&", ">", "try", "mutable"):
-            return None
-        elif text == ";":
+        elif (
+            not in_type
+            and text not in ("const", "noexcept", "override", "final", "&", ">", "try", "mutable")
+            or text == ";"
+        ):
             return None
         index += 1
     return None

@@ -9,7 +9,6 @@ import time
 
 import torch
 import torch.distributed as dist
-
 from models import make_task
 
 OPTIMIZERS = {

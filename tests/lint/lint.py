@@ -2,6 +2,7 @@
 """Checks the rules of the house.
 
 lint.py [RULE...]              checks this repository by the named rules, or all
+lint.py --fix                  copies the code in the docs anew from the programs that it is from
 lint.py --self-test [RULE...]  checks that each rule flags the marked lines of its own sample, and no others
 """
 
@@ -64,6 +65,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rules", nargs="*", metavar="RULE", help=f"one of: {', '.join(RULES)}")
     parser.add_argument("--self-test", action="store_true", help="check the rules instead of the repository")
+    parser.add_argument("--fix", action="store_true", help="bring the code in the docs up to date")
     parser.add_argument("--root", default=os.path.dirname(os.path.dirname(HERE)), help="the repository")
     parser.add_argument("--build", help="a build folder; files behind the docs' code must be compiled there")
     options = parser.parse_args()
@@ -71,6 +73,11 @@ def main():
         if name not in RULES:
             parser.error(f"unknown rule '{name}'; allowed are {', '.join(RULES)}")
     names = options.rules or RULES
+    if options.fix:
+        for path, text in rule("docs_code").fixed(Tree.of_repository(options.root)).items():
+            with open(os.path.join(options.root, path), "w", encoding="utf-8") as file:
+                file.write(text)
+        return
     if options.build:
         with open(os.path.join(options.build, "compile_commands.json")) as file:
             rule("docs_code").compiled_files = [entry["file"] for entry in json.load(file)]

@@ -62,7 +62,7 @@ def check_rows(rows, what, impls):
         fail(f"the implementations are {[row['impl'] for row in rows]}, not {impls}")
     for row in rows:
         if (
-            not ROW <= row.keys()
+            not row.keys() >= ROW
             or row["what"] != what
             or not 0 < row["min_s"] <= row["median_s"] < 60
             or row["ratio_to"] != impls[0]
@@ -75,8 +75,8 @@ def check_rows(rows, what, impls):
 
 def check_python_models(args):
     program = (
-        "import models\nfor name in %r:\n  print(name, sum(p.numel() for p in models.make_task(name)[0].parameters()))"
-        % list(PARAMETERS)
+        f"import models\nfor name in {list(PARAMETERS)!r}:\n"
+        "  print(name, sum(p.numel() for p in models.make_task(name)[0].parameters()))"
     )
     said = subprocess.run(
         [args.python, "-c", program],

@@ -81,7 +81,7 @@ def check_steps(rows, precision, impls):
             fail(f"{model}, {precision}: the implementations are {[row['impl'] for row in race]}, not {impls}")
         for row in race:
             if (
-                not STEP <= row.keys()
+                not row.keys() >= STEP
                 or row["parameters"] != parameters
                 or row["device"] != "cpu"
                 or row["ratio_to"] != impls[0]

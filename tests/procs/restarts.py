@@ -116,7 +116,9 @@ def kills_at_random_moments(folder):
     for generation in range(kills):
         before = job.saved()
         pids = job.all_there(generation)
-        until(lambda: job.saved() > before, "a newer checkpoint")  # else it would be told that it does not get on
+        until(
+            lambda before=before: job.saved() > before, "a newer checkpoint"
+        )  # else it would be told that it does not get on
         time.sleep(
             rng.uniform(0, 0.05)
         )  # the random moment: a step takes 4 ms, and a checkpoint is written every fifth

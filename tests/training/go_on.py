@@ -66,7 +66,7 @@ class Job:
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             out, err = self.process.communicate()
-            raise SystemExit(f"a job did not end in {LIMIT_S} s\n{out}{err}")
+            raise SystemExit(f"a job did not end in {LIMIT_S} s\n{out}{err}") from None
         found = re.search(r"end=(\d+) steps=(\d+) epochs=(\d+) loss=(\S+) hash=(\w+)", out)
         return self.process.returncode, found, err
 

@@ -30,6 +30,23 @@ def check(tree):
                 yield Finding(path, start + 1, fault)
 
 
+def fixed(tree):
+    """Path -> text of the pages whose blocks differ from their sources."""
+    pages = {}
+    for path in tree.paths(ends=(".md",)):
+        lines = tree.lines(path)
+        for start, end in reversed(list(blocks(lines))):
+            mark = MARK.match(lines[start - 1].strip()) if start else None
+            source = mark.group("path") if mark else None
+            wanted = region(tree.lines(source), mark.group("region")) if source in tree else None
+            if wanted is not None:
+                lines[start + 1 : end] = wanted
+        text = "\n".join(lines) + "\n"
+        if text != tree.text(path):
+            pages[path] = text
+    return pages
+
+
 def blocks(lines):
     """Indices of the fences around each block of C++."""
     start = None

@@ -14,11 +14,11 @@ MAY_INCLUDE = {
     "comm/arena": ("base",),
     "comm/seam": ("job", "base"),
     "comm/cuda": ("comm/seam", "base"),
-    **{room: ("comm/seam", "comm/arena", "job", "base") for room in TRANSPORTS},
+    **dict.fromkeys(TRANSPORTS, ("comm/seam", "comm/arena", "job", "base")),
     "comm/hierarchy": ("comm/seam", "comm/arena", "comm/shm", "job", "base"),
     "comm/nccl": ("comm/seam", "comm/cuda", "job", "base"),
     "comm": ("comm/seam", "comm/cuda", "comm/arena", "launch", "job", "base"),
-    **{room: BELOW_L3 for room in L3},
+    **dict.fromkeys(L3, BELOW_L3),
     "data/jpeg": ("base",),
     "cuda": ("comm", "base"),  # links CUDA: nobody includes it
     "data": ("data/jpeg",) + BELOW_L3,

@@ -1,4 +1,4 @@
-"""Every wait ends. One that something else bounds says what, on its line or the one above: // bounded: REASON."""
+"""Every wait ends. One that something else bounds says what, on its line or at most two above: // bounded: REASON."""
 
 import re
 
@@ -27,7 +27,7 @@ def check(tree):
         raw = tree.lines(path)
         for number, line in code_lines(tree.text(path)):
             for pattern, what in PATTERNS:
-                if pattern.search(line) and not any(REASON.search(text) for text in raw[max(0, number - 2) : number]):
+                if pattern.search(line) and not any(REASON.search(text) for text in raw[max(0, number - 3) : number]):
                     yield Finding(path, number, f"{what}; give a deadline, or say what ends it: // bounded: REASON")
 
 
@@ -43,8 +43,10 @@ condition.wait_until(lock, deadline.when());
 thread.join(); @flag
 thread.join();  // bounded: its loop ends when the socket is closed
 
+
 // bounded: the child has exited, as its pidfd told
 waitpid(pid, &status, 0);
+
 
 waitpid(pid, &status, 0); @flag
 waitpid(pid, &status, WNOHANG);

@@ -29,7 +29,7 @@ def rounded(number):
 
 def by_reader(folder):
     seen = event_accumulator.EventAccumulator(
-        folder, size_guidance={name: 0 for name in event_accumulator.DEFAULT_SIZE_GUIDANCE}
+        folder, size_guidance=dict.fromkeys(event_accumulator.DEFAULT_SIZE_GUIDANCE, 0)
     )
     seen.Reload()
     tags = seen.Tags()
