@@ -22,22 +22,17 @@ int main(int argc, char** argv) {
   try {
     launcher::Command command = launcher::parse_command_line({argv + 1, argv + argc});
     switch (command.verb) {
-      case launcher::Verb::kRun:
-        return launcher::run(std::move(command.run));
-      case launcher::Verb::kSubmit:
-        return launcher::submit(std::move(command.words));
-      case launcher::Verb::kDoctor:
-        return launcher::doctor(std::move(command.doctor));
+      case launcher::Verb::kRun: return launcher::run(std::move(command.run));
+      case launcher::Verb::kSubmit: return launcher::submit(std::move(command.words));
+      case launcher::Verb::kDoctor: return launcher::doctor(std::move(command.doctor));
       case launcher::Verb::kStatus:
         std::fputs(launcher::status_text(launcher::find_ranks(), command.json).c_str(), stdout);
         break;
-      case launcher::Verb::kBench:
-        launcher::become_companion("lockstep-bench", command.words);
+      case launcher::Verb::kBench: launcher::become_companion("lockstep-bench", command.words);
       case launcher::Verb::kAgent:
         return command.agent.attends.empty() ? launcher::agent_main(command.agent)
                                              : launcher::attend(command.agent.attends);
-      case launcher::Verb::kPrint:
-        std::fputs(command.text.c_str(), stdout);
+      case launcher::Verb::kPrint: std::fputs(command.text.c_str(), stdout);
     }
     return 0;
   } catch (const lockstep::base::Error& error) {

@@ -52,17 +52,14 @@ void carry_out(const std::map<int, Place::Arrived>& ranks) {
       for (const auto& [rank, one] : ranks)
         if (rank > 0) result.add_(one.op.input);
       break;
-    case Kind::kBroadcast:
-      result = ranks.at(first.root).op.input.clone();
-      break;
+    case Kind::kBroadcast: result = ranks.at(first.root).op.input.clone(); break;
     case Kind::kAllGather: {
       std::vector<at::Tensor> parts;
       for (const auto& [rank, one] : ranks) parts.push_back(one.op.input.flatten());
       result = at::cat(parts);
       break;
     }
-    default:
-      return;  // a barrier moves nothing
+    default: return;  // a barrier moves nothing
   }
   for (const auto& [rank, one] : ranks) one.op.output.copy_(result.view_as(one.op.output));
 }

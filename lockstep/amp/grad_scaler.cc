@@ -123,14 +123,10 @@ std::vector<at::Tensor> GradScaler::look_at(Optimizer& optimizer) const {
     for (const at::Tensor& parameter : group.params())
       refuse_half(parameter);  // on all ranks alike, whoever has a gradient
   switch (averaging->unscale(inverse_of(scale_).item<double>())) {
-    case Unscaled::kInPlace:
-      return unscale_in_place(optimizer, scale_);
-    case Unscaled::kNothing:
-      return {};
-    case Unscaled::kFinite:
-      return {at::zeros({})};
-    case Unscaled::kNotFinite:
-      break;
+    case Unscaled::kInPlace: return unscale_in_place(optimizer, scale_);
+    case Unscaled::kNothing: return {};
+    case Unscaled::kFinite: return {at::zeros({})};
+    case Unscaled::kNotFinite: break;
   }
   return {at::ones({})};
 }

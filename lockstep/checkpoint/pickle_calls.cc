@@ -22,36 +22,16 @@ void PickleMachine::call() {
     return container;
   };
   switch (function) {
-    case Function::kOrderedDict:
-      number(0, 0);
-      return make(Pickle::Container{Kind::kOrderedDict, {}});
-    case Function::kCounter:
-      number(1, 1);
-      return make(copied(Kind::kDict, Kind::kDict, "a dictionary of counts"));
-    case Function::kSet:
-      number(1, 1);
-      return make(copied(Kind::kList, Kind::kSet, "a set's list"));
-    case Function::kSize:
-      number(1, 1);
-      return make(copied(Kind::kTuple, Kind::kTuple, "a size's tuple"));
-    case Function::kEncode:
-      number(2, 2);
-      return make(encoded(arguments));
-    case Function::kTensor:
-      number(4, 4);
-      return make(tensor(function, arguments));
-    case Function::kTensorV2:
-      number(6, 7);
-      return make(tensor(function, arguments));
-    case Function::kTensorV3:
-      number(7, 8);
-      return make(tensor(function, arguments));
-    case Function::kParameter:
-      number(3, 3);
-      return make(parameter(arguments));
-    case Function::kParameterWithState:
-      number(4, 4);
-      return make(parameter(arguments));
+    case Function::kOrderedDict: number(0, 0); return make(Pickle::Container{Kind::kOrderedDict, {}});
+    case Function::kCounter: number(1, 1); return make(copied(Kind::kDict, Kind::kDict, "a dictionary of counts"));
+    case Function::kSet: number(1, 1); return make(copied(Kind::kList, Kind::kSet, "a set's list"));
+    case Function::kSize: number(1, 1); return make(copied(Kind::kTuple, Kind::kTuple, "a size's tuple"));
+    case Function::kEncode: number(2, 2); return make(encoded(arguments));
+    case Function::kTensor: number(4, 4); return make(tensor(function, arguments));
+    case Function::kTensorV2: number(6, 7); return make(tensor(function, arguments));
+    case Function::kTensorV3: number(7, 8); return make(tensor(function, arguments));
+    case Function::kParameter: number(3, 3); return make(parameter(arguments));
+    case Function::kParameterWithState: number(4, 4); return make(parameter(arguments));
   }
 }
 

@@ -215,76 +215,40 @@ const Pickle::Container& PickleMachine::items(Index value, Pickle::Kind kind, co
 void PickleMachine::step(unsigned char opcode) {
   using Kind = Pickle::Kind;
   switch (opcode) {
-    case 0x80:
-      return take_number(1) == 2 ? void() : refuse("a protocol other than 2, which torch.save() has");
-    case '.':
-      stopped_ = true;
-      return;
-    case '(':
-      marks_.push_back(stack_.size());
-      return spend(2 * sizeof(std::size_t));
-    case 'N':
-      return make(Pickle::None{});
-    case 0x88:
-      return make(true);
-    case 0x89:
-      return make(false);
-    case 'K':
-      return make_number(1);
-    case 'M':
-      return make_number(2);
-    case 'J':
-      return make_number(4);
-    case 0x8a:
-      return make_long();
-    case 'G':
-      return make_double();
-    case 'X':
-      return make_string(take_number(4));
-    case 'U':
-      return make_string(take_number(1));
-    case ')':
-      return make(Pickle::Container{Kind::kTuple, {}});
-    case ']':
-      return make(Pickle::Container{Kind::kList, {}});
-    case '}':
-      return make(Pickle::Container{Kind::kDict, {}});
-    case 0x8f:
-      return make(Pickle::Container{Kind::kSet, {}});
-    case 0x85:
-      return make_tuple(1);
-    case 0x86:
-      return make_tuple(2);
-    case 0x87:
-      return make_tuple(3);
-    case 't':
-      return make_tuple(stack_.size() - take_mark());
-    case 'a':
-      return fill(false, stack_.size() - 1);
-    case 's':
-      return fill(true, stack_.size() - 2);
-    case 'e':
-      return fill(false, take_mark());
-    case 'u':
-      return fill(true, take_mark());
-    case 'c':
-      return find_global();
-    case 'R':
-      return call();
-    case 'b':
-      return build();
-    case 'Q':
-      return find_storage();
-    case 'q':
-      return remember(take_number(1));
-    case 'r':
-      return remember(take_number(4));
-    case 'h':
-      return recall(take_number(1));
-    case 'j':
-      return recall(take_number(4));
-    default:
-      refuse("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
+    case 0x80: return take_number(1) == 2 ? void() : refuse("a protocol other than 2, which torch.save() has");
+    case '.': stopped_ = true; return;
+    case '(': marks_.push_back(stack_.size()); return spend(2 * sizeof(std::size_t));
+    case 'N': return make(Pickle::None{});
+    case 0x88: return make(true);
+    case 0x89: return make(false);
+    case 'K': return make_number(1);
+    case 'M': return make_number(2);
+    case 'J': return make_number(4);
+    case 0x8a: return make_long();
+    case 'G': return make_double();
+    case 'X': return make_string(take_number(4));
+    case 'U': return make_string(take_number(1));
+    case ')': return make(Pickle::Container{Kind::kTuple, {}});
+    case ']': return make(Pickle::Container{Kind::kList, {}});
+    case '}': return make(Pickle::Container{Kind::kDict, {}});
+    case 0x8f: return make(Pickle::Container{Kind::kSet, {}});
+    case 0x85: return make_tuple(1);
+    case 0x86: return make_tuple(2);
+    case 0x87: return make_tuple(3);
+    case 't': return make_tuple(stack_.size() - take_mark());
+    case 'a': return fill(false, stack_.size() - 1);
+    case 's': return fill(true, stack_.size() - 2);
+    case 'e': return fill(false, take_mark());
+    case 'u': return fill(true, take_mark());
+    case 'c': return find_global();
+    case 'R': return call();
+    case 'b': return build();
+    case 'Q': return find_storage();
+    case 'q': return remember(take_number(1));
+    case 'r': return remember(take_number(4));
+    case 'h': return recall(take_number(1));
+    case 'j': return recall(take_number(4));
+    default: refuse("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
   }
 }
 

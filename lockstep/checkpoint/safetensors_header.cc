@@ -176,16 +176,11 @@ class Handler {
 
   std::string expected() const {
     switch (place_) {
-      case Place::kTop:
-        return "the header, an object, is expected";
-      case Place::kRoot:
-        return "the object of " + base::quoted(name_, 80) + " is expected";
-      case Place::kMetadata:
-        return "the string of metadata " + base::quoted(key_, 80) + " is expected";
-      case Place::kList:
-        return "an integer of 0 or more is expected";
-      default:
-        break;
+      case Place::kTop: return "the header, an object, is expected";
+      case Place::kRoot: return "the object of " + base::quoted(name_, 80) + " is expected";
+      case Place::kMetadata: return "the string of metadata " + base::quoted(key_, 80) + " is expected";
+      case Place::kList: return "an integer of 0 or more is expected";
+      default: break;
     }
     return "tensor " + base::quoted(name_, 80) + " has the field " + base::quoted(key_, 80) +
            "; expected are \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";

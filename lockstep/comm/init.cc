@@ -81,16 +81,12 @@ void open_store_of_rank_zero(World& world, Deadline deadline) {
 void open_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
   switch (id.store) {
-    case StoreKind::kLocal:
-      world.store = std::make_shared<job::LocalStore>();
-      break;
+    case StoreKind::kLocal: world.store = std::make_shared<job::LocalStore>(); break;
     case StoreKind::kLauncher:
       world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline);
       break;
     case StoreKind::kRankZero:
-    case StoreKind::kTorchrun:
-      open_store_of_rank_zero(world, deadline);
-      break;
+    case StoreKind::kTorchrun: open_store_of_rank_zero(world, deadline); break;
   }
   if (id.store == StoreKind::kLocal) return;
   world.address = is_known_from_outside_only(id) ? base::address_of_interface(world.interface) : "";

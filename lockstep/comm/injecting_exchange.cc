@@ -63,25 +63,13 @@ class InjectingExchange final : public ForwardingExchange, private Sink {
  private:
   void happen(StepIdentity& step) {
     switch (injection_.fault) {
-      case Fault::kKill:
-        ::raise(SIGKILL);
-        break;
-      case Fault::kStop:
-        ::raise(SIGSTOP);
-        break;
-      case Fault::kSegv:
-        ::raise(SIGSEGV);
-        break;
-      case Fault::kLoop:
-        injected_endless_loop();
-        break;
-      case Fault::kThrow:
-        throw std::runtime_error("the exception that was asked for (inject)");
-      case Fault::kDesync:
-        ++step.batches;
-        break;
-      default:
-        break;  // in ready() or finish()
+      case Fault::kKill: ::raise(SIGKILL); break;
+      case Fault::kStop: ::raise(SIGSTOP); break;
+      case Fault::kSegv: ::raise(SIGSEGV); break;
+      case Fault::kLoop: injected_endless_loop(); break;
+      case Fault::kThrow: throw std::runtime_error("the exception that was asked for (inject)");
+      case Fault::kDesync: ++step.batches; break;
+      default: break;  // in ready() or finish()
     }
   }
 

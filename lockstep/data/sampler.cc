@@ -14,12 +14,9 @@ std::uint64_t part_of(std::uint64_t remaining, ShardOf shard, ShardMode mode) {
   const std::uint64_t rest = remaining % size;
   const std::uint64_t even = remaining / size;
   switch (mode) {
-    case ShardMode::kPad:
-      return even + (rest > 0 ? 1 : 0);
-    case ShardMode::kDrop:
-      return even;
-    case ShardMode::kExact:
-      return even + (static_cast<std::uint64_t>(shard.rank) < rest ? 1 : 0);
+    case ShardMode::kPad: return even + (rest > 0 ? 1 : 0);
+    case ShardMode::kDrop: return even;
+    case ShardMode::kExact: return even + (static_cast<std::uint64_t>(shard.rank) < rest ? 1 : 0);
   }
   return 0;
 }

@@ -35,14 +35,10 @@ void StoreSession::receive(std::string_view bytes) {
 /// Takes the next thing off what has come; false when it is not all there.
 bool StoreSession::step() {
   switch (state_) {
-    case State::kHello:
-      return take_hello();
-    case State::kProof:
-      return take_proof();
-    case State::kAdmitted:
-      return !waiting_ && take_request();
-    case State::kOver:
-      break;
+    case State::kHello: return take_hello();
+    case State::kProof: return take_proof();
+    case State::kAdmitted: return !waiting_ && take_request();
+    case State::kOver: break;
   }
   return false;
 }
@@ -176,9 +172,7 @@ void StoreSession::handle(std::string_view frame) {
   const Deadline now = Deadline::never();  // bounded: the table is in this process
   try {
     switch (verb) {
-      case wire::Verb::kSet:
-        store_.set(key, value, now);
-        return reply(wire::Status::kValue, {});
+      case wire::Verb::kSet: store_.set(key, value, now); return reply(wire::Status::kValue, {});
       case wire::Verb::kGet:
         if (const auto found = store_.find(key, now)) return reply(wire::Status::kValue, *found);
         if (wait_ms == 0) return reply(wire::Status::kNone, {});
@@ -190,8 +184,7 @@ void StoreSession::handle(std::string_view frame) {
         const std::int64_t amount = base::parse_int_in("store: the amount to add", value, INT64_MIN, INT64_MAX);
         return reply(wire::Status::kValue, std::to_string(store_.add(key, amount, now)));
       }
-      case wire::Verb::kCompareSet:
-        return reply(wire::Status::kValue, store_.compare_set(key, expected, value, now));
+      case wire::Verb::kCompareSet: return reply(wire::Status::kValue, store_.compare_set(key, expected, value, now));
     }
     reply(wire::Status::kRefused, "store: unknown verb");
   } catch (const base::UsageError& error) {

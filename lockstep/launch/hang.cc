@@ -15,14 +15,10 @@ std::string seconds(std::chrono::milliseconds time) {
 
 std::string why_silent(char state) {
   switch (state) {
-    case 'T':
-      return "; it is stopped by a signal (state T)";
-    case 'D':
-      return "; it hangs in the kernel (state D)";
-    case '?':
-      return "";
-    default:
-      return std::string("; its process is in state ") + state;
+    case 'T': return "; it is stopped by a signal (state T)";
+    case 'D': return "; it hangs in the kernel (state D)";
+    case '?': return "";
+    default: return std::string("; its process is in state ") + state;
   }
 }
 

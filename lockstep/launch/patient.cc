@@ -81,20 +81,13 @@ void Patient::measure(const std::string& payload) const {
 
 bool Patient::take(const Frame& frame) {
   switch (frame.kind) {
-    case FrameKind::kTime:
-      tell_time();
-      return true;
+    case FrameKind::kTime: tell_time(); return true;
     case FrameKind::kExamine:
       say_(FrameKind::kExamined, encode_examined(examine(decode_examine(frame.payload), input_)));
       return true;
-    case FrameKind::kListen:
-      listen(frame.payload);
-      return true;
-    case FrameKind::kMeasure:
-      measure(frame.payload);
-      return true;
-    default:
-      return false;
+    case FrameKind::kListen: listen(frame.payload); return true;
+    case FrameKind::kMeasure: measure(frame.payload); return true;
+    default: return false;
   }
 }
 

@@ -45,8 +45,7 @@ Verdict no_progress(const Verdict& last) {
 bool is_worth_a_restart(const Verdict& verdict) {
   switch (verdict.fatal.cause) {
     case Cause::kRankExited:
-    case Cause::kRankDied:
-      return !is_a_mistake(verdict.exit_code) && !asks_to_end(verdict.exit_code - 128);
+    case Cause::kRankDied: return !is_a_mistake(verdict.exit_code) && !asks_to_end(verdict.exit_code - 128);
     // The machine, the network, or nobody knows what.
     case Cause::kPeerUnreachable:
     case Cause::kCoordinatorLost:
@@ -55,8 +54,7 @@ bool is_worth_a_restart(const Verdict& verdict) {
     case Cause::kResource:
     case Cause::kJoinTimeout:
     case Cause::kRankStuck:
-    case Cause::kRankStalled:
-      return true;
+    case Cause::kRankStalled: return true;
     // Somebody wanted it.
     case Cause::kInterrupted:
     case Cause::kPreempted:
@@ -77,8 +75,7 @@ bool is_worth_a_restart(const Verdict& verdict) {
     case Cause::kNonFinite:
     case Cause::kReplicaDiverged:
     case Cause::kNoProgress:
-    case Cause::kStraggler:
-      return false;
+    case Cause::kStraggler: return false;
   }
   return false;
 }

@@ -29,12 +29,9 @@ std::string Screen::above_bar(std::string text) const { return bar_.empty() ? te
 
 std::string Screen::show_plain(const std::string& line, const Piece& piece) const {
   switch (piece.end) {
-    case PieceEnd::kReturn:
-      return line + "\r";
-    case PieceEnd::kOpen:
-      return "";
-    default:
-      return piece.over_bar && piece.text.empty() ? "\n" : line + "\n";
+    case PieceEnd::kReturn: return line + "\r";
+    case PieceEnd::kOpen: return "";
+    default: return piece.over_bar && piece.text.empty() ? "\n" : line + "\n";
   }
 }
 

@@ -287,15 +287,9 @@ void Supervisor::handle(std::size_t agent, const Frame& frame) {
     case FrameKind::kStarted:
       places_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0];
       break;
-    case FrameKind::kStdout:
-      output_->add(frame.rank, Stream::kOut, frame.payload);
-      break;
-    case FrameKind::kStderr:
-      output_->add(frame.rank, Stream::kErr, frame.payload);
-      break;
-    case FrameKind::kEnded:
-      rank_ended(decode_end(frame.payload));
-      break;
+    case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
+    case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
+    case FrameKind::kEnded: rank_ended(decode_end(frame.payload)); break;
     case FrameKind::kStartFailed: {
       const auto numbers = decode_numbers(frame.payload, 2);
       start_failed(agent, frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
@@ -305,32 +299,22 @@ void Supervisor::handle(std::size_t agent, const Frame& frame) {
       output_->note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
                     " bytes of output dropped: the launcher stood still");
       break;
-    case FrameKind::kPulse:
-      take_pulse(decode_pulse(frame.payload));
-      break;
+    case FrameKind::kPulse: take_pulse(decode_pulse(frame.payload)); break;
     case FrameKind::kSaved:
       ended_.attempt.saved = std::max(ended_.attempt.saved, decode_numbers(frame.payload, 1)[0]);
       break;
     case FrameKind::kFlight:
       if (!verdict_) observed_.add(decode_seen(frame.payload));  // what ranks do that are to end is of no interest
       break;
-    case FrameKind::kAlive:
-      break;
+    case FrameKind::kAlive: break;
     case FrameKind::kLooked:
       looking_for_.erase(agent);
       if (looking_for_.empty()) looked();
       break;
-    case FrameKind::kRefused:
-      refused(agents_[agent], decode_texts(frame.payload, 2));
-      break;
-    case FrameKind::kUnkillable:
-      unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]);
-      break;
-    case FrameKind::kDone:
-      done_.insert(agent);
-      break;
-    default:
-      throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
+    case FrameKind::kRefused: refused(agents_[agent], decode_texts(frame.payload, 2)); break;
+    case FrameKind::kUnkillable: unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
+    case FrameKind::kDone: done_.insert(agent); break;
+    default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
   }
 }
 

@@ -16,18 +16,15 @@ bool is_death(const RankEnd& end) { return end.signal != 0 && end.signal != SIGA
 std::string hint_for(const RankEnd& end, const Evidence& evidence) {
   const std::string shown = !evidence.tail.empty() ? "the last lines of its stderr stand above" : "";
   switch (end.signal) {
-    case 0:
-      return shown;
+    case 0: return shown;
     case SIGKILL:
       return end.oom_kills > 0 ? "lower batch_size, or run fewer ranks on this host"
                                : "Lockstep did not send it: a person or the out-of-memory killer did (dmesg tells)";
     case SIGSEGV:
     case SIGBUS:
     case SIGILL:
-    case SIGFPE:
-      return "a defect in the program or a library: start it with ulimit -c unlimited, or under gdb";
-    default:
-      return shown;
+    case SIGFPE: return "a defect in the program or a library: start it with ulimit -c unlimited, or under gdb";
+    default: return shown;
   }
 }
 

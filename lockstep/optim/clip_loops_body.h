@@ -59,61 +59,41 @@ void blend_of(void* average, const void* data, std::size_t count, double keep) {
 
 double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count) {
   switch (dtype) {
-    case at::kFloat:
-      return squares_of<Plain<float>>(data, count);
-    case at::kDouble:
-      return squares_of<Plain<double>>(data, count);
-    case at::kBFloat16:
-      return squares_of<Bfloat16>(data, count);
-    case at::kHalf:
-      return squares_of<Half>(data, count);
-    default:
-      return 0;
+    case at::kFloat: return squares_of<Plain<float>>(data, count);
+    case at::kDouble: return squares_of<Plain<double>>(data, count);
+    case at::kBFloat16: return squares_of<Bfloat16>(data, count);
+    case at::kHalf: return squares_of<Half>(data, count);
+    default: return 0;
   }
 }
 
 void scale(at::ScalarType dtype, void* data, std::size_t count, double factor) {
   switch (dtype) {
-    case at::kFloat:
-      return scale_of<Plain<float>>(data, count, factor);
-    case at::kDouble:
-      return scale_of<Plain<double>>(data, count, factor);
-    case at::kBFloat16:
-      return scale_of<Bfloat16>(data, count, factor);
-    case at::kHalf:
-      return scale_of<Half>(data, count, factor);
-    default:
-      return;
+    case at::kFloat: return scale_of<Plain<float>>(data, count, factor);
+    case at::kDouble: return scale_of<Plain<double>>(data, count, factor);
+    case at::kBFloat16: return scale_of<Bfloat16>(data, count, factor);
+    case at::kHalf: return scale_of<Half>(data, count, factor);
+    default: return;
   }
 }
 
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max) {
   switch (dtype) {
-    case at::kFloat:
-      return clamp_of<Plain<float>>(data, count, max);
-    case at::kDouble:
-      return clamp_of<Plain<double>>(data, count, max);
-    case at::kBFloat16:
-      return clamp_of<Bfloat16>(data, count, max);
-    case at::kHalf:
-      return clamp_of<Half>(data, count, max);
-    default:
-      return;
+    case at::kFloat: return clamp_of<Plain<float>>(data, count, max);
+    case at::kDouble: return clamp_of<Plain<double>>(data, count, max);
+    case at::kBFloat16: return clamp_of<Bfloat16>(data, count, max);
+    case at::kHalf: return clamp_of<Half>(data, count, max);
+    default: return;
   }
 }
 
 void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep) {
   switch (dtype) {
-    case at::kFloat:
-      return blend_of<Plain<float>>(average, data, count, keep);
-    case at::kDouble:
-      return blend_of<Plain<double>>(average, data, count, keep);
-    case at::kBFloat16:
-      return blend_of<Bfloat16>(average, data, count, keep);
-    case at::kHalf:
-      return blend_of<Half>(average, data, count, keep);
-    default:
-      return;
+    case at::kFloat: return blend_of<Plain<float>>(average, data, count, keep);
+    case at::kDouble: return blend_of<Plain<double>>(average, data, count, keep);
+    case at::kBFloat16: return blend_of<Bfloat16>(average, data, count, keep);
+    case at::kHalf: return blend_of<Half>(average, data, count, keep);
+    default: return;
   }
 }
 

@@ -185,61 +185,41 @@ void adam_of(const Run& run, const AdamRule& rule) {
 
 void update(const Run& run, const SgdRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return sgd_of<Plain<float>>(run, rule);
-    case at::kDouble:
-      return sgd_of<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return sgd_of<Bfloat16>(run, rule);
-    case at::kHalf:
-      return sgd_of<Half>(run, rule);
-    default:
-      return;  // FusedUpdate has refused it
+    case at::kFloat: return sgd_of<Plain<float>>(run, rule);
+    case at::kDouble: return sgd_of<Plain<double>>(run, rule);
+    case at::kBFloat16: return sgd_of<Bfloat16>(run, rule);
+    case at::kHalf: return sgd_of<Half>(run, rule);
+    default: return;  // FusedUpdate has refused it
   }
 }
 
 void update(const Run& run, const AdamRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return adam_of<Plain<float>>(run, rule);
-    case at::kDouble:
-      return adam_of<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return adam_of<Bfloat16>(run, rule);
-    case at::kHalf:
-      return adam_of<Half>(run, rule);
-    default:
-      return;
+    case at::kFloat: return adam_of<Plain<float>>(run, rule);
+    case at::kDouble: return adam_of<Plain<double>>(run, rule);
+    case at::kBFloat16: return adam_of<Bfloat16>(run, rule);
+    case at::kHalf: return adam_of<Half>(run, rule);
+    default: return;
   }
 }
 
 void update(const Run& run, const AdagradRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return adagrad<Plain<float>>(run, rule);
-    case at::kDouble:
-      return adagrad<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return adagrad<Bfloat16>(run, rule);
-    case at::kHalf:
-      return adagrad<Half>(run, rule);
-    default:
-      return;
+    case at::kFloat: return adagrad<Plain<float>>(run, rule);
+    case at::kDouble: return adagrad<Plain<double>>(run, rule);
+    case at::kBFloat16: return adagrad<Bfloat16>(run, rule);
+    case at::kHalf: return adagrad<Half>(run, rule);
+    default: return;
   }
 }
 
 double sum_of_squares(const Run& run) {
   switch (run.dtype) {
-    case at::kFloat:
-      return squares<Plain<float>>(run);
-    case at::kDouble:
-      return squares<Plain<double>>(run);
-    case at::kBFloat16:
-      return squares<Bfloat16>(run);
-    case at::kHalf:
-      return squares<Half>(run);
-    default:
-      return 0;
+    case at::kFloat: return squares<Plain<float>>(run);
+    case at::kDouble: return squares<Plain<double>>(run);
+    case at::kBFloat16: return squares<Bfloat16>(run);
+    case at::kHalf: return squares<Half>(run);
+    default: return 0;
   }
 }
 

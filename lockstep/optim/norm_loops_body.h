@@ -105,61 +105,41 @@ void lars_of(const Run& run, const LarsRule& rule) {
 
 void update(const Run& run, const LambRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return lamb<Plain<float>>(run, rule);
-    case at::kDouble:
-      return lamb<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return lamb<Bfloat16>(run, rule);
-    case at::kHalf:
-      return lamb<Half>(run, rule);
-    default:
-      return;
+    case at::kFloat: return lamb<Plain<float>>(run, rule);
+    case at::kDouble: return lamb<Plain<double>>(run, rule);
+    case at::kBFloat16: return lamb<Bfloat16>(run, rule);
+    case at::kHalf: return lamb<Half>(run, rule);
+    default: return;
   }
 }
 
 void update(const Run& run, const LarsRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return lars_of<Plain<float>>(run, rule);
-    case at::kDouble:
-      return lars_of<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return lars_of<Bfloat16>(run, rule);
-    case at::kHalf:
-      return lars_of<Half>(run, rule);
-    default:
-      return;
+    case at::kFloat: return lars_of<Plain<float>>(run, rule);
+    case at::kDouble: return lars_of<Plain<double>>(run, rule);
+    case at::kBFloat16: return lars_of<Bfloat16>(run, rule);
+    case at::kHalf: return lars_of<Half>(run, rule);
+    default: return;
   }
 }
 
 Squares measure(const Run& run, const LambRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return measure_lamb<Plain<float>>(run, rule);
-    case at::kDouble:
-      return measure_lamb<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return measure_lamb<Bfloat16>(run, rule);
-    case at::kHalf:
-      return measure_lamb<Half>(run, rule);
-    default:
-      return {};
+    case at::kFloat: return measure_lamb<Plain<float>>(run, rule);
+    case at::kDouble: return measure_lamb<Plain<double>>(run, rule);
+    case at::kBFloat16: return measure_lamb<Bfloat16>(run, rule);
+    case at::kHalf: return measure_lamb<Half>(run, rule);
+    default: return {};
   }
 }
 
 Squares measure(const Run& run, const LarsRule& rule) {
   switch (run.dtype) {
-    case at::kFloat:
-      return measure_lars<Plain<float>>(run, rule);
-    case at::kDouble:
-      return measure_lars<Plain<double>>(run, rule);
-    case at::kBFloat16:
-      return measure_lars<Bfloat16>(run, rule);
-    case at::kHalf:
-      return measure_lars<Half>(run, rule);
-    default:
-      return {};
+    case at::kFloat: return measure_lars<Plain<float>>(run, rule);
+    case at::kDouble: return measure_lars<Plain<double>>(run, rule);
+    case at::kBFloat16: return measure_lars<Bfloat16>(run, rule);
+    case at::kHalf: return measure_lars<Half>(run, rule);
+    default: return {};
   }
 }
 

@@ -80,8 +80,7 @@ void ParameterHome::check(const Parameter& parameter) const {
     case at::kFloat:
     case at::kDouble:
     case at::kBFloat16:
-    case at::kHalf:
-      break;
+    case at::kHalf: break;
     default:
       throw UsageError(start + "is of " + std::string(c10::toString(tensor.scalar_type())) +
                        "; allowed are float, double, bfloat16 and half");

@@ -69,16 +69,11 @@ at::Tensor reduced(ReduceOp op, const std::vector<at::Tensor>& all) {
     return op == ReduceOp::kProduct || op == ReduceOp::kMin ? stack.all(0) : stack.any(0);
   const at::Tensor exact = stack.to(at::kDouble);
   switch (op) {
-    case ReduceOp::kMin:
-      return exact.amin(0).to(stack.scalar_type());
-    case ReduceOp::kMax:
-      return exact.amax(0).to(stack.scalar_type());
-    case ReduceOp::kProduct:
-      return exact.prod(0).to(stack.scalar_type());
-    case ReduceOp::kMean:
-      return exact.sum(0).to(stack.scalar_type()).div(static_cast<double>(all.size()));
-    default:
-      return exact.sum(0).to(stack.scalar_type());
+    case ReduceOp::kMin: return exact.amin(0).to(stack.scalar_type());
+    case ReduceOp::kMax: return exact.amax(0).to(stack.scalar_type());
+    case ReduceOp::kProduct: return exact.prod(0).to(stack.scalar_type());
+    case ReduceOp::kMean: return exact.sum(0).to(stack.scalar_type()).div(static_cast<double>(all.size()));
+    default: return exact.sum(0).to(stack.scalar_type());
   }
 }
 

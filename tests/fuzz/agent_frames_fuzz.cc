@@ -14,47 +14,20 @@ namespace {
 void read(const Frame& frame) {
   const std::string& bytes = frame.payload;
   switch (frame.kind) {
-    case FrameKind::kJob:
-      decode_job(bytes);
-      break;
-    case FrameKind::kStop:
-      decode_stop(bytes);
-      break;
-    case FrameKind::kStacks:
-      decode_ranks(bytes);
-      break;
-    case FrameKind::kStartFailed:
-      decode_numbers(bytes, 2);
-      break;
-    case FrameKind::kPulse:
-      decode_pulse(bytes);
-      break;
-    case FrameKind::kFlight:
-      decode_seen(bytes);
-      break;
-    case FrameKind::kEnded:
-      decode_end(bytes);
-      break;
-    case FrameKind::kExamine:
-      decode_examine(bytes);
-      break;
-    case FrameKind::kExamined:
-      decode_examined(bytes);
-      break;
-    case FrameKind::kListen:
-      decode_listen(bytes);
-      break;
-    case FrameKind::kListening:
-      decode_listening(bytes);
-      break;
-    case FrameKind::kMeasure:
-      decode_measure(bytes);
-      break;
-    case FrameKind::kMeasured:
-      decode_measured(bytes);
-      break;
-    default:
-      decode_numbers(bytes, 1);
+    case FrameKind::kJob: decode_job(bytes); break;
+    case FrameKind::kStop: decode_stop(bytes); break;
+    case FrameKind::kStacks: decode_ranks(bytes); break;
+    case FrameKind::kStartFailed: decode_numbers(bytes, 2); break;
+    case FrameKind::kPulse: decode_pulse(bytes); break;
+    case FrameKind::kFlight: decode_seen(bytes); break;
+    case FrameKind::kEnded: decode_end(bytes); break;
+    case FrameKind::kExamine: decode_examine(bytes); break;
+    case FrameKind::kExamined: decode_examined(bytes); break;
+    case FrameKind::kListen: decode_listen(bytes); break;
+    case FrameKind::kListening: decode_listening(bytes); break;
+    case FrameKind::kMeasure: decode_measure(bytes); break;
+    case FrameKind::kMeasured: decode_measured(bytes); break;
+    default: decode_numbers(bytes, 1);
   }
 }
 

@@ -19,14 +19,10 @@ using c10d::ProcessGroupGloo;
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
-    default:
-      return c10d::ReduceOp::SUM;  // a mean is divided afterwards
+    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
+    default: return c10d::ReduceOp::SUM;  // a mean is divided afterwards
   }
 }
 
@@ -139,8 +135,7 @@ class GlooTransport final : public Transport {
     std::vector<at::Tensor> output{out};
     const bool at_root = op.root == rank_;
     switch (op.kind) {
-      case Kind::kAllReduce:
-        return all_reduce(in, op);
+      case Kind::kAllReduce: return all_reduce(in, op);
       case Kind::kReduce: {
         c10d::ReduceOptions options;
         options.reduceOp = c10d_op(wire_op(op));
@@ -184,12 +179,9 @@ class GlooTransport final : public Transport {
         at::Tensor flat_in = in.flatten();
         return group_->alltoall_base(flat_out, flat_in, equal, equal);
       }
-      case Kind::kSend:
-        return group_->send(input, op.root, tag(op));
-      case Kind::kRecv:
-        return group_->recv(output, op.root, tag(op));
-      case Kind::kBarrier:
-        return group_->barrier();
+      case Kind::kSend: return group_->send(input, op.root, tag(op));
+      case Kind::kRecv: return group_->recv(output, op.root, tag(op));
+      case Kind::kBarrier: return group_->barrier();
     }
     throw base::UsageError("gloo: unknown operation");
   }

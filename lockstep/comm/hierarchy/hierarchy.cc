@@ -64,12 +64,9 @@ class HierarchyTransport final : public Transport {
       case Kind::kReduce:
       case Kind::kReduceScatter:
       case Kind::kBroadcast:
-      case Kind::kBarrier:
-        return ShortOperation::takes(op) ? start_short(op) : start_long(op);
-      case Kind::kAllGather:
-        return ShortOperation::takes(op) ? start_short(op) : flat_->start(op);
-      default:
-        return flat_->start(op);
+      case Kind::kBarrier: return ShortOperation::takes(op) ? start_short(op) : start_long(op);
+      case Kind::kAllGather: return ShortOperation::takes(op) ? start_short(op) : flat_->start(op);
+      default: return flat_->start(op);
     }
   }
 

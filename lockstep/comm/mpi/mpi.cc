@@ -152,29 +152,19 @@ class MpiTransport final : public Transport {
     const int taken = count_of(op.output);
     const int tag = static_cast<int>(op.seq % kTags);
     switch (op.kind) {
-      case Kind::kAllReduce:
-        return MPI_Iallreduce(MPI_IN_PLACE, out, sent, type, reduce_op, comm_, &request);
+      case Kind::kAllReduce: return MPI_Iallreduce(MPI_IN_PLACE, out, sent, type, reduce_op, comm_, &request);
       case Kind::kReduce:
         return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, sent, type,
                            reduce_op, op.root, comm_, &request);
-      case Kind::kBroadcast:
-        return MPI_Ibcast(out, sent, type, op.root, comm_, &request);
-      case Kind::kAllGather:
-        return MPI_Iallgather(in, sent, type, out, sent, type, comm_, &request);
-      case Kind::kReduceScatter:
-        return MPI_Ireduce_scatter_block(in, out, taken, type, reduce_op, comm_, &request);
-      case Kind::kGather:
-        return MPI_Igather(in, sent, type, out, sent, type, op.root, comm_, &request);
-      case Kind::kScatter:
-        return MPI_Iscatter(in, taken, type, out, taken, type, op.root, comm_, &request);
-      case Kind::kAllToAll:
-        return MPI_Ialltoall(in, sent / size_, type, out, sent / size_, type, comm_, &request);
-      case Kind::kSend:
-        return MPI_Isend(in, sent, type, op.root, tag, comm_, &request);
-      case Kind::kRecv:
-        return MPI_Irecv(out, taken, type, op.root, tag, comm_, &request);
-      case Kind::kBarrier:
-        return MPI_Ibarrier(comm_, &request);
+      case Kind::kBroadcast: return MPI_Ibcast(out, sent, type, op.root, comm_, &request);
+      case Kind::kAllGather: return MPI_Iallgather(in, sent, type, out, sent, type, comm_, &request);
+      case Kind::kReduceScatter: return MPI_Ireduce_scatter_block(in, out, taken, type, reduce_op, comm_, &request);
+      case Kind::kGather: return MPI_Igather(in, sent, type, out, sent, type, op.root, comm_, &request);
+      case Kind::kScatter: return MPI_Iscatter(in, taken, type, out, taken, type, op.root, comm_, &request);
+      case Kind::kAllToAll: return MPI_Ialltoall(in, sent / size_, type, out, sent / size_, type, comm_, &request);
+      case Kind::kSend: return MPI_Isend(in, sent, type, op.root, tag, comm_, &request);
+      case Kind::kRecv: return MPI_Irecv(out, taken, type, op.root, tag, comm_, &request);
+      case Kind::kBarrier: return MPI_Ibarrier(comm_, &request);
     }
     throw base::UsageError("mpi: unknown operation");
   }

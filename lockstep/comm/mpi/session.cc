@@ -63,14 +63,10 @@ void end_mpi() {
 /// The column of an operator in the tables here: a mean is a sum that is divided afterwards.
 std::size_t place_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kMin:
-      return 1;
-    case ReduceOp::kMax:
-      return 2;
-    case ReduceOp::kProduct:
-      return 3;
-    default:
-      return 0;
+    case ReduceOp::kMin: return 1;
+    case ReduceOp::kMax: return 2;
+    case ReduceOp::kProduct: return 3;
+    default: return 0;
   }
 }
 
@@ -134,21 +130,14 @@ bool MpiSession::usable() const {
 
 MPI_Datatype MpiSession::type(at::ScalarType dtype) const {
   switch (dtype) {
-    case at::kDouble:
-      return MPI_DOUBLE;
-    case at::kFloat:
-      return MPI_FLOAT;
-    case at::kLong:
-      return MPI_INT64_T;
-    case at::kInt:
-      return MPI_INT32_T;
-    case at::kChar:
-      return MPI_INT8_T;
+    case at::kDouble: return MPI_DOUBLE;
+    case at::kFloat: return MPI_FLOAT;
+    case at::kLong: return MPI_INT64_T;
+    case at::kInt: return MPI_INT32_T;
+    case at::kChar: return MPI_INT8_T;
     case at::kHalf:
-    case at::kBFloat16:
-      return MPI_UINT16_T;
-    default:
-      return MPI_UINT8_T;  // uint8 and bool
+    case at::kBFloat16: return MPI_UINT16_T;
+    default: return MPI_UINT8_T;  // uint8 and bool
   }
 }
 

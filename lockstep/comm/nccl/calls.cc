@@ -5,38 +5,25 @@ namespace {
 
 ncclDataType_t nccl_type(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble:
-      return ncclDouble;
-    case at::kFloat:
-      return ncclFloat;
-    case at::kHalf:
-      return ncclHalf;
-    case at::kBFloat16:
-      return ncclBfloat16;
-    case at::kLong:
-      return ncclInt64;
-    case at::kInt:
-      return ncclInt32;
-    case at::kChar:
-      return ncclInt8;
-    default:
-      return ncclUint8;  // bool moves and is reduced as bytes
+    case at::kDouble: return ncclDouble;
+    case at::kFloat: return ncclFloat;
+    case at::kHalf: return ncclHalf;
+    case at::kBFloat16: return ncclBfloat16;
+    case at::kLong: return ncclInt64;
+    case at::kInt: return ncclInt32;
+    case at::kChar: return ncclInt8;
+    default: return ncclUint8;  // bool moves and is reduced as bytes
   }
 }
 
 ncclRedOp_t nccl_op(const Collective& op, at::ScalarType dtype) {
   const bool logical = dtype == at::kBool;
   switch (op.op) {
-    case ReduceOp::kSum:
-      return logical ? ncclMax : ncclSum;
-    case ReduceOp::kMean:
-      return ncclAvg;
-    case ReduceOp::kMin:
-      return ncclMin;
-    case ReduceOp::kMax:
-      return ncclMax;
-    case ReduceOp::kProduct:
-      return logical ? ncclMin : ncclProd;
+    case ReduceOp::kSum: return logical ? ncclMax : ncclSum;
+    case ReduceOp::kMean: return ncclAvg;
+    case ReduceOp::kMin: return ncclMin;
+    case ReduceOp::kMax: return ncclMax;
+    case ReduceOp::kProduct: return logical ? ncclMin : ncclProd;
   }
   return ncclSum;
 }
@@ -89,22 +76,14 @@ std::string call_of(const Collective& op) {
   const std::string what = describe(op.input.defined() ? op.input : op.output);
   const std::string reduce = ", " + std::string(name(op.op)), root = ", root " + std::to_string(op.root);
   switch (op.kind) {
-    case Kind::kAllReduce:
-      return "ncclAllReduce(" + what + reduce + ")";
-    case Kind::kReduce:
-      return "ncclReduce(" + what + reduce + root + ")";
-    case Kind::kBroadcast:
-      return "ncclBroadcast(" + what + root + ")";
-    case Kind::kAllGather:
-      return "ncclAllGather(" + what + ")";
-    case Kind::kReduceScatter:
-      return "ncclReduceScatter(" + what + reduce + ")";
-    case Kind::kSend:
-      return "ncclSend(" + what + ")";
-    case Kind::kRecv:
-      return "ncclRecv(" + what + ")";
-    default:
-      return "ncclSend and ncclRecv (" + std::string(name(op.kind)) + ", " + what + ")";
+    case Kind::kAllReduce: return "ncclAllReduce(" + what + reduce + ")";
+    case Kind::kReduce: return "ncclReduce(" + what + reduce + root + ")";
+    case Kind::kBroadcast: return "ncclBroadcast(" + what + root + ")";
+    case Kind::kAllGather: return "ncclAllGather(" + what + ")";
+    case Kind::kReduceScatter: return "ncclReduceScatter(" + what + reduce + ")";
+    case Kind::kSend: return "ncclSend(" + what + ")";
+    case Kind::kRecv: return "ncclRecv(" + what + ")";
+    default: return "ncclSend and ncclRecv (" + std::string(name(op.kind)) + ", " + what + ")";
   }
 }
 
@@ -113,22 +92,14 @@ ncclResult_t issue(const Collective& op, ncclComm_t comm, cudaStream_t stream, i
   const Numbers n(op);
   const ncclRedOp_t reduce = nccl_op(op, n.part.scalar_type());
   switch (op.kind) {
-    case Kind::kAllReduce:
-      return nccl.all_reduce(n.from, n.to, n.count, n.type, reduce, comm, stream);
-    case Kind::kReduce:
-      return nccl.reduce(n.from, n.to, n.count, n.type, reduce, op.root, comm, stream);
-    case Kind::kBroadcast:
-      return nccl.broadcast(n.from, n.to, n.count, n.type, op.root, comm, stream);
-    case Kind::kAllGather:
-      return nccl.all_gather(n.from, n.to, n.count, n.type, comm, stream);
-    case Kind::kReduceScatter:
-      return nccl.reduce_scatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
-    case Kind::kSend:
-      return nccl.send(n.from, n.count, n.type, op.root, comm, stream);
-    case Kind::kRecv:
-      return nccl.recv(n.to, n.count, n.type, op.root, comm, stream);
-    default:
-      return issue_by_pairs(op, comm, stream, rank, size);
+    case Kind::kAllReduce: return nccl.all_reduce(n.from, n.to, n.count, n.type, reduce, comm, stream);
+    case Kind::kReduce: return nccl.reduce(n.from, n.to, n.count, n.type, reduce, op.root, comm, stream);
+    case Kind::kBroadcast: return nccl.broadcast(n.from, n.to, n.count, n.type, op.root, comm, stream);
+    case Kind::kAllGather: return nccl.all_gather(n.from, n.to, n.count, n.type, comm, stream);
+    case Kind::kReduceScatter: return nccl.reduce_scatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
+    case Kind::kSend: return nccl.send(n.from, n.count, n.type, op.root, comm, stream);
+    case Kind::kRecv: return nccl.recv(n.to, n.count, n.type, op.root, comm, stream);
+    default: return issue_by_pairs(op, comm, stream, rank, size);
   }
 }
 

@@ -149,8 +149,7 @@ void Operation::work() {
     }
     case Kind::kBarrier:
     case Kind::kSend:
-    case Kind::kRecv:
-      return;
+    case Kind::kRecv: return;
   }
 }
 

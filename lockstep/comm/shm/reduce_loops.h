@@ -88,14 +88,10 @@ template <typename Element>
 void reduce_elements(const Reduction& r) {
   switch (r.op) {
     case ReduceOp::kSum:
-    case ReduceOp::kMean:
-      return reduce_as<Element, Sum>(r);
-    case ReduceOp::kMin:
-      return reduce_as<Element, Min>(r);
-    case ReduceOp::kMax:
-      return reduce_as<Element, Max>(r);
-    case ReduceOp::kProduct:
-      return reduce_as<Element, Product>(r);
+    case ReduceOp::kMean: return reduce_as<Element, Sum>(r);
+    case ReduceOp::kMin: return reduce_as<Element, Min>(r);
+    case ReduceOp::kMax: return reduce_as<Element, Max>(r);
+    case ReduceOp::kProduct: return reduce_as<Element, Product>(r);
   }
 }
 
@@ -123,26 +119,16 @@ void convert(const Conversion& c) {
 
 void reduce(const Reduction& r) {
   switch (r.dtype) {
-    case at::kFloat:
-      return reduce_elements<Plain<float>>(r);
-    case at::kDouble:
-      return reduce_elements<Plain<double>>(r);
-    case at::kBFloat16:
-      return reduce_elements<Bfloat16>(r);
-    case at::kHalf:
-      return reduce_elements<Half>(r);
-    case at::kLong:
-      return reduce_elements<Plain<std::int64_t>>(r);
-    case at::kInt:
-      return reduce_elements<Plain<std::int32_t>>(r);
-    case at::kChar:
-      return reduce_elements<Plain<std::int8_t>>(r);
-    case at::kByte:
-      return reduce_elements<Plain<std::uint8_t>>(r);
-    case at::kBool:
-      return reduce_bools(r);
-    default:
-      return;  // Group has refused it
+    case at::kFloat: return reduce_elements<Plain<float>>(r);
+    case at::kDouble: return reduce_elements<Plain<double>>(r);
+    case at::kBFloat16: return reduce_elements<Bfloat16>(r);
+    case at::kHalf: return reduce_elements<Half>(r);
+    case at::kLong: return reduce_elements<Plain<std::int64_t>>(r);
+    case at::kInt: return reduce_elements<Plain<std::int32_t>>(r);
+    case at::kChar: return reduce_elements<Plain<std::int8_t>>(r);
+    case at::kByte: return reduce_elements<Plain<std::uint8_t>>(r);
+    case at::kBool: return reduce_bools(r);
+    default: return;  // Group has refused it
   }
 }
 

@@ -21,21 +21,11 @@ std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : valid_utf8(text)) {
     switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\'':
-        result += "&#39;";
-        break;
+      case '&': result += "&amp;"; break;
+      case '<': result += "&lt;"; break;
+      case '>': result += "&gt;"; break;
+      case '"': result += "&quot;"; break;
+      case '\'': result += "&#39;"; break;
       default:
         if (static_cast<unsigned char>(c) >= ' ' || c == '\n' || c == '\t') result += c;
     }

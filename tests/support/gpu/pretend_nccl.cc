@@ -95,16 +95,12 @@ std::string path_of(const ncclComm& comm, int operation, int rank) {
 std::size_t size_of(ncclDataType_t type) {
   switch (type) {
     case ncclInt8:
-    case ncclUint8:
-      return 1;
+    case ncclUint8: return 1;
     case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
+    case ncclBfloat16: return 2;
     case ncclInt32:
-    case ncclFloat32:
-      return 4;
-    default:
-      return 8;
+    case ncclFloat32: return 4;
+    default: return 8;
   }
 }
 
@@ -137,22 +133,14 @@ void add_up(std::vector<Bytes>& parts, ncclRedOp_t op, char* to, std::size_t fir
 void reduce(std::vector<Bytes>& parts, ncclDataType_t type, ncclRedOp_t op, char* to, std::size_t first,
             std::size_t count) {
   switch (type) {
-    case ncclInt8:
-      return add_up<std::int8_t, std::int8_t>(parts, op, to, first, count);
-    case ncclUint8:
-      return add_up<std::uint8_t, std::uint8_t>(parts, op, to, first, count);
-    case ncclInt32:
-      return add_up<std::int32_t, std::int32_t>(parts, op, to, first, count);
-    case ncclInt64:
-      return add_up<std::int64_t, std::int64_t>(parts, op, to, first, count);
-    case ncclFloat16:
-      return add_up<_Float16, float>(parts, op, to, first, count);
-    case ncclBfloat16:
-      return add_up<Bf16, float>(parts, op, to, first, count);
-    case ncclFloat32:
-      return add_up<float, float>(parts, op, to, first, count);
-    default:
-      return add_up<double, double>(parts, op, to, first, count);
+    case ncclInt8: return add_up<std::int8_t, std::int8_t>(parts, op, to, first, count);
+    case ncclUint8: return add_up<std::uint8_t, std::uint8_t>(parts, op, to, first, count);
+    case ncclInt32: return add_up<std::int32_t, std::int32_t>(parts, op, to, first, count);
+    case ncclInt64: return add_up<std::int64_t, std::int64_t>(parts, op, to, first, count);
+    case ncclFloat16: return add_up<_Float16, float>(parts, op, to, first, count);
+    case ncclBfloat16: return add_up<Bf16, float>(parts, op, to, first, count);
+    case ncclFloat32: return add_up<float, float>(parts, op, to, first, count);
+    default: return add_up<double, double>(parts, op, to, first, count);
   }
 }
 
