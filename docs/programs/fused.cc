@@ -47,6 +47,19 @@ void divide_state(lockstep::Group world) {
   expect(sharded.state_dict().size() == 4 * 3, "the whole state");
 }
 
+void use_groups(lockstep::Group& world) {
+  // docs: begin groups
+  auto other = make_net();
+  lockstep::DistributedDataParallel other_ddp(other, world);
+  lockstep::optim::SGD by_groups(
+      other_ddp, {.lr = 0.1, .momentum = 0.9},
+      {{.parameters = other[2]->as<torch::nn::Linear>()->parameters(), .options = {.lr = 0.01}}});
+  torch::optim::StepLR schedule(by_groups, 10, 0.5);
+  // docs: end groups
+  schedule.step();
+  expect(by_groups.param_groups().size() == 2, "two groups");
+}
+
 }  // namespace
 
 int train(int, char**) {
@@ -90,16 +103,7 @@ int train(int, char**) {
   for (const auto& parameter : net->parameters())
     expect(parameter.abs().max().item<double>() <= 1, "the change was made");
 
-  // docs: begin groups
-  auto other = make_net();
-  lockstep::DistributedDataParallel other_ddp(other, world);
-  lockstep::optim::SGD by_groups(
-      other_ddp, {.lr = 0.1, .momentum = 0.9},
-      {{.parameters = other[2]->as<torch::nn::Linear>()->parameters(), .options = {.lr = 0.01}}});
-  torch::optim::StepLR schedule(by_groups, 10, 0.5);
-  // docs: end groups
-  schedule.step();
-  expect(by_groups.param_groups().size() == 2, "two groups");
+  use_groups(world);
 
   // docs: begin state
   const auto state = optimizer.state_dict();  // "0.weight.exp_avg", "0.weight.exp_avg_sq", "0.weight.step", ...

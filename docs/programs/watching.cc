@@ -83,6 +83,18 @@ void check_files(const std::string& folder, const std::string& transport) {
          "four files");
 }
 
+void go_on_from_step_60(const lockstep::Group& world, const std::string& folder) {
+  namespace train = lockstep::train;
+  // docs: begin resume
+  train::Loggers again(world.rank(), {.directory = folder, .first_step = 60});
+  // docs: end resume
+  again.scalars(60, {{"train/loss", 1.0}});
+  again.flush();
+  const std::string table = content(folder + "/metrics.csv");
+  expect(world.rank() != 0 || std::count(table.begin(), table.end(), '\n') == 8, "steps from 60 on are taken back");
+  again.add(std::make_unique<Teller>());
+}
+
 }  // namespace
 
 int train_and_watch(int, char**) {
@@ -139,14 +151,7 @@ int train_and_watch(int, char**) {
   loggers.flush();
   if (world.rank() == 0) check_files(folder, std::string(world.transport()));
 
-  // docs: begin resume
-  train::Loggers again(world.rank(), {.directory = folder, .first_step = 60});
-  // docs: end resume
-  again.scalars(60, {{"train/loss", 1.0}});
-  again.flush();
-  const std::string table = content(folder + "/metrics.csv");
-  expect(world.rank() != 0 || std::count(table.begin(), table.end(), '\n') == 8, "steps from 60 on are taken back");
-  again.add(std::make_unique<Teller>());
+  go_on_from_step_60(world, folder);
   std::filesystem::remove_all(folder);
   return 0;
 }

@@ -144,10 +144,9 @@ struct StoreServer::Impl {
     if (c.session.admitted() && !c.counted) {
       c.counted = true;
       ++ranks[c.session.rank()];
+      // It had only lost its connections.
       // bounded: the table is in this process
-      if (reports_ends)
-        store.compare_set(key::exited(c.session.rank()), key::kClosed, "",
-                          Deadline::never());  // it had only lost its connections
+      if (reports_ends) store.compare_set(key::exited(c.session.rank()), key::kClosed, "", Deadline::never());
     }
     if (error == 0 || c.session.over()) {
       const int unsent = send(c);
