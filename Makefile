@@ -68,16 +68,16 @@ lint: setup
 # Needs root: it makes network namespaces, and skips loudly without.
 bench-hosts: build-all
 	@python3 bench/hosts.py --bin $(BIN) || [ $$? = 77 ]
-	@python3 bench/start.py --bin $(BIN) || [ $$? = 77 ]
+	@python3 bench/launch_time.py --bin $(BIN) || [ $$? = 77 ]
 
 # CHAOS_ARGS: such as --runs 5, --only kill,desync, --transport gloo,shm.
 CHAOS_ARGS ?=
 chaos: build-all
-	@python3 tests/procs/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)
+	@python3 tests/procs/faults/chaos.py --lockstep $(BIN)/lockstep --program $(BIN)/procs_train_probe $(CHAOS_ARGS)
 
 # CHAOS_ARGS: such as --runs 5, --only cut, --mpi.
 chaos-hosts: build-all
-	@python3 tests/procs/chaos_hosts.py --program $(BIN)/procs_train_probe $(CHAOS_ARGS) || [ $$? = 77 ]
+	@python3 tests/procs/hosts/chaos_hosts.py --program $(BIN)/procs_train_probe $(CHAOS_ARGS) || [ $$? = 77 ]
 
 clean:
 	rm -rf build

@@ -1,4 +1,4 @@
-// A rank of the jobs of bench/hosts.py and of tests/procs/hosts_test.py: all_reduce, or training steps, between hosts.
+// A rank of the jobs of bench/hosts.py and of tests/procs/hosts/traffic.py: all_reduce, or training steps, between hosts.
 // Rank 0 prints "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a
 // line of JSON.
 //

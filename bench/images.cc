@@ -5,7 +5,7 @@
 //
 // Batches of 64 samples of 224 x 224, normalized to floats on the thread that takes them. Prints a line of JSON:
 // images, seconds, cpu_seconds (of all threads).
-#include <lockstep/data/image_dataset.h>
+#include <lockstep/data/datasets/image_dataset.h>
 #include <lockstep/lockstep.h>
 #include <sys/resource.h>
 

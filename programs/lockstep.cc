@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/agent.h"
-#include "lockstep/launch/attendant.h"
-#include "lockstep/launch/doctor.h"
-#include "lockstep/launch/launcher.h"
-#include "lockstep/launch/options.h"
-#include "lockstep/launch/process.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/status.h"
-#include "lockstep/launch/submit.h"
+#include "lockstep/launch/agent/agent.h"
+#include "lockstep/launch/slurm/step_task.h"
+#include "lockstep/launch/doctor/doctor.h"
+#include "lockstep/launch/supervise/run.h"
+#include "lockstep/launch/cli/command_line.h"
+#include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/output/status.h"
+#include "lockstep/launch/slurm/submit.h"
 
 namespace launcher = lockstep::launcher;
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/driver/benchmarks.h"
-#include "bench/driver/job.h"
+#include "bench/harness/benchmarks.h"
+#include "bench/harness/benchmark_job.h"
 #include "bench/ranks/rank.h"
 #include "lockstep/base/error.h"
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <functional>
 
-#include "bench/ranks/c10d_peers.h"
+#include "bench/ranks/c10d_baselines.h"
 #include "bench/ranks/rank.h"
-#include "bench/ranks/turns.h"
+#include "bench/ranks/harness_channel.h"
 
 namespace lockstep::bench {
 namespace {

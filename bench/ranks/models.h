@@ -1,4 +1,4 @@
-// The models whose training steps are measured; bench/peers/models.py has the same in Python.
+// The models whose training steps are measured; bench/baselines/models.py has the same in Python.
 #pragma once
 
 #include <torch/nn/module.h>

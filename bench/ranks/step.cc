@@ -1,10 +1,10 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
-#include "bench/ranks/c10d_peers.h"
+#include "bench/ranks/c10d_baselines.h"
 #include "bench/ranks/models.h"
 #include "bench/ranks/rank.h"
-#include "bench/ranks/turns.h"
+#include "bench/ranks/harness_channel.h"
 
 namespace lockstep::bench {
 namespace {
@@ -35,7 +35,7 @@ std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel
   throw UsageError("the optimizer is " + name + "; allowed are sgd and adamw");
 }
 
-/// Every implementation of a step; bench/driver/entrants.cc starts them under their names.
+/// Every implementation of a step; bench/harness/implementations.cc starts them under their names.
 Way make_way(const std::string& impl, torch::nn::Module& net, const std::string& optimizer) {
   if (impl == "lockstep" || impl == "lockstep-uncompared" || impl == "lockstep-compared" || impl == "lockstep-finite") {
     DdpOptions options{.check_finite = impl == "lockstep-finite"};

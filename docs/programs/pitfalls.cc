@@ -2,8 +2,8 @@
 //   lockstep run -n 2 docs_pitfalls fine         all that must work
 //   lockstep run -n 2 docs_pitfalls desync       one mistake; the page shows what each ends with
 #include <lockstep/base/env.h>
-#include <lockstep/checkpoint/checkpoints.h>
-#include <lockstep/checkpoint/safetensors.h>
+#include <lockstep/checkpoint/checkpointer.h>
+#include <lockstep/checkpoint/safetensors/safetensors.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 

@@ -1,7 +1,7 @@
 // The program of docs/19-trainer.md. It starts its own ranks:
 //   docs_trainer
 #include <lockstep/lockstep.h>
-#include <lockstep/train/tensor_values.h>
+#include <lockstep/train/metrics/tensor_conversion.h>
 #include <torch/torch.h>
 
 #include <iostream>

@@ -1,9 +1,9 @@
 // Handwritten digits, learned by a small convolutional network on any number of ranks. The batch size is that of all
 // ranks together, so the result does not depend on their number:
 //   lockstep run -n 2 02_mnist --data mnist
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/view/progress.h>
+#include <lockstep/train/report/progress_bar.h>
 #include <torch/torch.h>
 
 #include <cstdio>

@@ -1,10 +1,10 @@
 // A small transformer learns any text, character by character, and then writes some of its own:
 //   lockstep run -n 2 03_char_gpt --corpus FILE_OR_FOLDER
-#include <lockstep/data/char_dataset.h>
-#include <lockstep/data/corpus.h>
-#include <lockstep/data/vocabulary.h>
+#include <lockstep/data/datasets/char_dataset.h>
+#include <lockstep/data/datasets/corpus.h>
+#include <lockstep/data/datasets/vocabulary.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/view/progress.h>
+#include <lockstep/train/report/progress_bar.h>
 
 #include <cmath>
 #include <cstdio>

@@ -1,9 +1,9 @@
 // Photographs, learned by a residual network as published results are: random crops and flips, label smoothing, warm-up
 // and cosine, any precision.
 //   lockstep run -n 2 04_imagenet --data imagenet --arch resnet50
-#include <lockstep/data/image_dataset.h>
+#include <lockstep/data/datasets/image_dataset.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/view/progress.h>
+#include <lockstep/train/report/progress_bar.h>
 
 #include <cstdio>
 #include <fstream>
@@ -11,7 +11,7 @@
 
 #include "examples/04_imagenet/options.h"
 #include "examples/04_imagenet/resnet.h"
-#include "examples/04_imagenet/updates.h"
+#include "examples/04_imagenet/optimizer_step.h"
 
 namespace {
 

@@ -1,15 +1,15 @@
 // A loop of your own, with the parts that fit() of the Trainer is made of: take those that you want, none needs
 // another. The same digits as 02_mnist; it can be killed at any time and goes on:
 //   lockstep run -n 2 05_custom_loop --data mnist --folder runs/digits
-#include <lockstep/data/mnist.h>
+#include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/gather_records.h>
-#include <lockstep/train/metrics.h>
-#include <lockstep/train/view/curve_logger.h>
-#include <lockstep/train/view/loggers.h>
-#include <lockstep/train/view/progress.h>
-#include <lockstep/train/view/report.h>
-#include <lockstep/train/view/throughput.h>
+#include <lockstep/train/metrics/gather_records.h>
+#include <lockstep/train/metrics/metrics.h>
+#include <lockstep/train/report/curve_logger.h>
+#include <lockstep/train/loggers/logger_collection.h>
+#include <lockstep/train/report/progress_bar.h>
+#include <lockstep/train/report/report.h>
+#include <lockstep/train/report/throughput.h>
 #include <torch/torch.h>
 
 #include <cstdio>

@@ -9,9 +9,9 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/base/rank_page.h"
-#include "lockstep/checkpoint/atomic_file.h"
-#include "lockstep/checkpoint/atomic_folder.h"
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
+#include "lockstep/checkpoint/files/atomic_directory.h"
 #include "lockstep/checkpoint/state_files.h"
 
 namespace lockstep::checkpoint {

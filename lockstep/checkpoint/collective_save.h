@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "lockstep/checkpoint/checkpoints.h"
+#include "lockstep/checkpoint/checkpointer.h"
 
 namespace lockstep::checkpoint {
 

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/checkpoint/sealed_text.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/strict_json.h"
 
 namespace lockstep::checkpoint {

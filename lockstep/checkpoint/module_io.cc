@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "lockstep/base/parse.h"
-#include "lockstep/checkpoint/torch_file.h"
+#include "lockstep/checkpoint/torch_file/torch_file.h"
 
 namespace lockstep::checkpoint {
 namespace {

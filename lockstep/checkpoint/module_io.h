@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/safetensors/safetensors.h"
 
 namespace torch::nn {
 class Module;

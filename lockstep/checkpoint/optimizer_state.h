@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/stateful.h"
-#include "lockstep/checkpoint/value.h"
+#include "lockstep/checkpoint/torch_file/value.h"
 
 namespace torch::nn {
 class Module;

@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "lockstep/base/parse.h"
-#include "lockstep/checkpoint/input_file.h"
-#include "lockstep/checkpoint/limits.h"
+#include "lockstep/checkpoint/files/input_file.h"
+#include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/state_files.h"
 
 namespace lockstep::checkpoint {

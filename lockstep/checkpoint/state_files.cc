@@ -7,10 +7,10 @@
 #include "lockstep/base/content_hash.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/utf8.h"
-#include "lockstep/checkpoint/atomic_file.h"
-#include "lockstep/checkpoint/input_file.h"
-#include "lockstep/checkpoint/limits.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
+#include "lockstep/checkpoint/files/input_file.h"
+#include "lockstep/checkpoint/files/limits.h"
+#include "lockstep/checkpoint/safetensors/safetensors.h"
 #include "lockstep/checkpoint/strict_json.h"
 
 namespace lockstep::checkpoint {

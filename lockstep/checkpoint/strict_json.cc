@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/checkpoint/limits.h"
+#include "lockstep/checkpoint/files/limits.h"
 
 namespace lockstep::checkpoint {
 

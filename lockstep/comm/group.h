@@ -11,10 +11,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/busy.h"
-#include "lockstep/comm/exchange_options.h"
-#include "lockstep/comm/seam/collective.h"
-#include "lockstep/comm/seam/exchange.h"
+#include "lockstep/comm/busy_scope.h"
+#include "lockstep/comm/reducers/reducer_options.h"
+#include "lockstep/comm/interface/collective.h"
+#include "lockstep/comm/interface/gradient_reducer.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {

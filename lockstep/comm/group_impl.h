@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/call.h"
-#include "lockstep/comm/channel.h"
+#include "lockstep/comm/channel/call_signature.h"
+#include "lockstep/comm/channel/channel.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/lane.h"
+#include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::comm {

@@ -1,7 +1,7 @@
 #include "lockstep/comm/work.h"
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/watch.h"
+#include "lockstep/comm/channel/deadlock_detector.h"
 
 namespace lockstep::comm {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/seam/pending.h"
+#include "lockstep/comm/interface/pending.h"
 
 namespace lockstep::comm {
 

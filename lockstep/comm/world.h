@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "lockstep/comm/cuda/cuda.h"
-#include "lockstep/comm/seam/transport.h"
-#include "lockstep/comm/watch.h"
-#include "lockstep/job/heartbeat.h"
-#include "lockstep/job/identity.h"
+#include "lockstep/comm/interface/transport.h"
+#include "lockstep/comm/channel/deadlock_detector.h"
+#include "lockstep/job/health/heartbeat.h"
+#include "lockstep/job/identity/identity.h"
 #include "lockstep/job/injection.h"
 #include "lockstep/job/store.h"
 #include "lockstep/job/store_server.h"

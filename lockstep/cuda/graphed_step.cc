@@ -14,8 +14,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/host_part.h"
-#include "lockstep/cuda/call_list.h"
+#include "lockstep/comm/channel/forbid_collectives.h"
+#include "lockstep/cuda/op_trace.h"
 #include "lockstep/cuda/capture.h"
 
 namespace lockstep::cuda {

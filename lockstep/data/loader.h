@@ -16,7 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/collate.h"
-#include "lockstep/data/each_tensor.h"
+#include "lockstep/data/visit_tensors.h"
 #include "lockstep/data/loader_core.h"
 
 namespace lockstep::data {

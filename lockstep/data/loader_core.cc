@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/check.h"
-#include "lockstep/base/rank_page.h"
+#include "lockstep/base/telemetry/rank_page.h"
 
 namespace lockstep::data {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/batch_plan.h"
-#include "lockstep/data/device_copies.h"
+#include "lockstep/data/device_prefetcher.h"
 #include "lockstep/data/ordered_workers.h"
-#include "lockstep/data/position.h"
+#include "lockstep/data/loader_position.h"
 #include "lockstep/data/sampler.h"
 
 namespace lockstep::data {

@@ -4,7 +4,7 @@
 #include <bit>
 
 #include "lockstep/base/check.h"
-#include "lockstep/data/mix.h"
+#include "lockstep/data/splitmix64.h"
 
 namespace lockstep::data {
 namespace {

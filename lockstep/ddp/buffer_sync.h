@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lockstep/comm/seam/collective.h"
+#include "lockstep/comm/interface/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/replicas.h"
 

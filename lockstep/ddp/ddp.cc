@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/watch.h"
+#include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/ddp/ddp_impl.h"
 
 namespace lockstep::ddp {

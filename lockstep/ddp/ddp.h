@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/gradient_hook.h"
+#include "lockstep/comm/reducers/gradient_hook.h"
 #include "lockstep/comm/group.h"
 
 namespace torch::nn {

@@ -10,13 +10,13 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/seam/exchange.h"
-#include "lockstep/ddp/backward_watch.h"
+#include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/ddp/backward_listener.h"
 #include "lockstep/ddp/buffer_sync.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/gradient_source.h"
-#include "lockstep/ddp/gradient_witness.h"
-#include "lockstep/ddp/host_sync.h"
+#include "lockstep/ddp/gradient_fingerprint.h"
+#include "lockstep/ddp/host_averager.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/base/rank_page.h"
+#include "lockstep/base/telemetry/rank_page.h"
 
 namespace lockstep::job {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/job/identity.h"
+#include "lockstep/job/identity/identity.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::job {

@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/local_store.h"
-#include "lockstep/job/store_wire.h"
+#include "lockstep/job/store_protocol.h"
 
 namespace lockstep::job {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/base/socket.h"
+#include "lockstep/base/net/socket.h"
 #include "lockstep/job/job_key.h"
 #include "lockstep/job/local_store.h"
 

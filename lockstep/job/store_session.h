@@ -9,7 +9,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/job/job_key.h"
 #include "lockstep/job/local_store.h"
-#include "lockstep/job/store_wire.h"
+#include "lockstep/job/store_protocol.h"
 
 namespace lockstep::job {
 

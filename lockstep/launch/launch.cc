@@ -7,9 +7,9 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/job/identity.h"
-#include "lockstep/launch/attendant.h"
-#include "lockstep/launch/program.h"
+#include "lockstep/job/identity/identity.h"
+#include "lockstep/launch/slurm/step_task.h"
+#include "lockstep/launch/process/program.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "lockstep/nn/replica_threads.h"
 #include "lockstep/nn/sync_batch_norm.h"
-#include "lockstep/nn/traffic.h"
+#include "lockstep/nn/device_transfer.h"
 
 namespace lockstep::nn {
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/nn/device_use.h"
+#include "lockstep/nn/device_usage.h"
 
 namespace torch::nn {
 class Module;

@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include "lockstep/nn/synced_norm.h"
+#include "lockstep/nn/sync_batch_norm_function.h"
 
 namespace lockstep::nn {
 

@@ -1,6 +1,6 @@
 #include "lockstep/optim/adagrad.h"
 
-#include "lockstep/optim/torch_rule.h"
+#include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/optim/fused_optimizer.h"
+#include "lockstep/optim/fused/fused_optimizer.h"
 
 namespace lockstep::optim {
 

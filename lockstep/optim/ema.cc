@@ -8,8 +8,8 @@
 #include <map>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/loops.h"
-#include "lockstep/optim/require.h"
+#include "lockstep/optim/kernels/kernels.h"
+#include "lockstep/base/option_check.h"
 
 namespace lockstep::optim {
 namespace {

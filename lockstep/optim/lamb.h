@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/optim/fused_optimizer.h"
+#include "lockstep/optim/fused/fused_optimizer.h"
 #include "lockstep/optim/group_options.h"
 
 namespace lockstep::optim {

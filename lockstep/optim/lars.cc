@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "lockstep/optim/torch_rule.h"
+#include "lockstep/optim/fused/torch_update_rule.h"
 
 namespace lockstep::optim {
 namespace {

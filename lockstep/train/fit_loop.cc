@@ -25,14 +25,14 @@
 #include "lockstep/data/seed.h"
 #include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/ema.h"
-#include "lockstep/train/fit_place.h"
-#include "lockstep/train/keeper.h"
+#include "lockstep/train/fit_progress.h"
+#include "lockstep/train/checkpoint_manager.h"
 #include "lockstep/train/step_error.h"
-#include "lockstep/train/summary.h"
-#include "lockstep/train/updaters.h"
+#include "lockstep/nn/module_summary.h"
+#include "lockstep/train/optimizer_set.h"
 #include "lockstep/train/validation.h"
-#include "lockstep/train/view/record_file.h"
-#include "lockstep/train/watch.h"
+#include "lockstep/train/loggers/record_file.h"
+#include "lockstep/train/training_reporter.h"
 
 namespace lockstep::train {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/train/batches.h"
+#include "lockstep/train/batch_runner.h"
 #include "lockstep/train/callback.h"
 #include "lockstep/train/trainer_options.h"
 #include "lockstep/train/training_setup.h"

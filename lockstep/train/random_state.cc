@@ -6,7 +6,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "lockstep/data/mix.h"
+#include "lockstep/data/splitmix64.h"
 #include "lockstep/data/seed.h"
 
 namespace lockstep::train {

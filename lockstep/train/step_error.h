@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/train/batches.h"
+#include "lockstep/train/batch_runner.h"
 
 namespace lockstep::train {
 

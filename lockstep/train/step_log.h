@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lockstep/train/metrics.h"
+#include "lockstep/train/metrics/metrics.h"
 
 namespace lockstep::train {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/train/amount.h"
-#include "lockstep/train/view/loggers.h"
+#include "lockstep/train/count_or_fraction.h"
+#include "lockstep/train/loggers/logger_collection.h"
 
 namespace lockstep::train {
 

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/ddp/ddp.h"
-#include "lockstep/optim/schedule.h"
+#include "lockstep/optim/schedules/schedule.h"
 
 namespace torch::optim {
 class Optimizer;

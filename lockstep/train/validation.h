@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/amp/precision.h"
-#include "lockstep/train/batches.h"
+#include "lockstep/train/batch_runner.h"
 
 namespace torch::nn {
 class Module;

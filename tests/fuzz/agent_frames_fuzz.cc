@@ -4,8 +4,8 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/doctor_wire.h"
-#include "lockstep/launch/wire.h"
+#include "lockstep/launch/doctor/doctor_messages.h"
+#include "lockstep/launch/protocol/frames.h"
 
 using namespace lockstep::launcher;
 

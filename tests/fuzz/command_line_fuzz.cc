@@ -5,10 +5,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/base/socket.h"
+#include "lockstep/base/net/socket.h"
 #include "lockstep/job/injection.h"
-#include "lockstep/launch/options.h"
-#include "lockstep/launch/plan.h"
+#include "lockstep/launch/cli/command_line.h"
+#include "lockstep/launch/plan/job_plan.h"
 
 using namespace lockstep;
 

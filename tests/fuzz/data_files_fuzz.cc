@@ -9,12 +9,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
-#include "lockstep/checkpoint/integrity.h"
-#include "lockstep/checkpoint/safetensors_header.h"
-#include "lockstep/data/idx.h"
+#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
+#include "lockstep/checkpoint/safetensors/safetensors_header.h"
+#include "lockstep/data/datasets/idx.h"
 #include "lockstep/data/jpeg/jpeg.h"
-#include "lockstep/data/position.h"
-#include "lockstep/data/vocabulary.h"
+#include "lockstep/data/loader_position.h"
+#include "lockstep/data/datasets/vocabulary.h"
 
 using namespace lockstep;
 

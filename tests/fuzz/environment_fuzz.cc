@@ -10,11 +10,11 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/fatal.h"
-#include "lockstep/job/identity.h"
+#include "lockstep/job/identity/identity.h"
 #include "lockstep/job/join.h"
 #include "lockstep/job/local_store.h"
-#include "lockstep/job/node_list.h"
-#include "lockstep/job/pmi.h"
+#include "lockstep/job/identity/node_list.h"
+#include "lockstep/job/identity/pmi.h"
 
 using namespace lockstep;
 

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/host_list.h"
-#include "lockstep/launch/interface_choice.h"
-#include "lockstep/launch/remote.h"
+#include "lockstep/launch/cli/host_list.h"
+#include "lockstep/launch/cli/interface_filter.h"
+#include "lockstep/launch/hosts/remote_command.h"
 
 using namespace lockstep;
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
-#include "lockstep/base/rank_page.h"
-#include "lockstep/job/wavefront.h"
-#include "lockstep/launch/wire.h"
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/job/health/progress_report.h"
+#include "lockstep/launch/protocol/frames.h"
 
 using namespace lockstep;
 

@@ -9,12 +9,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
-#include "lockstep/checkpoint/limits.h"
+#include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/manifest.h"
-#include "lockstep/checkpoint/pickle.h"
-#include "lockstep/checkpoint/sealed_text.h"
+#include "lockstep/checkpoint/torch_file/pickle.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/strict_json.h"
-#include "lockstep/checkpoint/zip.h"
+#include "lockstep/checkpoint/torch_file/zip_reader.h"
 
 using namespace lockstep;
 using checkpoint::Pickle;

@@ -5,7 +5,7 @@
 #include <iostream>
 #include <string>
 
-#include "lockstep/base/socket.h"
+#include "lockstep/base/net/socket.h"
 
 int main() {
   const double sum = at::ones({3}).sum().item<double>();

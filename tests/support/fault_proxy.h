@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "lockstep/base/fd.h"
-#include "lockstep/base/socket.h"
+#include "lockstep/base/net/socket.h"
 
 namespace lockstep::tests {
 

@@ -1,5 +1,5 @@
 // N ranks equal one.
-#include "tests/training/trainings.h"
+#include "tests/training/training_runs.h"
 
 namespace lockstep::tests {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "lockstep/base/parse.h"
-#include "tests/training/trainings.h"
+#include "tests/training/training_runs.h"
 
 namespace lockstep::tests {
 namespace {

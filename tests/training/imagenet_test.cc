@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "tests/support/jpeg_writer.h"
-#include "tests/training/trainings.h"
+#include "tests/training/training_runs.h"
 
 namespace lockstep::tests {
 namespace {

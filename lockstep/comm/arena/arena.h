@@ -7,7 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "lockstep/base/rank_page.h"
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/page_heap.h"

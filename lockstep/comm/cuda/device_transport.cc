@@ -7,7 +7,7 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/cuda/line.h"
+#include "lockstep/comm/cuda/device_staging_queue.h"
 
 namespace lockstep::comm {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/interface/transport.h"
 
 namespace lockstep::comm {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::comm {

@@ -4,12 +4,12 @@
 #include <mutex>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/hierarchy/column.h"
-#include "lockstep/comm/hierarchy/driver.h"
+#include "lockstep/comm/hierarchy/cross_host_group.h"
+#include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/hierarchy/host_plan.h"
-#include "lockstep/comm/hierarchy/long_operation.h"
-#include "lockstep/comm/hierarchy/short_operation.h"
-#include "lockstep/comm/shm/board.h"
+#include "lockstep/comm/hierarchy/large_collective.h"
+#include "lockstep/comm/hierarchy/small_collective.h"
+#include "lockstep/comm/shm/control_block.h"
 
 namespace lockstep::comm {
 namespace {

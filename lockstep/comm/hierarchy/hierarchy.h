@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/seam/transport.h"
-#include "lockstep/comm/shm/neighbours.h"
+#include "lockstep/comm/interface/transport.h"
+#include "lockstep/comm/shm/local_peers.h"
 
 namespace lockstep::comm {
 

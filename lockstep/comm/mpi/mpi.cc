@@ -9,7 +9,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/mpi/session.h"
+#include "lockstep/comm/mpi/runtime.h"
 
 namespace lockstep::comm {
 namespace {

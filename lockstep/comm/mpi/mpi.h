@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::comm {

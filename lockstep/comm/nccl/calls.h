@@ -4,7 +4,7 @@
 #include <string>
 
 #include "lockstep/comm/nccl/library.h"
-#include "lockstep/comm/seam/collective.h"
+#include "lockstep/comm/interface/collective.h"
 
 namespace lockstep::comm {
 

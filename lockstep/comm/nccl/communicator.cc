@@ -8,7 +8,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/rank_page.h"
+#include "lockstep/base/telemetry/rank_page.h"
 
 namespace lockstep::comm {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/cuda/cuda.h"
-#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/interface/transport.h"
 #include "lockstep/job/store.h"
 
 namespace lockstep::comm {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "lockstep/comm/seam/transport.h"
+#include "lockstep/comm/interface/transport.h"
 
 namespace lockstep::comm {
 

@@ -7,7 +7,7 @@
 #include <new>
 
 #include "lockstep/comm/arena/arena.h"
-#include "lockstep/comm/shm/common_memory.h"
+#include "lockstep/comm/shm/shared_allocation.h"
 #include "lockstep/comm/shm/reduce.h"
 
 namespace lockstep::comm {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/comm/seam/in_place.h"
-#include "lockstep/comm/shm/meeting.h"
+#include "lockstep/comm/interface/peer_memory_reducer.h"
+#include "lockstep/comm/shm/sync_op.h"
 
 namespace lockstep::comm {
 

@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include "lockstep/comm/seam/collective.h"
+#include "lockstep/comm/interface/collective.h"
 
 namespace lockstep::comm {
 

@@ -8,5 +8,5 @@
 #pragma GCC optimize("O3", "fp-contract=off")
 #pragma GCC target("avx2,f16c")
 #define LOCKSTEP_ISA avx2
-#include "lockstep/comm/shm/reduce_loops.h"
+#include "lockstep/comm/shm/reduce_kernels.h"
 #endif

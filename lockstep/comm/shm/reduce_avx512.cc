@@ -8,5 +8,5 @@
 #pragma GCC optimize("O3", "fp-contract=off")
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
 #define LOCKSTEP_ISA avx512
-#include "lockstep/comm/shm/reduce_loops.h"
+#include "lockstep/comm/shm/reduce_kernels.h"
 #endif

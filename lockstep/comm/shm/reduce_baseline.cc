@@ -6,4 +6,4 @@
 
 #pragma GCC optimize("O3", "fp-contract=off")
 #define LOCKSTEP_ISA baseline
-#include "lockstep/comm/shm/reduce_loops.h"
+#include "lockstep/comm/shm/reduce_kernels.h"

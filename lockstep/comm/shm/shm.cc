@@ -7,10 +7,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/arena/arena.h"
-#include "lockstep/comm/shm/board.h"
+#include "lockstep/comm/shm/control_block.h"
 #include "lockstep/comm/shm/gradient_table.h"
-#include "lockstep/comm/shm/mail.h"
-#include "lockstep/comm/shm/operation.h"
+#include "lockstep/comm/shm/messages.h"
+#include "lockstep/comm/shm/shm_collective.h"
 
 namespace lockstep::comm {
 namespace {

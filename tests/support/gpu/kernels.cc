@@ -11,7 +11,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "tests/support/gpu/pretend_gpu.h"
+#include "tests/support/gpu/fake_gpu.h"
 
 namespace pretend {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/sealed_text.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint {

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/module_io.h"
-#include "lockstep/checkpoint/torch_file.h"
+#include "lockstep/checkpoint/torch_file/torch_file.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint {

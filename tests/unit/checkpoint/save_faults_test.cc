@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/checkpoints.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/init.h"
 #include "tests/support/faulty_files.h"
 #include "tests/support/temp_dir.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/folder.h"
+#include "lockstep/checkpoint/files/directory.h"
 #include "lockstep/checkpoint/saved_checkpoint.h"
 #include "tests/support/temp_dir.h"
 

@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/cuda/call_list.h"
+#include "lockstep/cuda/op_trace.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::cuda {

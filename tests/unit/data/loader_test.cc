@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "lockstep/data/char_dataset.h"
+#include "lockstep/data/datasets/char_dataset.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::data {

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/batch_plan.h"
 #include "lockstep/data/permutation.h"
-#include "lockstep/data/position.h"
+#include "lockstep/data/loader_position.h"
 
 namespace lockstep::data {
 namespace {

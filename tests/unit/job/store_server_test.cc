@@ -13,8 +13,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/store_client.h"
-#include "lockstep/job/store_wire.h"
-#include "tests/support/kept_back.h"
+#include "lockstep/job/store_protocol.h"
+#include "tests/support/sanitizer_memory.h"
 
 namespace lockstep::job {
 namespace {

@@ -10,7 +10,7 @@
 #include <set>
 #include <thread>
 
-#include "lockstep/nn/traffic.h"
+#include "lockstep/nn/device_transfer.h"
 
 namespace lockstep::nn {
 namespace {

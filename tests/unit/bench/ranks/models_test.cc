@@ -12,7 +12,7 @@ struct Known {
   const char* name;
   std::int64_t parameters;
 };
-// The same numbers are asked of bench/peers/models.py in tests/procs/bench.py.
+// The same numbers are asked of bench/baselines/models.py in tests/procs/bench/bench.py.
 constexpr Known kModels[] = {{"mlp-50m", 50'343'936},
                              {"mlp-65m", 65'561'600},
                              {"mlp-6m", 6'297'600},

@@ -1,0 +1,118 @@
+#include "bench/harness/baselines.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <regex>
+
+#include "bench/harness/benchmark_job.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/process/program.h"
+
+namespace lockstep::bench {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+using launcher::is_executable;
+
+std::string file_text(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Whether it ended with 0 within a minute.
+bool succeeds(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env = {},
+              const std::string& output = "") {
+  const pid_t pid = start(argv, env, output);
+  int status = 0;
+  if (!wait_for(pid, Deadline::in(60s), &status)) {
+    ::kill(pid, SIGKILL);
+    wait_for(pid, Deadline::in(5s), &status);
+  }
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+std::string in_path(const std::string& name) {
+  try {
+    return launcher::find_program(name, base::Env::process().path.value_or(""));
+  } catch (const base::UsageError&) {
+    return "";
+  }
+}
+
+}  // namespace
+
+std::string peers_folder() {
+  const std::string own = launcher::own_path();
+  const std::string installed = own.substr(0, own.rfind('/')) + "/../share/lockstep/bench/peers";
+  return ::access(installed.c_str(), R_OK) == 0 ? installed : std::string(LOCKSTEP_SOURCE_FOLDER) + "/bench/peers";
+}
+
+std::optional<std::string> find_python(const std::string& given) {
+  const auto has_torch = [](const std::string& python) { return succeeds({python, "-c", "import torch.distributed"}); };
+  if (!given.empty()) {
+    const std::string python = launcher::find_program(given, base::Env::process().path.value_or(""));
+    if (has_torch(python)) return python;
+    throw base::UsageError("--python is " + base::quoted(given, 256) +
+                           ", which cannot import torch; allowed is a python that can");
+  }
+  for (const std::string& python :
+       {std::string(LOCKSTEP_SOURCE_FOLDER) + "/.deps/python/bin/python", in_path("python3")})
+    if (!python.empty() && is_executable(python) && has_torch(python)) return python;
+  return std::nullopt;
+}
+
+std::string mpi_name(const std::string& version_text) {
+  std::smatch found;
+  if (std::regex_search(version_text, found, std::regex(R"(Open MPI\D* v?(\d+\.\d+\.\d+))")))
+    return "openmpi-" + found[1].str();
+  if (std::regex_search(version_text, found, std::regex(R"(Intel\(R\) MPI Library[^\n]*Version (\d+\.\d+))")))
+    return "intel-mpi-" + found[1].str();
+  if (std::regex_search(version_text, found, std::regex(R"(HYDRA[^\n]*\n\s*Version:\s*(\d+\.\d+(\.\d+)?))")))
+    return "mpich-" + found[1].str();
+  return "";
+}
+
+std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder) {
+  const std::string root = prefix.empty() ? "" : std::filesystem::absolute(prefix).string();
+  const std::string mpicc = root.empty() ? in_path("mpicc") : root + "/bin/mpicc";
+  const std::string mpirun = root.empty() ? in_path("mpirun") : root + "/bin/mpirun";
+  if (root.empty() && (mpicc.empty() || mpirun.empty())) return std::nullopt;
+  if (!is_executable(mpicc) || !is_executable(mpirun))
+    throw base::UsageError("--mpi is " + base::quoted(prefix, 256) +
+                           "; allowed is a folder with bin/mpicc and bin/mpirun");
+  Mpi mpi{"", mpirun, {}, ""};
+  if (!root.empty())  // Intel MPI is a set of scripts that look for each other in these
+    mpi.env = {{"PATH", root + "/bin:" + base::Env::process().path.value_or("/usr/bin:/bin")}, {"I_MPI_ROOT", root}};
+  const std::string log = folder + "/mpi-version.log";
+  ::unlink(log.c_str());
+  succeeds({mpirun, "--version"}, mpi.env, log);
+  mpi.name = mpi_name(file_text(log));
+  if (mpi.name.empty())
+    throw base::UsageError(mpirun + " says " + base::quoted(file_text(log), 80) +
+                           "; known are Open MPI, MPICH and Intel MPI");
+  mpi.program = folder + "/" + mpi.name + ".program";
+  const std::string said = mpi.program + ".log";
+  if (!succeeds({mpicc, "-O2", "-o", mpi.program, peers_folder() + "/mpi_all_reduce.c"}, mpi.env, said))
+    throw base::UsageError(mpicc + " cannot compile " + peers_folder() +
+                           "/mpi_all_reduce.c: " + base::quoted(file_text(said), 512));
+  return mpi;
+}
+
+bool is_open_mpi(const Mpi& mpi) { return mpi.name.rfind("openmpi", 0) == 0; }
+
+std::vector<std::string> mpirun_words(const Mpi& mpi, int ranks) {
+  std::vector<std::string> words = {mpi.mpirun, "-n", std::to_string(ranks)};
+  if (is_open_mpi(mpi)) {
+    if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
+    if (ranks > ::sysconf(_SC_NPROCESSORS_ONLN)) words.emplace_back("--oversubscribe");
+  }
+  return words;
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,206 @@
+#include "bench/harness/benchmark_job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::bench {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr std::size_t kTail = 2000;  // bytes of a failed job's output that are shown
+
+volatile std::sig_atomic_t stop_signal = 0;  // by nature global: a signal handler's
+
+void throw_if_stopped() {
+  if (const int signal = std::exchange(stop_signal, 0))
+    throw base::Error(base::Cause::kInterrupted,
+                      std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM"));
+}
+
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& env) {
+  std::vector<std::string> all;
+  for (char** entry = ::environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!env.contains(text.substr(0, text.find('=')))) all.push_back(text);
+  }
+  for (const auto& [name, value] : env)
+    if (!value.empty()) all.push_back(name + "=" + value);
+  return all;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+/// Open for reading and writing, so that opening waits for nobody: the rank may have failed to start.
+base::Fd make_fifo(const std::string& path) {
+  if (::mkfifo(path.c_str(), 0600) != 0) throw base::SystemError("cannot make the pipe " + path, errno);
+  base::Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (!fd) throw base::SystemError("cannot open the pipe " + path, errno);
+  return fd;
+}
+
+Entrant with_prefix(Entrant entrant, const std::string& prefix) {
+  for (std::string& word : entrant.argv)
+    if (word == kPrefix) word = prefix;
+  return entrant;
+}
+
+}  // namespace
+
+pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
+            const std::string& output) {
+  const std::vector<std::string> environment = environment_with(env);
+  std::vector<char*> arguments = pointers(argv);
+  std::vector<char*> variables = pointers(environment);
+  const base::Fd out(
+      ::open(output.empty() ? "/dev/null" : output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const base::Fd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!out || !in) throw base::SystemError("cannot open " + output, errno);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw base::SystemError("cannot start " + argv[0], errno);
+  if (pid > 0) return pid;
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (::getppid() != parent) ::_exit(127);
+  ::dup2(in.get(), STDIN_FILENO);
+  ::dup2(out.get(), STDOUT_FILENO);
+  ::dup2(out.get(), STDERR_FILENO);
+  ::execve(arguments[0], arguments.data(), variables.data());
+  ::_exit(127);
+}
+
+bool wait_for(pid_t pid, Deadline deadline, int* status) {
+  const base::Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  do {
+    if (::waitpid(pid, status, WNOHANG) == pid) return true;
+    throw_if_stopped();
+    pollfd entry{pidfd.get(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_ms(pidfd ? 1s : 10ms));
+  } while (!deadline.expired());
+  return ::waitpid(pid, status, WNOHANG) == pid;
+}
+
+void throw_on_signals() {
+  struct sigaction action{};
+  action.sa_handler = [](int signal) { stop_signal = signal; };
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+Job::Job(const Entrant& entrant, const std::string& folder)
+    : entrant_(with_prefix(entrant, folder + "/" + entrant.name)), prefix_(folder + "/" + entrant.name) {
+  for (int rank = 0; rank < entrant_.ranks; ++rank) orders_.push_back(make_fifo(prefix_ + "." + std::to_string(rank)));
+  answers_ = make_fifo(prefix_ + ".answers");
+  pid_ = start(entrant_.argv, entrant_.env, prefix_ + ".log");
+}
+
+Job::~Job() {
+  try {
+    end(Deadline::in(1s));
+  } catch (const base::Error&) {  // stopped again: no more patience
+    ::kill(pid_, SIGKILL);
+    int status = 0;
+    ::waitpid(pid_, &status, WNOHANG);
+  }
+}
+
+std::vector<double> Job::turn(const std::vector<std::int64_t>& order, Deadline deadline) {
+  std::string line;
+  for (const std::int64_t number : order) line += (line.empty() ? "" : " ") + std::to_string(number);
+  line += "\n";
+  for (const base::Fd& fd : orders_)
+    if (::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      fail("does not take its orders");
+  return read_answer(deadline);
+}
+
+std::vector<double> Job::read_answer(Deadline deadline) {
+  while (unread_.find('\n') == std::string::npos) {
+    char buffer[4096];
+    const ssize_t got = ::read(answers_.get(), buffer, sizeof buffer);
+    if (got > 0) {
+      unread_.append(buffer, static_cast<std::size_t>(got));
+      continue;
+    }
+    int status = 0;
+    if (::waitpid(pid_, &status, WNOHANG) == pid_) {
+      pid_ = -1;
+      fail(WIFEXITED(status) ? "ended with " + std::to_string(WEXITSTATUS(status))
+                             : "was ended by signal " + std::to_string(WTERMSIG(status)));
+    }
+    throw_if_stopped();
+    if (deadline.expired()) fail("gave no answer in time");
+    pollfd entry{answers_.get(), POLLIN, 0};
+    ::poll(&entry, 1, deadline.poll_ms(200ms));
+  }
+  const std::size_t end = unread_.find('\n');
+  std::istringstream line(unread_.substr(0, end));
+  unread_.erase(0, end + 1);
+  std::vector<double> numbers;
+  for (double number = 0; line >> number;) numbers.push_back(number);
+  if (!line.eof()) fail("gave an answer that is no list of numbers");
+  return numbers;
+}
+
+std::uint64_t Job::pss_bytes() const {
+  std::uint64_t kilobytes = 0;
+  for (int rank = 0; rank < entrant_.ranks; ++rank) {
+    std::string pid;
+    std::ifstream(prefix_ + "." + std::to_string(rank) + ".pid") >> pid;
+    std::ifstream rollup("/proc/" + pid + "/smaps_rollup");
+    std::string line;
+    bool found = false;
+    while (!found && std::getline(rollup, line)) found = line.rfind("Pss:", 0) == 0;
+    if (!found)
+      throw base::SystemError(
+          entrant_.name + ": cannot read the memory of rank " + std::to_string(rank) + ", process " + pid, errno);
+    kilobytes += std::stoull(line.substr(4));
+  }
+  return kilobytes * 1024;
+}
+
+void Job::end(Deadline deadline) {
+  orders_.clear();
+  if (pid_ < 0) return;
+  int status = 0;
+  // A launcher that is asked to stop ends its ranks; one that is killed may leave them.
+  if (!wait_for(pid_, deadline, &status)) {
+    ::kill(pid_, SIGTERM);
+    if (!wait_for(pid_, Deadline::in(15s), &status)) {
+      ::kill(pid_, SIGKILL);
+      wait_for(pid_, Deadline::in(5s), &status);
+    }
+  }
+  pid_ = -1;
+}
+
+void Job::fail(const std::string& what) const {
+  std::ifstream log(prefix_ + ".log");
+  std::string said((std::istreambuf_iterator<char>(log)), {});
+  if (said.size() > kTail) said.erase(0, said.size() - kTail);
+  throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1,
+                        entrant_.name + " " + what + (said.empty() ? "" : "; it said:\n" + said));
+}
+
+}  // namespace lockstep::bench

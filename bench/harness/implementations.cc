@@ -1,0 +1,189 @@
+#include "bench/harness/implementations.h"
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/process/program.h"
+
+namespace lockstep::bench {
+namespace {
+
+using Words = std::vector<std::string>;
+using Env = std::map<std::string, std::string>;
+
+// One thread a rank, whoever runs it; malloc as the system has it unless a name says "-tuned". An empty value unsets.
+const Env kOneThread = {{"OMP_NUM_THREADS", "1"},       {"MKL_NUM_THREADS", "1"},  {"LOCKSTEP_ARENA", ""},
+                        {"LOCKSTEP_TRANSPORT", ""},     {"LOCKSTEP_LOG", "quiet"}, {"MALLOC_MMAP_MAX_", ""},
+                        {"MALLOC_TRIM_THRESHOLD_", ""}, {"MALLOC_TOP_PAD_", ""},   {"GLOO_SOCKET_IFNAME", "lo"}};
+// malloc that keeps what it has: no page is faulted in twice.
+const Env kTuned = {
+    {"MALLOC_MMAP_MAX_", "0"}, {"MALLOC_TRIM_THRESHOLD_", "100000000000"}, {"MALLOC_TOP_PAD_", "1000000000"}};
+const Env kArenaOff = {{"LOCKSTEP_ARENA", "off"}};
+const Env kArenaOn = {{"LOCKSTEP_ARENA", "on"}};
+
+Env with(Env env, const Env& more) {
+  for (const auto& [name, value] : more) env[name] = value;
+  return env;
+}
+
+std::string beside(const std::string& name) {
+  const std::string own = launcher::own_path();
+  return own.substr(0, own.rfind('/') + 1) + name;
+}
+
+/// Under `lockstep run`. Ours are bound to cores, which is its default; peers' threads go where they like, as under
+/// torchrun.
+Entrant under_run(const std::string& name, int ranks, const Words& program, bool bound, const Env& env) {
+  Words words = {beside("lockstep"), "run", "-n", std::to_string(ranks)};
+  if (!bound) words.emplace_back("--bind=none");
+  words.emplace_back("--");
+  words.insert(words.end(), program.begin(), program.end());
+  return {.name = name, .argv = words, .env = with(kOneThread, env), .ranks = ranks};
+}
+
+Words rank_words(Words words) {
+  words.insert(words.begin(), {beside("lockstep-bench"), "rank"});
+  return words;
+}
+
+/// Those that --impl names, in its order; all without it.
+std::vector<Entrant> chosen(std::vector<Entrant> all, const Options& options) {
+  if (options.impls.empty()) return all;
+  std::vector<Entrant> some;
+  for (const std::string& name : options.impls) {
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const Entrant& entrant) { return entrant.name == name; });
+    if (found == all.end()) {
+      std::string names;
+      for (const Entrant& entrant : all) names += (names.empty() ? "" : ", ") + entrant.name;
+      throw base::UsageError("--impl has " + base::quoted(name, 80) + "; there are " + names);
+    }
+    some.push_back(*found);
+  }
+  return some;
+}
+
+std::vector<Mpi> find_mpis(const Options& options, const std::string& folder, Report& report) {
+  std::vector<Mpi> all;
+  if (auto mpi = find_mpi("", folder))
+    all.push_back(std::move(*mpi));
+  else
+    report.missing("MPI", "apt-get install libopenmpi-dev openmpi-bin, or --mpi DIR");
+  for (const std::string& prefix : options.mpis) all.push_back(*find_mpi(prefix, folder));
+  return all;
+}
+
+std::optional<std::string> python_or_report(const Options& options, Report& report) {
+  auto python = find_python(options.python);
+  if (!python) report.missing("PyTorch in Python", "pip install torch, or --python FILE");
+  return python;
+}
+
+Entrant python_step(const std::string& python, const std::string& name, const std::string& way,
+                    const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
+  Entrant entrant =
+      under_run(name, ranks, {python, peers_folder() + "/ddp_step.py", way, model, optimizer, kPrefix}, false, env);
+  entrant.copies = optimizer == "sgd" ? 4 : 5;
+  return entrant;
+}
+
+}  // namespace
+
+Entrant memcpy_entrant(int ranks, std::size_t max_bytes) {
+  return under_run("memcpy", ranks, rank_words({"all-reduce", "memcpy", kPrefix, std::to_string(max_bytes)}), true, {});
+}
+
+std::vector<Entrant> all_reduce_entrants(const Options& options, std::size_t max_bytes, const std::string& folder,
+                                         Report& report) {
+  const int ranks = options.ranks;
+  const auto words = [&](const std::string& impl) {
+    return rank_words({"all-reduce", impl, kPrefix, std::to_string(max_bytes)});
+  };
+  std::vector<Entrant> all = {under_run("lockstep", ranks, words("lockstep"), true, {}),
+                              under_run("lockstep-ordinary", ranks, words("lockstep"), true, kArenaOff),
+                              under_run("gloo", ranks, words("gloo"), false, {})};
+  for (const Mpi& mpi : find_mpis(options, folder, report)) {
+    Words run = mpirun_words(mpi, ranks);
+    run.insert(run.end(), {mpi.program, kPrefix, std::to_string(max_bytes)});
+    all.push_back({.name = mpi.name, .argv = run, .env = with(kOneThread, mpi.env), .ranks = ranks});
+  }
+  return chosen(all, options);
+}
+
+std::vector<Entrant> step_entrants(const Options& options, const std::string& model, Report& report) {
+  const int ranks = options.ranks;
+  const std::string& optimizer = options.optimizer;
+  const double states = optimizer == "sgd" ? 1 : 2;
+  const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
+    Entrant entrant = under_run(name, ranks, rank_words({"step", impl, model, optimizer, kPrefix}), bound, env);
+    // Parameters and state are there once for all ranks, gradients a rank; a reducer has buckets too.
+    entrant.copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks
+                     : impl.rfind("reducer", 0) == 0      ? 3 + states
+                                                          : 2 + states;
+    return entrant;
+  };
+  std::vector<Entrant> all = {own("lockstep-fused", "lockstep-fused", {}, true),
+                              own("lockstep", "lockstep", {}, true),
+                              own("unsynchronised", "unsynchronised", {}, true),
+                              own("unsynchronised-tuned", "unsynchronised", kTuned, true),
+                              own("reducer", "reducer", {}, false),
+                              own("reducer-tuned", "reducer", kTuned, false)};
+  std::vector<Entrant> asked = {
+      own("lockstep-fused-early", "lockstep-fused-early", {}, true),
+      own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
+      own("lockstep-uncompared", "lockstep-uncompared", {}, true),  // compare_every = 0, 1; check_finite
+      own("lockstep-compared", "lockstep-compared", {}, true),
+      own("lockstep-finite", "lockstep-finite", {}, true),
+      own("reducer-views", "reducer-views", {}, false),
+      own("reducer-views-tuned", "reducer-views", kTuned, false)};
+  if (const auto python = python_or_report(options, report)) {
+    all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, ranks, {}));
+    all.push_back(python_step(*python, "pytorch-ddp-tuned", "copies", model, optimizer, ranks, kTuned));
+    asked.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, ranks, {}));
+    asked.push_back(python_step(*python, "pytorch-ddp-views-tuned", "views", model, optimizer, ranks, kTuned));
+  }
+  // What is not the peer's default, or not ours, takes part when it is named.
+  if (!options.impls.empty()) all.insert(all.end(), asked.begin(), asked.end());
+  return chosen(all, options);
+}
+
+std::vector<Entrant> memory_entrants(const Options& options, Report& report) {
+  const std::string model = "mlp-50m", optimizer = "adamw";
+  const auto own = [&](const std::string& impl) {
+    return under_run(impl, options.ranks, rank_words({"step", impl, model, optimizer, kPrefix}), true, {});
+  };
+  std::vector<Entrant> all = {own("lockstep-fused"), own("lockstep")};
+  if (const auto python = python_or_report(options, report)) {
+    all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, options.ranks, {}));
+    all.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, options.ranks, {}));
+  }
+  return all;
+}
+
+std::vector<Entrant> arena_entrants(const std::string& model) {
+  const Words words = rank_words({"step", "backward-only", model, "sgd", kPrefix});
+  return {under_run("arena", 1, words, true, kArenaOn), under_run("malloc", 1, words, true, kArenaOff),
+          under_run("malloc-tuned", 1, words, true, with(kTuned, kArenaOff))};
+}
+
+Entrant growth_entrant() { return under_run("growth", 1, rank_words({"growth", kPrefix}), true, kArenaOn); }
+
+std::vector<Entrant> launch_entrants(const Options& options, const std::string& folder, Report& report) {
+  const std::string ranks = std::to_string(options.ranks);
+  std::vector<Entrant> all = {
+      {.name = "lockstep", .argv = {beside("lockstep"), "run", "-n", ranks, "/bin/true"}, .env = kOneThread}};
+  if (const auto python = python_or_report(options, report))
+    all.push_back({.name = "torchrun",
+                   .argv = {*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
+                            "--no-python", "/bin/true"},
+                   .env = kOneThread});
+  for (const Mpi& mpi : find_mpis(options, folder, report)) {
+    Words run = mpirun_words(mpi, options.ranks);
+    run.emplace_back("/bin/true");
+    all.push_back({.name = mpi.name, .argv = run, .env = with(kOneThread, mpi.env)});
+  }
+  return all;
+}
+
+}  // namespace lockstep::bench

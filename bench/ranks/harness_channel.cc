@@ -1,0 +1,45 @@
+#include "bench/ranks/harness_channel.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <sstream>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::bench {
+
+Turns::Turns(const std::string& prefix, int rank) {
+  const std::string own = prefix + "." + std::to_string(rank);
+  std::ofstream(own + ".pid") << ::getpid();
+  orders_.open(own);
+  if (rank == 0) answers_.open(prefix + ".answers");
+  answers_.precision(9);
+}
+
+std::optional<std::vector<std::int64_t>> Turns::next() {
+  std::string text;
+  if (!std::getline(orders_, text)) return std::nullopt;
+  std::istringstream line(text);
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t number = 0; line >> number;) numbers.push_back(number);
+  return numbers;
+}
+
+void Turns::answer(const std::vector<double>& numbers) {
+  if (!answers_.is_open()) return;
+  for (const double number : numbers) answers_ << number << ' ';
+  answers_ << std::endl;
+}
+
+int rank_here() {
+  return static_cast<int>(base::parse_int_in("RANK", base::Env::process().rank.value_or("0"), 0, 1 << 20));
+}
+int num_ranks_here() {
+  return static_cast<int>(base::parse_int_in("WORLD_SIZE", base::Env::process().world_size.value_or("1"), 1, 1 << 20));
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace lockstep::bench

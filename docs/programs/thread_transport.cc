@@ -1,0 +1,170 @@
+// The program of docs/05-adding-a-transport.md: a whole transport. Its ranks are threads of one process, and who comes
+// last to an operation carries it out for all.
+#include <ATen/ATen.h>
+
+#include <iostream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/interface/transport.h"
+
+namespace {
+
+using namespace lockstep::comm;
+using lockstep::base::Deadline;
+
+// docs: begin capabilities
+const Capabilities kCapabilities{
+    .kinds = {Kind::kAllReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kBarrier},
+    .dtypes = {at::kFloat, at::kByte},
+    .devices = {at::kCPU},
+};
+// docs: end capabilities
+
+// docs: begin place
+/// Where the ranks meet: what has come for each operation.
+struct Place {
+  struct Arrived {
+    const Collective op;
+    PendingPtr pending;
+  };
+  explicit Place(int num_ranks) : size(num_ranks) {}
+
+  const int size;
+  std::mutex mutex;                                         // guards all that follows
+  std::map<std::uint64_t, std::map<int, Arrived>> arrived;  // by seq, then by rank
+  std::exception_ptr aborted;
+};
+// docs: end place
+
+// docs: begin carry
+/// All ranks' tensors are there. Additions go in the order of the ranks, so that all get the same bits at any time.
+void carry_out(const std::map<int, Place::Arrived>& ranks) {
+  const Collective& first = ranks.at(0).op;
+  at::Tensor result;
+  switch (first.kind) {
+    case Kind::kAllReduce:
+      result = first.input.clone();
+      for (const auto& [rank, one] : ranks)
+        if (rank > 0) result.add_(one.op.input);
+      break;
+    case Kind::kBroadcast: result = ranks.at(first.root).op.input.clone(); break;
+    case Kind::kAllGather: {
+      std::vector<at::Tensor> parts;
+      for (const auto& [rank, one] : ranks) parts.push_back(one.op.input.flatten());
+      result = at::cat(parts);
+      break;
+    }
+    default: return;  // a barrier moves nothing
+  }
+  for (const auto& [rank, one] : ranks) one.op.output.copy_(result.view_as(one.op.output));
+}
+// docs: end carry
+
+// docs: begin transport
+class MeetingTransport final : public Transport {
+ public:
+  MeetingTransport(std::shared_ptr<Place> place, int rank) : place_(std::move(place)), rank_(rank) {}
+
+  std::string_view name() const override { return "meeting"; }
+  const Capabilities& capabilities() const override { return kCapabilities; }
+
+  PendingPtr start(const Collective& op) override {
+    const auto pending = std::make_shared<Pending>();
+    const std::lock_guard lock(place_->mutex);
+    if (place_->aborted) {
+      pending->finish(place_->aborted);
+      return pending;
+    }
+    auto& ranks = place_->arrived[op.seq];
+    ranks.emplace(rank_, Place::Arrived{op, pending});
+    if (static_cast<int>(ranks.size()) < place_->size) return pending;
+    std::exception_ptr error;
+    try {
+      carry_out(ranks);
+    } catch (...) {
+      error = std::current_exception();  // the Pending's error, never start()'s
+    }
+    for (const auto& [rank, one] : ranks) one.pending->finish(error);
+    place_->arrived.erase(op.seq);
+    return pending;
+  }
+
+  void abort(std::exception_ptr cause) noexcept override {
+    const std::lock_guard lock(place_->mutex);
+    if (place_->aborted) return;
+    place_->aborted = cause;
+    for (const auto& [seq, ranks] : place_->arrived)
+      for (const auto& [rank, one] : ranks) one.pending->finish(cause);
+  }
+
+ private:
+  const std::shared_ptr<Place> place_;
+  const int rank_;
+};
+// docs: end transport
+
+void expect(bool good, const char* what) {
+  if (!good) throw std::runtime_error(what);
+}
+
+// docs: begin check
+void check_rank(int rank, const std::shared_ptr<Place>& place) {
+  MeetingTransport transport(place, rank);
+  const auto run = [&](Kind kind, std::uint64_t seq, const at::Tensor& input, const at::Tensor& output) {
+    const Deadline deadline = Deadline::in(std::chrono::seconds(20));
+    const PendingPtr pending =
+        transport.start({.kind = kind, .input = input, .output = output, .root = 1, .seq = seq, .deadline = deadline});
+    expect(pending->wait_until(deadline), "it ends");
+    if (pending->error()) std::rethrow_exception(pending->error());
+  };
+  const at::Tensor number = at::full({2}, rank + 1.0, at::kFloat);
+  run(Kind::kAllReduce, 1, number, number);
+  expect(number.eq(6).all().item<bool>(), "1 + 2 + 3 is 6");
+  const at::Tensor mine = at::full({1}, rank, at::kByte), all = at::empty({3}, at::kByte);
+  run(Kind::kAllGather, 2, mine, all);
+  expect(all.equal(at::arange(3, at::kByte)), "rank by rank");
+  run(Kind::kBroadcast, 3, mine, mine);
+  expect(mine.item<int>() == 1, "rank 1's value");
+  run(Kind::kBarrier, 4, {}, {});
+}
+// docs: end check
+
+void check_abort() {
+  const auto place = std::make_shared<Place>(2);
+  MeetingTransport transport(place, 0);
+  const PendingPtr waits = transport.start({.kind = Kind::kBarrier, .seq = 1});
+  expect(!waits->done(), "rank 1 has not come");
+  transport.abort(std::make_exception_ptr(lockstep::base::UsageError("enough")));
+  transport.abort(nullptr);
+  expect(waits->done() && waits->error(), "abort() ends what is pending");
+  expect(transport.start({.kind = Kind::kBarrier, .seq = 2})->error() == waits->error(), "and what comes later");
+}
+
+}  // namespace
+
+int main() try {
+  const auto place = std::make_shared<Place>(3);
+  std::vector<std::thread> ranks;
+  std::atomic<int> num_good = 0;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.emplace_back([rank, place, &num_good] {
+      try {
+        check_rank(rank, place);
+        ++num_good;
+      } catch (const std::exception& error) {
+        std::cerr << "rank " << rank << ": " << error.what() << std::endl;
+      }
+    });
+  for (std::thread& rank : ranks) rank.join();  // bounded: each of its waits has a deadline
+  check_abort();
+  if (num_good == 3) std::cout << "3 ranks met" << std::endl;
+  return num_good == 3 ? 0 : 1;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  return 1;
+}

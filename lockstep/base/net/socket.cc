@@ -1,0 +1,260 @@
+#include "lockstep/base/net/socket.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::base {
+namespace {
+
+using AddrInfo = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+AddrInfo resolve(const Address& address, bool passive) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (passive ? AI_PASSIVE : 0);
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0)
+    throw UsageError("cannot find the address of host " + quoted(address.host, 256) + ": " + ::gai_strerror(error));
+  return {found, &::freeaddrinfo};
+}
+
+Fd new_socket(const addrinfo& info) {
+  Fd fd(::socket(info.ai_family, info.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, info.ai_protocol));
+  if (!fd) throw SystemError("cannot make a socket", errno);
+  return fd;
+}
+
+void set_options(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  // Silence on an idle connection is found by keepalive, asking every second; what was sent and is not confirmed ends
+  // one by the user timeout, which also replaces keepalive's count (RFC 5482, tcp(7)).
+  const unsigned silent_ms = std::chrono::milliseconds(kHostIsSilent).count();
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
+}
+
+Fd bound(const Address& address) {
+  const AddrInfo info = resolve(address, true);
+  Fd fd = new_socket(*info);
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (::bind(fd.get(), info->ai_addr, info->ai_addrlen) != 0)
+    throw SystemError("cannot bind " + to_string(address), errno,
+                      errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
+  return fd;
+}
+
+Address numeric(const sockaddr_storage& storage, socklen_t length) {
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  const int error = ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, host, sizeof host, port,
+                                  sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+  if (error != 0) throw SystemError(std::string("cannot print an address: ") + ::gai_strerror(error), EINVAL);
+  return {host, static_cast<std::uint16_t>(parse_int(port).value_or(0))};
+}
+
+bool wait_for(int fd, short events, Deadline deadline) {
+  for (;;) {
+    pollfd entry{fd, events, 0};
+    const int ready = ::poll(&entry, 1, deadline.poll_ms());
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) throw SystemError("poll", errno);
+    if (deadline.expired()) return false;
+  }
+}
+
+/// One attempt; the errno of its failure, 0 for success.
+int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
+  fd = new_socket(info);
+  if (::connect(fd.get(), info.ai_addr, info.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  if (!wait_writable(fd.get(), deadline)) return ETIMEDOUT;
+  return dial_error(fd.get());
+}
+
+}  // namespace
+
+std::string to_string(const Address& address) {
+  const bool v6 = address.host.find(':') != std::string::npos;
+  return (v6 ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
+}
+
+Address parse_address(std::string_view what, std::string_view text) {
+  const std::size_t colon = text.rfind(':');
+  std::string_view host = text.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (colon == std::string_view::npos || host.empty())
+    throw UsageError(std::string(what) + " is " + quoted(text, 256) + "; allowed is host:port");
+  return {std::string(host), static_cast<std::uint16_t>(
+                                 parse_int_in("the port in " + std::string(what), text.substr(colon + 1), 1, 65535))};
+}
+
+Fd listen_on(const Address& address) {
+  Fd fd = bound(address);
+  if (::listen(fd.get(), 128) != 0)
+    throw SystemError("cannot listen on " + to_string(address), errno,
+                      errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
+  return fd;
+}
+
+Fd reserve_port(const Address& address) { return bound(address); }
+
+Address local_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError("getsockname", errno);
+  return numeric(storage, length);
+}
+
+Address peer_address(int fd) {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof storage;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError("getpeername", errno);
+  return numeric(storage, length);
+}
+
+Fd accept_one(int listener) {
+  Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (fd) set_options(fd.get());
+  return fd;
+}
+
+bool is_unreachable(int error_number) {
+  return error_number == ETIMEDOUT || error_number == EHOSTUNREACH || error_number == ENETUNREACH ||
+         error_number == ENETDOWN || error_number == EHOSTDOWN;
+}
+
+Fd dial(const Address& address, Deadline deadline, bool listens) {
+  const AddrInfo info = resolve(address, false);
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+    int error = 0;
+    for (const addrinfo* one = info.get(); one; one = one->ai_next) {
+      Fd fd;
+      error = try_connect(*one, fd, deadline);
+      if (error == 0) {
+        set_options(fd.get());
+        return fd;
+      }
+    }
+    if (deadline.expired() || (listens && error == ECONNREFUSED))
+      throw PeerLost(Cause::kCoordinatorLost, "connect", -1, -1,
+                     "cannot connect to " + to_string(address) + ": " + std::strerror(error));
+    std::this_thread::sleep_for(std::min(pause, deadline.left()));
+  }
+}
+
+Fd begin_dial(const Address& address, const std::string& source) {
+  const AddrInfo info = resolve(address, false);
+  Fd fd = new_socket(*info);
+  set_options(fd.get());
+  if (!source.empty()) {
+    const AddrInfo from = resolve({source, 0}, false);
+    if (::bind(fd.get(), from->ai_addr, from->ai_addrlen) != 0)
+      throw SystemError("cannot connect from " + quoted(source, 80), errno);
+  }
+  if (::connect(fd.get(), info->ai_addr, info->ai_addrlen) != 0 && errno != EINPROGRESS)
+    throw SystemError("cannot connect to " + to_string(address), errno);
+  return fd;
+}
+
+int dial_error(int fd) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  return error;
+}
+
+void send_all(int fd, std::string_view bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(sent));
+    } else if (errno == EAGAIN) {
+      if (!wait_writable(fd, deadline)) throw SystemError("send", ETIMEDOUT, Cause::kRankStuck);
+    } else if (errno != EINTR) {
+      throw SystemError("send", errno, Cause::kPeerUnreachable);
+    }
+  }
+}
+
+bool recv_all(int fd, void* data, std::size_t size, Deadline deadline) {
+  auto* to = static_cast<char*>(data);
+  for (std::size_t have = 0; have < size;) {
+    const ssize_t got = ::recv(fd, to + have, size - have, 0);
+    if (got > 0) {
+      have += static_cast<std::size_t>(got);
+    } else if (got == 0) {
+      if (have == 0) return false;
+      throw SystemError("the connection ended inside a message", ECONNRESET, Cause::kPeerUnreachable);
+    } else if (errno == EAGAIN) {
+      if (!wait_readable(fd, deadline)) throw SystemError("receive", ETIMEDOUT, Cause::kRankStuck);
+    } else if (errno != EINTR) {
+      throw SystemError("receive", errno, Cause::kPeerUnreachable);
+    }
+  }
+  return true;
+}
+
+bool wait_readable(int fd, Deadline deadline) { return wait_for(fd, POLLIN, deadline); }
+bool wait_writable(int fd, Deadline deadline) { return wait_for(fd, POLLOUT, deadline); }
+
+std::vector<InterfaceAddress> interface_addresses() {
+  ifaddrs* first = nullptr;
+  std::vector<InterfaceAddress> found;
+  if (::getifaddrs(&first) != 0) return found;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(first, &::freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6})
+    for (const ifaddrs* one = first; one; one = one->ifa_next) {
+      if (!one->ifa_addr || one->ifa_addr->sa_family != family || !(one->ifa_flags & IFF_UP)) continue;
+      const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      sockaddr_storage storage{};
+      std::memcpy(&storage, one->ifa_addr, length);
+      found.push_back({one->ifa_name, numeric(storage, length).host, (one->ifa_flags & IFF_LOOPBACK) != 0});
+    }
+  return found;
+}
+
+std::string address_of_interface(const std::string& name) {
+  for (const InterfaceAddress& one : interface_addresses())
+    if (name.empty() ? !one.loopback : name == one.interface) return one.address;
+  return "";
+}
+
+std::string address_towards(const Address& target) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(target.host.c_str(), std::to_string(target.port).c_str(), &hints, &found) != 0) return target.host;
+  const Fd probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const bool connected = probe && ::connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0;
+  ::freeaddrinfo(found);
+  return connected ? local_address(probe.get()).host : target.host;
+}
+
+std::string host_name() {
+  utsname names{};
+  ::uname(&names);
+  return names.nodename;
+}
+
+}  // namespace lockstep::base

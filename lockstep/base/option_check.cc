@@ -1,0 +1,11 @@
+#include "lockstep/base/option_check.h"
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+
+void require(bool good, const std::string& owner, const std::string& option, double value, const std::string& allowed) {
+  if (!good) throw base::UsageError(owner + ": " + option + " is " + std::to_string(value) + "; allowed is " + allowed);
+}
+
+}  // namespace lockstep::optim

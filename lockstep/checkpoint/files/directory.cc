@@ -1,0 +1,55 @@
+#include "lockstep/checkpoint/files/directory.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::checkpoint {
+
+std::string temp_name() {
+  std::uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw base::SystemError("cannot draw random bytes", errno);
+  char name[40];
+  std::snprintf(name, sizeof name, "%s%016llx", kTempPrefix, static_cast<unsigned long long>(bits));
+  return name;
+}
+
+base::Fd open_folder(const std::string& folder, const std::string& what) {
+  base::Fd opened(::openat(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  struct stat status{};
+  if (!opened || ::fstat(opened.get(), &status) != 0)
+    throw base::SystemError("cannot open the folder of " + what, errno);
+  if ((status.st_mode & S_IWOTH) != 0 && (status.st_mode & S_ISVTX) == 0)
+    throw base::UsageError("cannot write " + what + ": its folder is writable for everybody and has no sticky bit",
+                           "chmod o-w " + folder);
+  return opened;
+}
+
+void sync_folder(const base::Fd& folder, const std::string& what) {
+  // A few file systems know no fsync of a folder and say EINVAL; there a rename is as durable as it gets.
+  if (::fsync(folder.get()) != 0 && errno != EINVAL)
+    throw base::SystemError("cannot bring to the disk the folder of " + what, errno);
+}
+
+void make_folders(const std::string& folder) {
+  std::filesystem::path made;
+  for (const auto& part : std::filesystem::path(folder)) {
+    const std::string above = made.empty() ? "." : made.string();
+    made /= part;
+    if (::mkdirat(AT_FDCWD, made.c_str(), 0700) != 0) {
+      if (errno == EEXIST) continue;
+      throw base::SystemError("cannot make the folder " + made.string(), errno);
+    }
+    sync_folder(base::Fd(::openat(AT_FDCWD, above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), made.string());
+  }
+}
+
+}  // namespace lockstep::checkpoint

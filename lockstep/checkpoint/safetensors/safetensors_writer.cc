@@ -1,0 +1,125 @@
+#include <torch/types.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/content_hash.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/utf8.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
+#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
+#include "lockstep/checkpoint/files/limits.h"
+#include "lockstep/checkpoint/safetensors/safetensors.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr std::size_t kHashedAtOnce = std::size_t{1} << 20;  // and written while it is in cache
+
+struct Planned {
+  const std::string* name;
+  const at::Tensor* tensor;
+  const Dtype* dtype;
+};
+
+void check_name(const std::string& name) {
+  if (name.size() > kMaxNameBytes || !base::is_utf8(name) || name == "__metadata__")
+    throw base::UsageError("cannot save a tensor under the name " + base::quoted(name, 80) +
+                           "; allowed is UTF-8 of at most 1024 bytes that is not \"__metadata__\"");
+}
+
+// The order in the file: large elements first, so that every tensor is aligned for those who map the file.
+std::vector<Planned> planned(const TensorMap& tensors) {
+  std::vector<Planned> plan;
+  for (const auto& [name, tensor] : tensors) {
+    check_name(name);
+    if (!tensor.defined()) throw base::UsageError("cannot save the undefined tensor " + base::quoted(name, 80));
+    const Dtype* const dtype = find_dtype(tensor.scalar_type());
+    if (!dtype || tensor.layout() != c10::kStrided)
+      throw base::UsageError("cannot save tensor " + base::quoted(name, 80) + " of dtype " +
+                             c10::toString(tensor.scalar_type()) +
+                             (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
+                             "; allowed are dense tensors of " + dtype_names());
+    plan.push_back({&name, &tensor, dtype});
+  }
+  std::stable_sort(plan.begin(), plan.end(),
+                   [](const Planned& a, const Planned& b) { return a.dtype->num_bytes > b.dtype->num_bytes; });
+  return plan;
+}
+
+// ,"key":"value" for each.
+std::string metadata_text(const SaveOptions& options) {
+  auto metadata = options.metadata;
+  metadata.emplace("format", "pt");
+  std::string text;
+  for (const auto& [key, value] : metadata) {
+    if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) ||
+        !base::is_utf8(value) || key.starts_with(kOurKeys))
+      throw base::UsageError("SaveOptions.metadata has " + base::quoted(key, 80) + " = " + base::quoted(value, 80) +
+                             "; allowed are keys of at most 1024 bytes that do not begin with \"lockstep.\", and "
+                             "values of at most 128 KiB, both UTF-8");
+    text += "," + nlohmann::json(key).dump() + ":" + nlohmann::json(value).dump();
+  }
+  return text;
+}
+
+struct Header {
+  std::string text;
+  std::uint64_t num_data_bytes = 0;
+};
+
+Header header_of(const std::vector<Planned>& plan, const std::vector<std::string>& hashes, const SaveOptions& options) {
+  std::string text = sealed_beginning(hashes) + metadata_text(options) + "}";
+  std::uint64_t end = 0;
+  for (const auto& [name, tensor, dtype] : plan) {
+    const std::uint64_t begin = end;
+    end += static_cast<std::uint64_t>(tensor->numel()) * dtype->num_bytes;
+    text += "," + nlohmann::json(*name).dump() + ":{\"dtype\":\"" + std::string(dtype->name) +
+            "\",\"shape\":" + nlohmann::json(tensor->sizes().vec()).dump() + ",\"data_offsets\":[" +
+            std::to_string(begin) + "," + std::to_string(end) + "]}";
+  }
+  text += "}";
+  text.append((8 - text.size() % 8) % 8, ' ');
+  seal_header(text);
+  return {text, end};
+}
+
+// Returns the hash of what was written.
+std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_conj().resolve_neg().contiguous();
+  const auto* const bytes = static_cast<const char*>(dense.const_data_ptr());
+  base::ContentHash hash;
+  for (std::size_t at = 0; at < dense.nbytes(); at += kHashedAtOnce) {
+    const std::size_t now = std::min(dense.nbytes() - at, kHashedAtOnce);
+    hash.add(bytes + at, now);
+    file.write(bytes + at, now);
+  }
+  return hash.digits();
+}
+
+}  // namespace
+
+void save_tensors(const TensorMap& tensors, const std::string& path, const SaveOptions& options) {
+  const auto plan = planned(tensors);
+  // The hashes are known when the data have gone by: until then the header is one of the same length.
+  std::vector<std::string> hashes(plan.size(), kNoSeal);
+  const Header draft = header_of(plan, hashes, options);
+  if (draft.text.size() > kMaxHeaderBytes)
+    throw base::FormatError(path + ":0: the header of " + std::to_string(tensors.size()) + " tensors has " +
+                            std::to_string(draft.text.size()) + " bytes; allowed is 16 MiB");
+  // Nothing is written that could not be read.
+  parse_header(draft.text, draft.num_data_bytes, path);
+  AtomicFile file(path);
+  const std::uint64_t header_bytes = draft.text.size();
+  file.write(&header_bytes, sizeof header_bytes);
+  file.write(draft.text.data(), header_bytes);
+  for (std::size_t i = 0; i < plan.size(); ++i) hashes[i] = write_tensor(file, *plan[i].tensor);
+  file.write_again(kHeaderOffset, header_of(plan, hashes, options).text.data(), header_bytes);
+  file.commit();
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,86 @@
+#include "lockstep/checkpoint/torch_file/storage_layout.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <map>
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/torch_file/torch_dtype.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+at::Tensor checked(const at::Tensor& tensor) {
+  if (!tensor.defined()) throw base::UsageError("cannot save a tensor that is undefined");
+  if (!find_torch_dtype(tensor.scalar_type()) || tensor.layout() != c10::kStrided || tensor.is_meta())
+    throw base::UsageError(std::string("cannot save a tensor of dtype ") + c10::toString(tensor.scalar_type()) +
+                           (tensor.layout() == c10::kStrided ? "" : ", which is sparse") +
+                           (tensor.is_meta() ? ", which has no memory" : "") + "; allowed are dense tensors of " +
+                           torch_dtype_names());
+  const torch::NoGradGuard no_grad;
+  return tensor.resolve_conj().resolve_neg();
+}
+
+// One behind its last element, counted from its first.
+std::int64_t span(const at::Tensor& tensor) {
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return last + 1;
+}
+
+}  // namespace
+
+TensorPlaces::TensorPlaces(const std::vector<at::Tensor>& tensors) : placed_(tensors.size()) {
+  std::vector<std::vector<Part>> groups;
+  std::map<std::pair<const void*, c10::ScalarType>, std::vector<Part>> by_memory;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor tensor = checked(tensors[i]);
+    if (tensor.numel() == 0)
+      groups.push_back(std::vector<Part>{Part{tensor, i, 0, 0}});
+    else
+      by_memory[{tensor.storage().unsafeGetStorageImpl(), tensor.scalar_type()}].push_back(
+          {tensor, i, tensor.storage_offset(), tensor.storage_offset() + span(tensor)});
+  }
+  for (auto& [memory, parts] : by_memory) {
+    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.begin < b.begin; });
+    std::int64_t end = -1;
+    for (Part& part : parts) {
+      if (part.begin >= end) groups.emplace_back();
+      end = std::max(end, part.end);
+      groups.back().push_back(std::move(part));
+    }
+  }
+  // In the order of the tensors, whatever their addresses are.
+  const auto first = [](const std::vector<Part>& parts) {
+    return std::min_element(parts.begin(), parts.end(),
+                            [](const Part& a, const Part& b) { return a.number < b.number; })
+        ->number;
+  };
+  std::sort(groups.begin(), groups.end(), [&](const auto& a, const auto& b) { return first(a) < first(b); });
+  for (const auto& parts : groups) add_storage(parts);
+}
+
+void TensorPlaces::add_storage(const std::vector<Part>& parts) {
+  const torch::NoGradGuard no_grad;
+  const std::string key = std::to_string(storages_.size());
+  const Part& first = parts.front();
+  std::int64_t end = 0;
+  for (const Part& part : parts) end = std::max(end, part.end);
+  const std::int64_t num_elements = end - first.begin;
+  const auto placed = [&](const at::Tensor& tensor, std::int64_t offset, std::int64_t number) {
+    return PlacedTensor{key, static_cast<std::uint64_t>(number), offset, tensor.sizes().vec(), tensor.strides().vec()};
+  };
+  if (parts.size() == 1 && num_elements > first.tensor.numel()) {
+    const at::Tensor dense = first.tensor.detach().contiguous();
+    placed_[first.number] = placed(dense, 0, dense.numel());
+    return storages_.push_back(dense.view(-1));
+  }
+  for (const Part& part : parts) placed_[part.number] = placed(part.tensor, part.begin - first.begin, num_elements);
+  storages_.push_back(torch::empty({0}, first.tensor.options().requires_grad(false))
+                          .set_(first.tensor.storage(), first.begin, {num_elements}, {1}));
+}
+
+at::Tensor TensorPlaces::storage(std::size_t number) const { return storages_[number].to(c10::kCPU); }
+
+}  // namespace lockstep::checkpoint

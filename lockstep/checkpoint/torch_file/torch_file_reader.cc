@@ -1,0 +1,159 @@
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/checkpoint/files/limits.h"
+#include "lockstep/checkpoint/torch_file/pickle.h"
+#include "lockstep/checkpoint/torch_file/torch_file.h"
+#include "lockstep/checkpoint/torch_file/zip_reader.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+// As lengths of a safetensors header, which would stand here, both are larger than is allowed.
+constexpr std::string_view kZip = "PK\x03\x04", kBeforeZip = "\x80\x02\x8a\x0a";
+
+std::string first_bytes(const std::string& path) {
+  const InputFile file(path);
+  std::string bytes(std::min<std::uint64_t>(file.num_bytes(), kZip.size()), '\0');
+  file.read(0, bytes.data(), bytes.size());
+  return bytes;
+}
+
+class TorchFile {
+ public:
+  TorchFile(const std::string& path, const ReadOptions& options) : zip_(path), verify_(options.verify) {
+    find_folder();
+    const std::string order = text("byteorder");
+    if (!order.empty() && order != "little")
+      zip_.file().refuse(0, "numbers in the byte order " + base::quoted(order, 20) + "; allowed is \"little\"");
+    const ZipReader::Record& record = zip_.records().at(folder_ + "data.pkl");
+    if (record.num_bytes > kMaxPickleBytes)
+      zip_.file().refuse(record.begin,
+                         "a pickle of " + std::to_string(record.num_bytes) + " bytes; allowed are 32 MiB");
+    program_.resize(record.num_bytes);
+    zip_.read(record, program_.data(), verify_, "data.pkl");
+    pickle_ = parse_pickle(program_, zip_.file().path(), record.begin);
+  }
+
+  Value load() {
+    for (const auto& storage : pickle_.storages) storages_.push_back(load(storage));
+    return value(pickle_.root);
+  }
+
+ private:
+  // All records lie in one folder, whose name is the file's, or "archive".
+  void find_folder() {
+    std::size_t num_found = 0;
+    for (const auto& [name, record] : zip_.records()) {
+      const std::size_t slash = name.find('/');
+      if (slash == std::string::npos || name.substr(slash + 1) != "data.pkl") continue;
+      folder_ = name.substr(0, slash + 1);
+      ++num_found;
+    }
+    if (num_found == 1 && !zip_.records().contains(folder_ + "constants.pkl")) return;
+    throw base::UsageError(zip_.file().path() +
+                               (num_found == 1 ? " is a file of TorchScript or of torch::save() in C++"
+                                               : " is a zip archive, but not of torch.save()") +
+                               "; allowed are files of torch.save() in Python",
+                           num_found == 1 ? "torch::load() reads it" : "", base::Cause::kBadFile);
+  }
+
+  std::string text(const std::string& name) const {
+    const auto found = zip_.records().find(folder_ + name);
+    if (found == zip_.records().end() || found->second.num_bytes > 64) return "";
+    std::string bytes(found->second.num_bytes, '\0');
+    zip_.read(found->second, bytes.data(), verify_, name);
+    return bytes;
+  }
+
+  c10::Storage load(const Pickle::Storage& storage) const {
+    const auto found = zip_.records().find(folder_ + "data/" + storage.key);
+    const std::uint64_t num_bytes = storage.num_elements * (storage.dtype ? storage.dtype->num_bytes : 1);
+    const std::string what = "storage " + base::quoted(storage.key, 80);
+    if (found == zip_.records().end()) zip_.file().refuse(0, what + " is not in the archive");
+    if (found->second.num_bytes != num_bytes)
+      zip_.file().refuse(found->second.begin, what + " has " + std::to_string(found->second.num_bytes) +
+                                                  " bytes; its tensors need " + std::to_string(num_bytes));
+    const at::Tensor bytes = torch::empty({static_cast<std::int64_t>(num_bytes)}, torch::kUInt8);
+    auto* const data = static_cast<std::uint8_t*>(bytes.mutable_data_ptr());
+    zip_.read(found->second, data, verify_, what);
+    // A bool of another value is undefined behaviour wherever it is looked at.
+    if (storage.dtype && storage.dtype->type == c10::ScalarType::Bool &&
+        std::any_of(data, data + num_bytes, [](std::uint8_t byte) { return byte > 1; }))
+      zip_.file().refuse(found->second.begin, what + " has a bool that is neither 0 nor 1");
+    return bytes.storage();
+  }
+
+  at::Tensor tensor(const Pickle::Tensor& tensor) const {
+    at::Tensor made = torch::empty({0}, torch::TensorOptions(tensor.dtype->type));
+    made.set_(storages_[tensor.storage], tensor.offset, tensor.sizes, tensor.strides);
+    return tensor.requires_grad ? made.requires_grad_() : made;
+  }
+
+  // The tree was measured: it ends, and is not too large.
+  Value value(Pickle::Index index) {
+    const Pickle::Value& from = pickle_.values[index];
+    if (const auto* const it = std::get_if<bool>(&from)) return *it;
+    if (const auto* const it = std::get_if<std::int64_t>(&from)) return *it;
+    if (const auto* const it = std::get_if<double>(&from)) return *it;
+    if (const auto* const it = std::get_if<std::string_view>(&from)) return std::string(*it);
+    if (const auto* const it = std::get_if<Pickle::Bytes>(&from)) return Bytes{std::string(it->bytes)};
+    if (const auto* const it = std::get_if<Pickle::TensorAt>(&from)) return shared_tensor(it->place);
+    if (const auto* const it = std::get_if<Pickle::Container>(&from)) return container(*it);
+    return None{};
+  }
+
+  Value container(const Pickle::Container& from) {
+    using Kind = Pickle::Kind;
+    if (from.kind == Kind::kDict || from.kind == Kind::kOrderedDict) {
+      Dict dict{{}, from.kind == Kind::kOrderedDict};
+      dict.items.reserve(from.items.size() / 2);
+      for (std::size_t i = 0; i < from.items.size(); i += 2) dict.add(value(from.items[i]), value(from.items[i + 1]));
+      return dict;
+    }
+    Sequence sequence{from.kind == Kind::kList    ? Sequence::Kind::kList
+                      : from.kind == Kind::kTuple ? Sequence::Kind::kTuple
+                                                  : Sequence::Kind::kSet,
+                      {}};
+    sequence.items.reserve(from.items.size());
+    for (const auto item : from.items) sequence.items.push_back(value(item));
+    return sequence;
+  }
+
+  // One that is there twice is one object here, too.
+  at::Tensor shared_tensor(std::uint32_t place) {
+    at::Tensor& made = tensors_.try_emplace(place).first->second;
+    if (!made.defined()) made = tensor(pickle_.tensors[place]);
+    return made;
+  }
+
+  ZipReader zip_;
+  const bool verify_;
+  std::string folder_;
+  std::string program_;
+  Pickle pickle_;
+  std::vector<c10::Storage> storages_;
+  std::map<std::uint32_t, at::Tensor> tensors_;
+};
+
+}  // namespace
+
+Value load_torch_file(const std::string& path, const ReadOptions& options) {
+  const std::string first = first_bytes(path);
+  if (first == kBeforeZip)
+    throw base::UsageError(path + " has the form that torch.save() wrote before PyTorch 1.6; allowed is the one since",
+                           "load and save it once in Python", base::Cause::kBadFile);
+  return TorchFile(path, options).load();
+}
+
+bool is_torch_file(const std::string& path) {
+  const std::string first = first_bytes(path);
+  return first == kZip || first == kBeforeZip;
+}
+
+bool names_torch_file(std::string_view path) { return path.ends_with(".pt") || path.ends_with(".pth"); }
+
+}  // namespace lockstep::checkpoint

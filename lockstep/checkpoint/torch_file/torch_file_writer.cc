@@ -1,0 +1,79 @@
+#include <caffe2/serialize/inline_container.h>
+#include <torch/types.h>
+
+#include <exception>
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
+#include "lockstep/checkpoint/files/limits.h"
+#include "lockstep/checkpoint/torch_file/storage_layout.h"
+#include "lockstep/checkpoint/torch_file/torch_file.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+void collect(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
+  if (depth > kMaxTreeDepth)
+    throw base::UsageError("cannot save values that are nested deeper than the allowed 64 levels");
+  if (const auto* const tensor = value.as<at::Tensor>()) tensors.push_back(*tensor);
+  if (const auto* const sequence = value.as<Sequence>())
+    for (const Value& item : sequence->items) collect(item, tensors, depth + 1);
+  if (const auto* const dict = value.as<Dict>())
+    for (const auto& item : dict->items) collect(item.value, tensors, depth + 1);
+}
+
+// Where torch's writer puts its bytes. An error must not leave through its C code: it waits until rethrow().
+class Sink {
+ public:
+  explicit Sink(AtomicFile& file) : file_(file) {}
+
+  std::size_t write(const void* data, std::size_t num_bytes) {
+    try {
+      if (!error_) file_.write(data, num_bytes);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    return num_bytes;
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  AtomicFile& file_;
+  std::exception_ptr error_;
+};
+
+}  // namespace
+
+void save_torch_file(const Value& value, const std::string& path) {
+  std::vector<at::Tensor> tensors;
+  collect(value, tensors, 1);
+  const TensorPlaces places(tensors);
+  std::size_t number = 0;
+  const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return places.of(number++); });
+  if (pickle.size() > kMaxPickleBytes)
+    throw base::UsageError("cannot save a tree whose description takes " + std::to_string(pickle.size()) +
+                           " bytes; allowed are 32 MiB");
+  AtomicFile file(path);
+  Sink sink(file);
+  {
+    caffe2::serialize::PyTorchStreamWriter writer(
+        [&](const void* data, std::size_t num_bytes) { return sink.write(data, num_bytes); });
+    const auto record = [&](const std::string& name, const void* data, std::size_t num_bytes) {
+      writer.writeRecord(name, data, num_bytes);
+      sink.rethrow();
+    };
+    record("data.pkl", pickle.data(), pickle.size());
+    record("byteorder", "little", 6);
+    for (std::size_t i = 0; i < places.num_storages(); ++i) {
+      const at::Tensor bytes = places.storage(i);
+      record("data/" + std::to_string(i), bytes.const_data_ptr(), bytes.nbytes());
+    }
+    writer.writeEndOfFile();
+  }
+  sink.rethrow();
+  file.commit();
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,112 @@
+#include "lockstep/comm/channel/call_signature.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "lockstep/base/check.h"
+
+namespace lockstep::comm {
+namespace {
+
+/// FNV-1a, 64 bits: the same on all hosts, unlike std::hash.
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t value = 14695981039346656037u;
+  for (const unsigned char c : text) value = (value ^ c) * 1099511628211u;
+  return value;
+}
+
+/// Half a round of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014): one to one,
+/// and every number that is mixed in goes through another half at least.
+std::uint64_t mix(std::uint64_t value) {
+  value *= 0xbf58476d1ce4e5b9u;
+  return value ^ (value >> 29);
+}
+
+bool same(const Call& a, const Call& b, bool sizes_may_differ) {
+  return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
+         a.op == b.op && a.wire == b.wire && a.device == b.device &&
+         (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
+}
+
+}  // namespace
+
+std::uint64_t key(const Call& call) {
+  const auto small = static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 |
+                     static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 |
+                     static_cast<std::uint64_t>(call.kind) << 8 | static_cast<std::uint64_t>(call.op) << 4 | call.dims;
+  std::uint64_t value = mix(mix(call.seq + 0x9e3779b97f4a7c15u) ^ call.name_hash);
+  value =
+      mix(mix(value ^ small) ^ (static_cast<std::uint64_t>(call.wire) | static_cast<std::uint64_t>(call.device) << 8));
+  for (int d = 0; d < call.dims; ++d) value = mix(value ^ static_cast<std::uint64_t>(call.sizes[d]));
+  return mix(value);
+}
+
+CallShape::CallShape(const at::Tensor& tensor, bool ranks_may_differ)
+    : dtype(static_cast<std::int16_t>(tensor.scalar_type())),
+      device(static_cast<std::int8_t>(tensor.device().type())),
+      dims(static_cast<std::uint8_t>(tensor.dim())),
+      may_differ(ranks_may_differ) {
+  LOCKSTEP_CHECK(tensor.dim() <= Call::kMaxDims);  // Group has refused more
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes);
+}
+
+Call make_call(const Collective& op, const CallShape& shape) {
+  Call call;  // every byte is set below: it travels
+  call.seq = op.seq;
+  call.name_hash = hash(op.name);
+  std::fill(std::copy(shape.sizes, shape.sizes + shape.dims, call.sizes), std::end(call.sizes), 0);
+  call.root = op.root;
+  call.dtype = shape.dtype;
+  call.kind = op.kind;
+  call.op = op.op;
+  call.wire = static_cast<std::int8_t>(op.wire);
+  call.device = shape.device;
+  call.dims = shape.dims;
+  std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
+  // Cut between characters: UTF-8's continuation bytes go with the one before.
+  while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80)
+    --length;
+  std::fill(std::copy_n(op.name.data(), length, call.name), std::end(call.name), '\0');
+  return call;
+}
+
+std::string describe(const Call& call) {
+  std::string text(name(call.kind));
+  text += "(";
+  if (call.name[0]) text += std::string(call.name) + (call.dtype >= 0 ? ": " : "");
+  if (call.dtype >= 0) {
+    text += std::string(name(static_cast<at::ScalarType>(call.dtype))) + "[";
+    for (int d = 0; d < call.dims; ++d) text += (d ? "," : "") + std::to_string(call.sizes[d]);
+    text += "]";
+    if (call.device != static_cast<std::int8_t>(at::kCPU))
+      text += " on " + c10::DeviceTypeName(static_cast<at::DeviceType>(call.device), true);
+  }
+  const bool rooted = call.kind == Kind::kBroadcast || call.kind == Kind::kReduce || call.kind == Kind::kGather ||
+                      call.kind == Kind::kScatter;
+  const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduce || call.kind == Kind::kReduceScatter;
+  if (rooted) text += ", root " + std::to_string(call.root);
+  if (reduces && call.op != ReduceOp::kSum) text += ", " + std::string(name(call.op));
+  if (reduces && call.wire != static_cast<std::int8_t>(at::kFloat))
+    text += ", as " + std::string(name(static_cast<at::ScalarType>(call.wire)));
+  return text + ")";
+}
+
+bool find_difference(const std::vector<Call>& calls, bool sizes_may_differ, Difference& difference) {
+  const auto agrees = [&](std::size_t a, std::size_t b) { return same(calls[a], calls[b], sizes_may_differ); };
+  std::size_t different = 1;
+  while (different < calls.size() && agrees(0, different)) ++different;
+  if (different >= calls.size()) return false;
+  // Rank 0 is the odd one when the rank that differs from it has more company.
+  std::size_t with_zero = 0;
+  std::size_t with_other = 0;
+  for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+    with_zero += agrees(0, rank);
+    with_other += agrees(different, rank);
+  }
+  difference =
+      with_other > with_zero ? Difference{0, static_cast<int>(different)} : Difference{static_cast<int>(different), 0};
+  return true;
+}
+
+}  // namespace lockstep::comm

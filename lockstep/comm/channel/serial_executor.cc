@@ -1,0 +1,53 @@
+#include "lockstep/comm/channel/serial_executor.h"
+
+namespace lockstep::comm {
+namespace {
+
+thread_local const Lane* current_lane = nullptr;
+
+}  // namespace
+
+const Lane* Lane::current() { return current_lane; }
+
+Lane::~Lane() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();  // bounded: every task has a deadline, and Group aborts its transport before
+}
+
+PendingPtr Lane::post(std::function<void()> task) {
+  auto pending = std::make_shared<Pending>();
+  const std::lock_guard lock(mutex_);
+  unfinished_.fetch_add(1, std::memory_order_relaxed);
+  queue_.push_back({std::move(task), pending});
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  changed_.notify_all();
+  return pending;
+}
+
+void Lane::serve() {
+  current_lane = this;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // bounded: the destructor sets stop_
+    if (queue_.empty()) return;
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      item.task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    item.task = nullptr;
+    lock.lock();
+    unfinished_.fetch_sub(1, std::memory_order_release);
+    item.pending->finish(error);
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,119 @@
+#include "lockstep/comm/device_selection.h"
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/comm/world.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr char kField = '\x1f';
+constexpr const char* kVerdict = "gpu/verdict";
+
+std::string key_of(int rank) { return "gpu/" + std::to_string(rank); }
+
+/// What all ranks have said, read by rank 0: why they cannot use NCCL, "" when they can. `said`: by rank, the GPU's
+/// UUID, its host and number there, and the version of NCCL.
+std::string verdict_on(const std::vector<std::string>& said) {
+  std::map<std::string, std::vector<int>> users;
+  std::vector<std::vector<std::string>> fields;
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    fields.push_back(base::split(said[rank], kField));
+    fields.back().resize(4);
+    users[fields.back()[0]].push_back(static_cast<int>(rank));
+  }
+  for (const auto& [uuid, ranks] : users) {
+    if (ranks.size() == 1) continue;
+    std::string list;
+    for (const int rank : ranks) list += (list.empty() ? "" : ",") + std::to_string(rank);
+    const auto& place = fields[static_cast<std::size_t>(ranks.front())];
+    return "ranks " + list + " share one GPU, " + uuid + " of host " + place[1];
+  }
+  for (std::size_t rank = 0; rank < fields.size(); ++rank) {
+    if (!fields[rank][3].empty()) return "rank " + std::to_string(rank) + ": " + fields[rank][3];
+    if (fields[rank][2] != fields[0][2])
+      return "rank 0 has NCCL " + fields[0][2] + ", rank " + std::to_string(rank) + " has " + fields[rank][2];
+  }
+  return "";
+}
+
+}  // namespace
+
+DeviceWish parse_device(const std::string& asked) {
+  if (asked == "auto") return {};
+  if (asked == "cpu") return {.cpu = true};
+  if (asked == "cuda") return {.gpu = true};
+  const auto index = asked.starts_with("cuda:") ? base::parse_int(asked.substr(5)) : std::nullopt;
+  if (!index || *index < 0 || *index > 127)
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is " + base::quoted(asked, 80) +
+                           "; allowed are auto, cpu, cuda and cuda:N with N from 0");
+  return {.gpu = true, .index = static_cast<int>(*index)};
+}
+
+bool find_gpus(World& world, const DeviceWish& wish) {
+  if (wish.cpu) {
+    world.no_gpu = "LOCKSTEP_DEVICE, or InitOptions.device, is cpu";
+    return false;
+  }
+  const VisibleGpus gpus = visible_gpus();
+  world.no_gpu = gpus.missing;
+  if (wish.gpu && gpus.count == 0)
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
+  if (wish.index >= gpus.count && wish.index >= 0)
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(wish.index) + "; of the " +
+                           std::to_string(gpus.count) +
+                           " GPUs that this rank sees, allowed are cuda:0 to cuda:" + std::to_string(gpus.count - 1));
+  if (gpus.broken) base::log_warning("GPUs are not used: " + gpus.missing);
+  if (gpus.count == 0) return false;
+  load_cuda();
+  world.num_gpus = gpus.count;
+  return true;
+}
+
+void take_gpu(World& world, const DeviceWish& wish) {
+  const int index = wish.index >= 0 ? wish.index : world.identity.local_rank % world.num_gpus;
+  choose_gpu(index);
+  world.gpu = describe_gpu(index);
+  world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+void agree_on_gpus(World& world, const std::string& asked, const std::string& nccl_version,
+                   const std::string& nccl_missing, base::Deadline deadline) {
+  const job::Identity& id = world.identity;
+  const auto heard = [&](const std::string& key, int from) {
+    const auto value = world.store->get(key, deadline);
+    if (!value)
+      throw base::CommError(base::Cause::kJoinTimeout, "init", id.rank, from,
+                            "rank " + std::to_string(from) + " has not said in time which GPU it has");
+    return *value;
+  };
+  world.store->set(key_of(id.rank),
+                   world.gpu.uuid + kField + base::host_name() + kField + nccl_version + kField + nccl_missing,
+                   deadline);
+  if (id.rank == 0) {
+    std::vector<std::string> said;
+    for (int rank = 0; rank < id.world_size; ++rank) said.push_back(heard(key_of(rank), rank));
+    world.store->set(kVerdict, verdict_on(said) + kField, deadline);
+  }
+  std::string verdict = heard(kVerdict, 0);
+  verdict.resize(verdict.find(kField));
+  const bool named = asked != "auto" && asked != "nccl";
+  if (asked == "nccl" && !verdict.empty())
+    throw base::UsageError(
+        "transport nccl: " + verdict,
+        "give each rank a GPU of its own, or name another transport: tensors on GPUs then go through the host's memory",
+        base::Cause::kConfigMismatch);
+  world.by_nccl = !named && verdict.empty();
+  const std::string through = "through the host's memory over " + world.transport;
+  world.gpu_way = world.by_nccl ? "by NCCL " + nccl_version : through;
+  if (id.rank == 0 && !verdict.empty() && !named)
+    base::log_warning(verdict + ": tensors on GPUs go " + through + ", which is slower than NCCL");
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,48 @@
+#include "lockstep/comm/interface/collective.h"
+
+#include <array>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::array<std::string_view, 11> kKinds = {"all_reduce",     "reduce", "broadcast", "all_gather",
+                                                     "reduce_scatter", "gather", "scatter",   "all_to_all",
+                                                     "send",           "recv",   "barrier"};
+constexpr std::array<std::string_view, 5> kOps = {"sum", "mean", "min", "max", "product"};
+
+struct DtypeRow {
+  at::ScalarType dtype;
+  std::string_view name;
+};
+constexpr std::array kDtypes = {
+    DtypeRow{at::kDouble, "float64"},    DtypeRow{at::kFloat, "float32"}, DtypeRow{at::kHalf, "float16"},
+    DtypeRow{at::kBFloat16, "bfloat16"}, DtypeRow{at::kLong, "int64"},    DtypeRow{at::kInt, "int32"},
+    DtypeRow{at::kChar, "int8"},         DtypeRow{at::kByte, "uint8"},    DtypeRow{at::kBool, "bool"},
+};
+
+}  // namespace
+
+std::string_view name(Kind kind) { return kKinds.at(static_cast<std::size_t>(kind)); }
+std::string_view name(ReduceOp op) { return kOps.at(static_cast<std::size_t>(op)); }
+
+std::string_view name(at::ScalarType dtype) {
+  for (const DtypeRow& row : kDtypes)
+    if (row.dtype == dtype) return row.name;
+  return "?";
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "none";
+  std::string text(name(tensor.scalar_type()));
+  text += "[";
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) text += (d ? "," : "") + std::to_string(tensor.size(d));
+  return text + "]";
+}
+
+std::string label(const Collective& op) {
+  std::string text(name(op.kind));
+  if (!op.name.empty()) text += "(" + op.name + ")";
+  return text + "#" + std::to_string(op.seq);
+}
+
+}  // namespace lockstep::comm

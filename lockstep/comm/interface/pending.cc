@@ -1,0 +1,30 @@
+#include "lockstep/comm/interface/pending.h"
+
+namespace lockstep::comm {
+
+void Pending::finish(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  if (done_.load(std::memory_order_relaxed)) return;
+  error_ = std::move(error);
+  done_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+bool Pending::wait_until(base::Deadline deadline) {
+  if (done()) return true;
+  std::unique_lock lock(mutex_);
+  const auto ready = [this] { return done_.load(std::memory_order_relaxed); };
+  if (deadline.is_never()) {
+    changed_.wait(lock, ready);  // bounded: the caller chose never
+    return true;
+  }
+  return changed_.wait_until(lock, deadline.when(), ready);
+}
+
+PendingPtr finished() {
+  auto pending = std::make_shared<Pending>();
+  pending->finish();
+  return pending;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,154 @@
+#include "lockstep/comm/mpi/runtime.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <future>
+#include <stdexcept>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/mpi/mpi.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr auto kEndLimit = std::chrono::seconds(5);
+
+struct Add {
+  static float apply(float a, float b) { return a + b; }
+};
+struct Less {
+  static float apply(float a, float b) { return b < a ? b : a; }
+};
+struct More {
+  static float apply(float a, float b) { return a < b ? b : a; }
+};
+struct Times {
+  static float apply(float a, float b) { return a * b; }
+};
+
+/// MPI knows neither dtype: their bits travel as uint16.
+template <typename Narrow, typename Op>
+void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
+  const auto* from = static_cast<const Narrow*>(in);
+  auto* to = static_cast<Narrow*>(in_out);
+  for (int i = 0; i < *count; ++i)
+    to[i] = static_cast<Narrow>(Op::apply(static_cast<float>(from[i]), static_cast<float>(to[i])));
+}
+
+template <typename Narrow>
+void create_ops(MPI_Op (&ops)[4]) {
+  MPI_User_function* const functions[] = {combine<Narrow, Add>, combine<Narrow, Less>, combine<Narrow, More>,
+                                          combine<Narrow, Times>};
+  for (int i = 0; i < 4; ++i) check_mpi(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
+}
+
+/// MPI_Finalize() waits for the other ranks, who may never come to it.
+void end_mpi() {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized) return;
+  std::promise<void> ended;
+  auto end = ended.get_future();
+  std::thread([ended = std::move(ended)]() mutable {
+    MPI_Finalize();
+    ended.set_value();
+  }).detach();
+  end.wait_for(kEndLimit);
+}
+
+/// The column of an operator in the tables here: a mean is a sum that is divided afterwards.
+std::size_t place_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kMin: return 1;
+    case ReduceOp::kMax: return 2;
+    case ReduceOp::kProduct: return 3;
+    default: return 0;
+  }
+}
+
+}  // namespace
+
+void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw std::runtime_error(std::string(what) + ": " + std::string(text, static_cast<std::size_t>(length)));
+}
+
+MpiLibrary built_with_mpi() {
+#ifdef OMPI_MAJOR_VERSION
+  return {"Open MPI", std::to_string(OMPI_MAJOR_VERSION) + "." + std::to_string(OMPI_MINOR_VERSION)};
+#else
+  return parse_mpi_library(LOCKSTEP_MPI_BUILT_WITH);
+#endif
+}
+
+MpiLibrary loaded_mpi() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING + 1] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return parse_mpi_library(text);
+}
+
+MpiSession& MpiSession::process() {
+  // Never destroyed: transports in static objects outlive main().
+  static MpiSession* const session = new MpiSession;
+  return *session;
+}
+
+MpiSession::MpiSession() {
+  check_mpi_library();
+  int ready = 0;
+  MPI_Initialized(&ready);
+  int level = MPI_THREAD_SINGLE;
+  if (ready) {
+    MPI_Query_thread(&level);
+  } else {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+    std::atexit(end_mpi);
+  }
+  if (level < MPI_THREAD_SERIALIZED)
+    throw base::UsageError(
+        "transport mpi: MPI was initialised for one thread; allowed is MPI_THREAD_SERIALIZED or more");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  create_ops<c10::Half>(narrow_ops_[0]);
+  create_ops<c10::BFloat16>(narrow_ops_[1]);
+}
+
+bool MpiSession::usable() const {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  return finalized == 0;
+}
+
+MPI_Datatype MpiSession::type(at::ScalarType dtype) const {
+  switch (dtype) {
+    case at::kDouble: return MPI_DOUBLE;
+    case at::kFloat: return MPI_FLOAT;
+    case at::kLong: return MPI_INT64_T;
+    case at::kInt: return MPI_INT32_T;
+    case at::kChar: return MPI_INT8_T;
+    case at::kHalf:
+    case at::kBFloat16: return MPI_UINT16_T;
+    default: return MPI_UINT8_T;  // uint8 and bool
+  }
+}
+
+MPI_Op MpiSession::op(ReduceOp op, at::ScalarType dtype) const {
+  const MPI_Op plain[] = {MPI_SUM, MPI_MIN, MPI_MAX, MPI_PROD};
+  const MPI_Op of_bools[] = {MPI_MAX, MPI_MIN, MPI_MAX, MPI_MIN};
+  const std::size_t place = place_of(op);
+  if (dtype == at::kBool) return of_bools[place];
+  if (dtype == at::kHalf) return narrow_ops_[0][place];
+  if (dtype == at::kBFloat16) return narrow_ops_[1][place];
+  return plain[place];
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,77 @@
+#include "lockstep/comm/reducers/bucket_size.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "lockstep/base/log.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kSizes[] = {256 << 10, 1 << 20, 4 << 20, 10 << 20, 25 << 20};
+constexpr std::int64_t kFirst = 1 << 20;  // of the first bucket at most: it should leave early
+constexpr int kRuns = 3;                  // after one that is not counted
+constexpr double kLongEnough = 0.2;
+constexpr double kGoodRate = 0.9;  // of the best
+
+void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
+  Collective all{.kind = Kind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
+  channel.begin(all, tensor);
+  channel.run(all, "the measurement of bucket sizes");
+  channel.end(all.record);
+  channel.settle();
+}
+
+/// The median on this rank, then the most on any: the same everywhere.
+double time_of(Channel& channel, const at::Tensor& tensor) {
+  double seconds[kRuns];
+  all_reduce(channel, tensor, ReduceOp::kSum);
+  for (double& one : seconds) {
+    const auto begin = Clock::now();
+    all_reduce(channel, tensor, ReduceOp::kSum);
+    one = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  std::sort(seconds, seconds + kRuns);
+  const at::Tensor most = at::full({1}, seconds[kRuns / 2], at::kDouble);
+  all_reduce(channel, most, ReduceOp::kMax);
+  return most.item<double>();
+}
+
+std::string text_of(const BucketTime& time) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%lld KiB %.2f ms", static_cast<long long>(time.bytes >> 10), time.seconds * 1e3);
+  return text;
+}
+
+}  // namespace
+
+std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times) {
+  const auto rate = [](const BucketTime& time) { return static_cast<double>(time.bytes) / time.seconds; };
+  double best = 0;
+  for (const BucketTime& time : times) best = std::max(best, rate(time));
+  for (const BucketTime& time : times)
+    if (rate(time) >= kGoodRate * best) return time.bytes;
+  return times.back().bytes;
+}
+
+std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device device) {
+  std::vector<BucketTime> times;
+  std::string seen;
+  for (const std::int64_t bytes : kSizes) {
+    const at::Tensor tensor = at::zeros({bytes / 4}, at::TensorOptions(device).dtype(at::kFloat));
+    times.push_back({bytes, time_of(channel, tensor)});
+    seen += (seen.empty() ? "" : ", ") + text_of(times.back());
+    if (times.back().seconds > kLongEnough) break;
+  }
+  const std::int64_t chosen = choose_bucket_bytes(times);
+  if (channel.rank() == 0)
+    base::log_info("buckets of " + std::to_string(chosen >> 10) + " KiB; an all_reduce took: " + seen);
+  return {std::min(chosen, kFirst), chosen};
+}
+
+}  // namespace lockstep::comm

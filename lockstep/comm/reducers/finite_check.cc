@@ -1,0 +1,48 @@
+#include "lockstep/comm/reducers/finite_check.h"
+
+#include <ATen/ops/aminmax.h>
+
+#include <cmath>
+#include <utility>
+
+#include "lockstep/comm/reducers/forwarding_reducer.h"
+
+namespace lockstep::comm {
+namespace {
+
+class FiniteExchange final : public ForwardingExchange {
+ public:
+  FiniteExchange(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank,
+                 std::function<void(const base::CommError&)> fail)
+      : ForwardingExchange(std::move(inner)), names_(std::move(names)), rank_(rank), fail_(std::move(fail)) {}
+
+  at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
+    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    if (values.numel() > 0) look_at(values, names_[index]);
+    return ForwardingExchange::ready(index, gradient, fresh);
+  }
+
+ private:
+  void look_at(const at::Tensor& values, const std::string& name) {
+    const auto [least, greatest] = at::aminmax(values);
+    const double low = least.item<double>(), high = greatest.item<double>();
+    if (std::isfinite(low) && std::isfinite(high)) return;
+    fail_({base::Cause::kNonFinite, "backward", rank_, rank_,
+           "the gradient of " + name + " on rank " + std::to_string(rank_) + " has values that are not finite: least " +
+               std::to_string(low) + ", greatest " + std::to_string(high),
+           "look at this rank's batch and loss; a smaller learning rate, or clip_grad_norm()"});
+  }
+
+  const std::vector<std::string> names_;
+  const int rank_;
+  const std::function<void(const base::CommError&)> fail_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> with_finite_check(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank,
+                                            std::function<void(const base::CommError&)> fail) {
+  return std::make_unique<FiniteExchange>(std::move(inner), std::move(names), rank, std::move(fail));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,97 @@
+#include "lockstep/comm/reducers/reduction_header.h"
+
+#include <array>
+#include <cstring>
+#include <functional>
+
+namespace lockstep::comm {
+namespace {
+
+struct Field {
+  std::int64_t (*value)(const ExchangeHeader&);
+  std::string (*text)(std::int64_t);
+  bool also_joined;  // compared with ranks that have joined too
+};
+
+std::string count(std::int64_t n, const char* one, const char* many) {
+  return std::to_string(n) + " " + (n == 1 ? one : many);
+}
+
+constexpr std::array kUses = {"averages gradients", "takes the norm of gradients", "updates parameters",
+                              "updates parameters in backward()"};
+
+const Field kFields[] = {
+    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.seq); },
+     [](std::int64_t v) { return "is in exchange " + std::to_string(v); }, true},
+    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.plan); },
+     [](std::int64_t v) { return "has laid out its buckets in another way (" + std::to_string(v) + ")"; }, true},
+    {[](const ExchangeHeader& h) { return h.batches; },
+     [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.order}; },
+     [](std::int64_t v) {
+       return "has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " +
+              std::to_string(v);
+     },
+     false},
+    {[](const ExchangeHeader& h) { return h.steps; },
+     [](std::int64_t v) { return "has ended " + count(v, "step", "steps"); }, false},
+    {[](const ExchangeHeader& h) { return h.lost_backwards; },
+     [](std::int64_t v) {
+       return "has called backward() " + count(v, "time", "times") + " without reaching a parameter";
+     },
+     false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
+     [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); },
+     false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.use}; },
+     [](std::int64_t v) { return std::string(kUses.at(static_cast<std::size_t>(v))); }, false},
+    {[](const ExchangeHeader& h) { return std::int64_t{h.averaged}; },
+     [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has gradients of its own"); }, false},
+    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.options); },
+     [](std::int64_t v) { return "has an optimizer whose options or steps have the fingerprint " + std::to_string(v); },
+     false},
+};
+
+}  // namespace
+
+ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step) {
+  ExchangeHeader header;
+  std::memset(&header, 0, sizeof header);
+  header.seq = seq;
+  header.plan = plan;
+  header.steps = step.steps;
+  header.batches = step.batches;
+  header.order = step.order;
+  header.lost_backwards = step.lost_backwards;
+  header.accumulating = step.accumulating;
+  header.joined = step.joined;
+  header.divide_by_active = step.divide_by_active;
+  header.use = static_cast<std::uint8_t>(step.use);
+  header.averaged = step.averaged;
+  header.stop_requested = step.stop_requested;
+  header.options = step.options;
+  return header;
+}
+
+std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers,
+                                                const std::vector<int>& members) {
+  for (const Field& field : kFields) {
+    std::optional<std::size_t> first;
+    for (std::size_t i = 0; i < headers.size(); ++i) {
+      if (headers[i].joined && !field.also_joined) continue;
+      if (!first) {
+        first = i;
+        continue;
+      }
+      const std::int64_t a = field.value(headers[*first]);
+      const std::int64_t b = field.value(headers[i]);
+      if (a != b)
+        return HeaderDifference{members[i], members[*first],
+                                "rank " + std::to_string(members[*first]) + " " + field.text(a) + ", rank " +
+                                    std::to_string(members[i]) + " " + field.text(b)};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::comm

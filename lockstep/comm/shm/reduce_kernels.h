@@ -1,0 +1,135 @@
+// The loops of reduce(), compiled once for each instruction set: the includer gives LOCKSTEP_ISA, a namespace.
+// No include of other headers here: see elements.h.
+#pragma once
+
+#include "lockstep/comm/interface/element_types.h"
+
+namespace lockstep::comm::LOCKSTEP_ISA {
+namespace {
+
+constexpr std::size_t kTile = 1024;  // elements that are reduced in cache before they are stored to all outputs
+
+struct Sum {
+  template <typename T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a + b);
+  }
+};
+struct Product {
+  template <typename T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a * b);
+  }
+};
+struct Min {
+  template <typename T>
+  static T apply(T a, T b) {
+    return b < a ? b : a;
+  }
+};
+struct Max {
+  template <typename T>
+  static T apply(T a, T b) {
+    return a < b ? b : a;
+  }
+};
+
+template <typename Element, typename Op>
+void reduce_tile(const Reduction& r, std::size_t begin, std::size_t n, typename Element::Value divisor) {
+  using Stored = typename Element::Stored;
+  using Value = typename Element::Value;
+  const auto input = [&](std::size_t i) { return static_cast<const Stored*>(r.inputs[i]) + begin; };
+  alignas(64) Value sum[kTile];
+  const Stored* first = input(0);
+  if (r.num_inputs == 1) {
+    for (std::size_t k = 0; k < n; ++k) sum[k] = Element::load(first[k]);
+  } else {
+    const Stored* second = input(1);
+    for (std::size_t k = 0; k < n; ++k) sum[k] = Op::apply(Element::load(first[k]), Element::load(second[k]));
+  }
+  for (std::size_t i = 2; i < r.num_inputs; ++i) {
+    const Stored* next = input(i);
+    for (std::size_t k = 0; k < n; ++k) sum[k] = Op::apply(sum[k], Element::load(next[k]));
+  }
+  if (divisor != Value(1))
+    for (std::size_t k = 0; k < n; ++k) sum[k] = static_cast<Value>(sum[k] / divisor);
+  for (std::size_t i = 0; i < r.num_outputs; ++i) {
+    Stored* output = static_cast<Stored*>(r.outputs[i]) + begin;
+    for (std::size_t k = 0; k < n; ++k) output[k] = Element::store(sum[k]);
+  }
+}
+
+/// Two ranks, the result to both: in one pass, without the tile. An output is an input at the same places or at none.
+template <typename Element, typename Op, bool divide>
+void reduce_two(const Reduction& r, [[maybe_unused]] typename Element::Value divisor) {
+  using Stored = typename Element::Stored;
+  const auto* a = static_cast<const Stored*>(r.inputs[0]);
+  const auto* b = static_cast<const Stored*>(r.inputs[1]);
+  auto* x = static_cast<Stored*>(r.outputs[0]);
+  auto* y = static_cast<Stored*>(r.outputs[1]);
+#pragma GCC ivdep
+  for (std::size_t k = 0; k < r.count; ++k) {
+    auto result = Op::apply(Element::load(a[k]), Element::load(b[k]));
+    if constexpr (divide) result = static_cast<typename Element::Value>(result / divisor);
+    x[k] = y[k] = Element::store(result);
+  }
+}
+
+template <typename Element, typename Op>
+void reduce_as(const Reduction& r) {
+  const auto divisor = static_cast<typename Element::Value>(r.divisor);
+  if (r.num_inputs == 2 && r.num_outputs == 2)
+    return r.divisor == 1 ? reduce_two<Element, Op, false>(r, divisor) : reduce_two<Element, Op, true>(r, divisor);
+  for (std::size_t begin = 0; begin < r.count; begin += kTile)
+    reduce_tile<Element, Op>(r, begin, r.count - begin < kTile ? r.count - begin : kTile, divisor);
+}
+
+template <typename Element>
+void reduce_elements(const Reduction& r) {
+  switch (r.op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kMean: return reduce_as<Element, Sum>(r);
+    case ReduceOp::kMin: return reduce_as<Element, Min>(r);
+    case ReduceOp::kMax: return reduce_as<Element, Max>(r);
+    case ReduceOp::kProduct: return reduce_as<Element, Product>(r);
+  }
+}
+
+void reduce_bools(const Reduction& r) {
+  const bool any = r.op == ReduceOp::kSum || r.op == ReduceOp::kMax;
+  return any ? reduce_as<Plain<std::uint8_t>, Max>(r) : reduce_as<Plain<std::uint8_t>, Min>(r);
+}
+
+template <typename From, typename To>
+void convert_as(const Conversion& c) {
+  const auto* from = static_cast<const typename From::Stored*>(c.input);
+  auto* to = static_cast<typename To::Stored*>(c.output);
+#pragma GCC ivdep
+  for (std::size_t k = 0; k < c.count; ++k) to[k] = To::store(From::load(from[k]));
+}
+
+}  // namespace
+
+void convert(const Conversion& c) {
+  if (c.from == at::kFloat && c.to == at::kBFloat16) return convert_as<Plain<float>, Bfloat16>(c);
+  if (c.from == at::kBFloat16 && c.to == at::kFloat) return convert_as<Bfloat16, Plain<float>>(c);
+  if (c.from == at::kFloat && c.to == at::kHalf) return convert_as<Plain<float>, Half>(c);
+  if (c.from == at::kHalf && c.to == at::kFloat) return convert_as<Half, Plain<float>>(c);
+}
+
+void reduce(const Reduction& r) {
+  switch (r.dtype) {
+    case at::kFloat: return reduce_elements<Plain<float>>(r);
+    case at::kDouble: return reduce_elements<Plain<double>>(r);
+    case at::kBFloat16: return reduce_elements<Bfloat16>(r);
+    case at::kHalf: return reduce_elements<Half>(r);
+    case at::kLong: return reduce_elements<Plain<std::int64_t>>(r);
+    case at::kInt: return reduce_elements<Plain<std::int32_t>>(r);
+    case at::kChar: return reduce_elements<Plain<std::int8_t>>(r);
+    case at::kByte: return reduce_elements<Plain<std::uint8_t>>(r);
+    case at::kBool: return reduce_bools(r);
+    default: return;  // Group has refused it
+  }
+}
+
+}  // namespace lockstep::comm::LOCKSTEP_ISA

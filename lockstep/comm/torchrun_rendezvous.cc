@@ -1,0 +1,69 @@
+#include "lockstep/comm/torchrun_rendezvous.h"
+
+#include <future>
+#include <memory>
+#include <thread>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using base::Deadline;
+
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+/// "" when rank 0 has left no word before the deadline.
+std::string meet(const base::Address& address, const std::string& key, const std::string& word, Deadline deadline) {
+  c10d::TCPStoreOptions options;
+  options.port = address.port;
+  options.isServer = false;
+  options.waitWorkers = false;
+  options.timeout = deadline.left();
+  const auto tcp_store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  c10d::Store& store = *tcp_store;  // TCPStore hides the overloads for strings
+  if (!word.empty()) {
+    store.set(key, word);
+    return word;
+  }
+  // c10d's own wait prints stack traces when its time is over: ask instead.
+  while (!store.check({key})) {
+    if (deadline.expired()) return "";
+    std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kPause, deadline.left()));
+  }
+  return store.get_to_str(key);
+}
+
+}  // namespace
+
+std::string meet_by_torchrun_store(const base::Address& address, const std::string& key, const std::string& word,
+                                   Deadline deadline) {
+  const auto failed = [&](const std::string& why) {
+    return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1,
+                           "torchrun's store at " + to_string(address) + " " + why);
+  };
+  // A store whose process stands still keeps c10d in recv() for ever: its thread is left behind then.
+  auto promise = std::make_shared<std::promise<std::string>>();
+  std::future<std::string> answer = promise->get_future();
+  std::thread([=] {
+    try {
+      promise->set_value(meet(address, key, word, deadline));
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (answer.wait_until(deadline.when() + std::chrono::seconds(1)) != std::future_status::ready)
+    throw failed("does not answer");
+  try {
+    std::string heard = answer.get();
+    if (!heard.empty()) return heard;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw failed("failed: " + text.substr(0, text.find('\n')));
+  }
+  throw base::CommError(base::Cause::kJoinTimeout, "init", -1, 0, "rank 0 has not said where the ranks meet",
+                        "does rank 0 call lockstep::init()?");
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,59 @@
+#include "lockstep/data/datasets/char_dataset.h"
+
+#include <torch/types.h>
+
+#include <algorithm>
+#include <string>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::data {
+
+CharDataset::CharDataset(std::vector<std::int32_t> ids, const CharOptions& options)
+    : CharDataset(std::make_shared<const std::vector<std::int32_t>>(std::move(ids)), 0, 0, options) {}
+
+// `num_ids` 0: all of them.
+CharDataset::CharDataset(std::shared_ptr<const std::vector<std::int32_t>> ids, std::size_t first, std::size_t num_ids,
+                         const CharOptions& options)
+    : ids_(std::move(ids)), first_(first), num_ids_(num_ids == 0 ? ids_->size() : num_ids), options_(options) {
+  if (options_.block_size < 1) throw base::UsageError("CharOptions.block_size is 0; allowed is at least 1");
+  if (options_.stride == 0) options_.stride = options_.block_size;
+  if (num_ids_ <= options_.block_size)
+    throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters is too short for a block_size of " +
+                           std::to_string(options_.block_size) +
+                           "; allowed are block sizes below the length of the text");
+}
+
+std::pair<CharDataset, CharDataset> CharDataset::split(double fraction) const {
+  if (!(fraction > 0 && fraction < 1))
+    throw base::UsageError("the fraction to split at is " + std::to_string(fraction) + "; allowed is between 0 and 1");
+  const auto cut = static_cast<std::size_t>(static_cast<double>(num_ids_) * fraction);
+  if (cut <= options_.block_size || num_ids_ - cut <= options_.block_size)
+    throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters split at " +
+                           std::to_string(fraction) + " leaves a part without a window of " +
+                           std::to_string(options_.block_size) + " characters");
+  return {CharDataset(ids_, first_, cut, options_), CharDataset(ids_, first_ + cut, num_ids_ - cut, options_)};
+}
+
+Example CharDataset::get(std::size_t index) const {
+  Example batch = get_batch({index});
+  return {batch.data[0], batch.target[0]};
+}
+
+Example CharDataset::get_batch(const std::vector<std::size_t>& indices) const {
+  const auto block = options_.block_size;
+  const std::vector<std::int64_t> shape = {static_cast<std::int64_t>(indices.size()), static_cast<std::int64_t>(block)};
+  Example batch{torch::empty(shape, torch::kInt64), torch::empty(shape, torch::kInt64)};
+  auto* data = batch.data.data_ptr<std::int64_t>();
+  auto* target = batch.target.data_ptr<std::int64_t>();
+  for (const std::size_t index : indices) {
+    LOCKSTEP_CHECK(index < size());
+    const auto window = ids_->begin() + static_cast<std::ptrdiff_t>(first_ + index * options_.stride);
+    data = std::copy_n(window, block, data);
+    target = std::copy_n(window + 1, block, target);
+  }
+  return batch;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,136 @@
+#include "lockstep/data/datasets/idx.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::uint64_t kMaxBytes = std::uint64_t{2} << 30;  // MNIST's largest file has 47 MB
+constexpr std::uint64_t kMaxRatio = 1032;                    // of deflate: 258 bytes from 2 bits (zlib's documentation)
+constexpr unsigned kUnsignedByte = 0x08;
+constexpr unsigned kMaxDimensions = 4;
+
+struct CloseGz {
+  void operator()(gzFile_s* file) const { ::gzclose_r(file); }
+};
+
+// Reads a plain or compressed file through zlib and knows where it stands.
+class GzReader {
+ public:
+  explicit GzReader(const std::string& path) : path_(path) {
+    base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    struct stat status{};
+    if (!fd || ::fstat(fd.get(), &status) != 0) throw base::SystemError("cannot read " + path, errno);
+    if (!S_ISREG(status.st_mode)) throw base::UsageError(path + " is not a regular file");
+    size_ = static_cast<std::uint64_t>(status.st_size);
+    file_.reset(::gzdopen(fd.get(), "rb"));
+    if (!file_) throw base::SystemError("cannot read " + path, ENOMEM);
+    fd.release();
+    // Also reads the first bytes: false only when they are gzip's.
+    compressed_ = ::gzdirect(file_.get()) == 0;
+  }
+
+  [[noreturn]] void refuse(std::uint64_t offset, const std::string& reason) const {
+    throw base::FormatError(path_ + ":" + std::to_string(offset) + ": " + reason);
+  }
+
+  // Fewer bytes than asked for only at the end of the file.
+  std::size_t read(std::uint8_t* data, std::size_t size) {
+    std::size_t done = 0;
+    while (done < size) {
+      const int got =
+          ::gzread(file_.get(), data + done, static_cast<unsigned>(std::min<std::size_t>(size - done, 1 << 20)));
+      if (got < 0) fail();
+      if (got == 0) break;
+      done += static_cast<std::size_t>(got);
+      offset_ += static_cast<std::uint64_t>(got);
+    }
+    // gzread reports a cut-off stream as an end of file with an error beside it.
+    int error = Z_OK;
+    ::gzerror(file_.get(), &error);
+    if (done < size && error != Z_OK && error != Z_STREAM_END) fail();
+    return done;
+  }
+
+  void read_all(std::uint8_t* data, std::size_t size, const char* what) {
+    const std::uint64_t begin = offset_;
+    const std::size_t got = read(data, size);
+    if (got != size)
+      refuse(offset_, "the file ends inside " + std::string(what) + ": got " + std::to_string(got) +
+                          " bytes from offset " + std::to_string(begin) + ", expected " + std::to_string(size));
+  }
+
+  // The most that the file can hold: known before anything of that size is allocated.
+  std::uint64_t most_bytes() const { return compressed_ ? size_ * kMaxRatio : size_; }
+  std::uint64_t offset() const { return offset_; }
+
+ private:
+  [[noreturn]] void fail() const {
+    int error = Z_OK;
+    const std::string text = ::gzerror(file_.get(), &error);
+    if (error == Z_ERRNO) throw base::SystemError("cannot read " + path_, errno);
+    refuse(offset_, "damaged gzip data (" + (text.empty() ? "zlib error " + std::to_string(error) : text) + ")");
+  }
+
+  std::string path_;
+  std::unique_ptr<gzFile_s, CloseGz> file_;
+  std::uint64_t size_ = 0;
+  std::uint64_t offset_ = 0;
+  bool compressed_ = false;
+};
+
+std::uint64_t read_shape(GzReader& in, std::vector<std::int64_t>& shape) {
+  std::array<std::uint8_t, 4> word{};
+  in.read_all(word.data(), word.size(), "the magic number");
+  if (word[0] != 0 || word[1] != 0) in.refuse(0, "not an IDX file: it must begin with two zero bytes");
+  if (word[2] != kUnsignedByte)
+    in.refuse(2, "IDX type is " + std::to_string(word[2]) + "; allowed is 8 (unsigned byte)");
+  const unsigned num_dimensions = word[3];
+  if (num_dimensions < 1 || num_dimensions > kMaxDimensions)
+    in.refuse(3, "the file has " + std::to_string(num_dimensions) + " dimensions; allowed is 1 to 4");
+  std::uint64_t num_bytes = 1;
+  for (unsigned i = 0; i < num_dimensions; ++i) {
+    in.read_all(word.data(), word.size(), "the list of dimensions");
+    const std::uint32_t extent = static_cast<std::uint32_t>(word[0]) << 24 | word[1] << 16 | word[2] << 8 | word[3];
+    shape.push_back(extent);
+    if (__builtin_mul_overflow(num_bytes, std::uint64_t{extent}, &num_bytes) || num_bytes > kMaxBytes)
+      in.refuse(in.offset() - 4, "dimension " + std::to_string(i) + " is " + std::to_string(extent) +
+                                     ", which makes more than the allowed 2 GiB");
+  }
+  return num_bytes;
+}
+
+}  // namespace
+
+IdxBytes read_idx(const std::string& path) {
+  GzReader in(path);
+  IdxBytes idx;
+  const std::uint64_t num_bytes = read_shape(in, idx.shape);
+  idx.values_offset = in.offset();
+  if (idx.values_offset + num_bytes > in.most_bytes())
+    in.refuse(idx.values_offset, "the header promises " + std::to_string(num_bytes) +
+                                     " values, but the file can hold at most " +
+                                     std::to_string(in.most_bytes() - std::min(in.most_bytes(), idx.values_offset)));
+  idx.values.resize(num_bytes);
+  in.read_all(idx.values.data(), idx.values.size(), "the values");
+  std::uint8_t beyond = 0;
+  if (in.read(&beyond, 1) != 0)
+    in.refuse(in.offset() - 1,
+              "the file goes on after the " + std::to_string(num_bytes) + " values that its header promises");
+  return idx;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,168 @@
+#include "lockstep/data/datasets/image_dataset.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/data/datasets/file_contents.h"
+#include "lockstep/data/datasets/image_resize.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::uint64_t kMaxFileBytes = std::uint64_t{256} << 20;  // ImageNet's largest has 15 MB
+constexpr int kMaxReplacements = 16;
+
+void require(const char* option, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high)
+    throw base::UsageError("ImageOptions." + std::string(option) + " is " + std::to_string(value) + "; allowed is " +
+                           std::to_string(low) + " to " + std::to_string(high));
+}
+
+ImageOptions checked(ImageOptions options) {
+  if (const std::string missing = jpeg_missing(); !missing.empty()) throw base::UsageError(missing);
+  require("size", options.size, 8, 4096);
+  if (options.resize == 0) options.resize = options.size * 8 / 7;
+  require("resize", options.resize, options.size, 8192);
+  const CropOptions& crop = options.crop;
+  if (!(crop.min_area > 0 && crop.min_area <= crop.max_area && crop.max_area <= 1))
+    throw base::UsageError("ImageOptions.crop has areas from " + std::to_string(crop.min_area) + " to " +
+                           std::to_string(crop.max_area) + "; allowed is 0 < min_area <= max_area <= 1");
+  if (!(crop.min_aspect > 0 && crop.min_aspect <= crop.max_aspect))
+    throw base::UsageError("ImageOptions.crop has aspects from " + std::to_string(crop.min_aspect) + " to " +
+                           std::to_string(crop.max_aspect) + "; allowed is 0 < min_aspect <= max_aspect");
+  return options;
+}
+
+}  // namespace
+
+/// Which files a warning has named. Any thread.
+class ImageDataset::Warned {
+ public:
+  void tell(std::size_t index, const char* reason, const char* what_instead) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!files_.insert(index).second) return;
+    }
+    base::log_warning(std::string(reason) + "; " + what_instead);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::size_t> files_;  // guarded by mutex_
+};
+
+ImageDataset::ImageDataset(ImageFolder folder, const ImageOptions& options)
+    : folder_(std::make_shared<const ImageFolder>(std::move(folder))),
+      warned_(std::make_shared<Warned>()),
+      options_(checked(options)) {}
+
+const std::string& ImageDataset::read(std::size_t index, std::string& path) {
+  path = folder_->path(index);
+  bytes_.clear();
+  append_file(path, kMaxFileBytes + 1, bytes_);
+  if (bytes_.size() > kMaxFileBytes)
+    throw base::FormatError(path + ":0: the file has more than the allowed " + std::to_string(kMaxFileBytes) +
+                            " bytes");
+  return bytes_;
+}
+
+void ImageDataset::make_augmented(std::size_t index, SampleRandom& random, std::uint8_t* rgb) {
+  std::string path;
+  const std::string& bytes = read(index, path);
+  const auto size = static_cast<int>(options_.size);
+  const auto choose = [&](int width, int height) {
+    const Box box = random_crop(width, height, random, options_.crop);
+    return JpegPart{box, options_.shrink_in_decoder ? shrink_for(box, size) : 1};
+  };
+  decode_jpeg(bytes, path, choose, pixels_);
+  resize(pixels_, size, size, rgb);
+  if (random.below(2) == 1) flip(rgb, size, size);
+}
+
+void ImageDataset::make_centered(std::size_t index, std::uint8_t* rgb) {
+  std::string path;
+  const std::string& bytes = read(index, path);
+  std::pair<std::int64_t, std::int64_t> sides;
+  const auto choose = [&](int width, int height) {
+    sides = shorter_side_to(width, height, static_cast<int>(options_.resize));
+    if (sides.first * sides.second > kMaxJpegPixels)
+      throw base::FormatError(path + ":0: the picture has " + std::to_string(width) + " x " + std::to_string(height) +
+                              " pixels, which are too many when its shorter side is " +
+                              std::to_string(options_.resize));
+    return JpegPart{{0, 0, width, height}};
+  };
+  decode_jpeg(bytes, path, choose, pixels_);
+  resized_.resize(static_cast<std::size_t>(3 * sides.first * sides.second));
+  resize(pixels_, sides.first, sides.second, resized_.data());
+  cut(resized_.data(), sides.first,
+      center_crop(static_cast<int>(sides.first), static_cast<int>(sides.second), static_cast<int>(options_.size)), rgb);
+}
+
+void ImageDataset::make(std::size_t index, std::uint8_t* rgb, std::int64_t& target) {
+  SampleRandom random(options_.seed, epoch_, index);
+  for (int tried = 0;; ++tried) {
+    try {
+      options_.augment ? make_augmented(index, random, rgb) : make_centered(index, rgb);
+      target = folder_->label(index);
+      return;
+    } catch (const base::FormatError& error) {
+      if (options_.broken == BrokenImages::kRefuse || tried == kMaxReplacements) throw;
+      if (options_.broken == BrokenImages::kMark) {
+        warned_->tell(index, error.what(), "it is not counted");
+        std::fill_n(rgb, 3 * options_.size * options_.size, std::uint8_t{0});
+        target = kNoTarget;
+        return;
+      }
+      warned_->tell(index, error.what(), "another image takes its place");
+    }
+    index = static_cast<std::size_t>(random.next() % size());
+  }
+}
+
+Example ImageDataset::get(std::size_t index) {
+  const Example batch = get_batch({index});
+  return {batch.data[0], batch.target[0]};
+}
+
+Example ImageDataset::get_batch(const std::vector<std::size_t>& indices) {
+  const auto count = static_cast<std::int64_t>(indices.size());
+  Example batch{at::empty({count, 3, options_.size, options_.size},
+                          at::dtype(at::kByte).memory_format(at::MemoryFormat::ChannelsLast)),
+                at::empty({count}, at::dtype(at::kLong))};
+  auto* rgb = batch.data.data_ptr<std::uint8_t>();
+  auto* target = batch.target.data_ptr<std::int64_t>();
+  for (const std::size_t index : indices) {
+    make(index, rgb, *target++);
+    rgb += 3 * options_.size * options_.size;
+  }
+  return batch;
+}
+
+at::Tensor normalize_images(const at::Tensor& bytes, at::ScalarType dtype) {
+  const auto colors = [&](double red, double green, double blue) {
+    return at::tensor({red, green, blue}, at::kFloat).mul_(255).to(bytes.device(), /*non_blocking=*/true);
+  };
+  const at::Tensor mean = colors(0.485, 0.456, 0.406), deviation = colors(0.229, 0.224, 0.225);
+  at::Tensor numbers = bytes.to(at::kFloat);
+  if (numbers.dim() == 4 && numbers.is_contiguous(at::MemoryFormat::ChannelsLast)) {
+    // Red, green and blue lie side by side: as rows, what an operation does at once is a row instead of three numbers.
+    // 64 images of 224 x 224 on one core: 26 ms instead of 60.
+    const std::int64_t width = numbers.size(3);
+    numbers.permute({0, 2, 3, 1})
+        .view({numbers.size(0) * numbers.size(2), width * 3})
+        .sub_(mean.repeat({width}))
+        .div_(deviation.repeat({width}));
+  } else {
+    numbers.sub_(mean.view({3, 1, 1})).div_(deviation.view({3, 1, 1}));
+  }
+  return numbers.to(dtype);
+}
+
+}  // namespace lockstep::data

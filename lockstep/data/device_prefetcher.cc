@@ -1,0 +1,86 @@
+#include "lockstep/data/device_prefetcher.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr auto kFirstPause = std::chrono::microseconds(20);
+constexpr auto kLongestPause = std::chrono::microseconds(500);
+
+at::Stream own_stream(at::Device device) {
+  const c10::impl::VirtualGuardImpl gpus(device.type());
+  return gpus.getStreamFromGlobalPool(device.has_index() ? device : gpus.getDevice());
+}
+
+}  // namespace
+
+void check_device(at::Device device) {
+  if (device.is_cpu()) return;
+  const std::string start = "LoaderOptions.device is " + device.str() + ", ";
+  if (!at::accelerator::isAccelerator(device.type()))
+    throw base::UsageError(start + "which is no accelerator; allowed are cpu and Group::device()");
+  if (!c10::impl::hasDeviceGuardImpl(device.type()))
+    throw base::UsageError(start +
+                           "which libtorch cannot use in this process; allowed are cpu and Group::device(), after "
+                           "lockstep::init() has found a GPU");
+  const int count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  if (device.index() >= count || count == 0)
+    throw base::UsageError(start + "of " + std::to_string(count) + " that this process sees; allowed are " +
+                           (count > 0 ? "numbers below that, and " : "") + "cpu");
+}
+
+void pin(void* batch, const BatchTensors& tensors, at::Device device) {
+  const at::NoGradGuard no_grad;
+  const c10::DeviceGuard guard(
+      device);  // a thread that begins has another current one, on which pinning would take memory
+  tensors(batch, [](at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided) tensor = tensor.pin_memory();
+  });
+}
+
+DeviceCopies::DeviceCopies(at::Device device, BatchTensors tensors)
+    : tensors_(std::move(tensors)),
+      stream_(own_stream(device)),
+      copied_(device.type()),
+      before_{c10::Event(device.type()), c10::Event(device.type())} {}
+
+bool DeviceCopies::wait_for_users(base::Deadline deadline) const {
+  const c10::Event& last_but_one = before_[num_handed_over_ % 2];
+  for (auto pause = kFirstPause; !last_but_one.query(); pause = std::min(pause * 2, kLongestPause)) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+void DeviceCopies::start(void* batch) {
+  const at::NoGradGuard no_grad;
+  const c10::StreamGuard guard(stream_);
+  tensors_(batch, [&](at::Tensor& tensor) {
+    if (tensor.defined() && tensor.is_cpu())
+      tensor = tensor.to(at::TensorOptions(stream_.device()), /*non_blocking=*/true);
+  });
+  copied_.record(stream_);
+}
+
+void DeviceCopies::hand_over(void* batch) {
+  const at::Stream current = c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device());
+  before_[num_handed_over_++ % 2].record(current);
+  copied_.block(current);
+  tensors_(batch, [&](at::Tensor& tensor) {
+    if (tensor.defined() && tensor.device() == stream_.device()) tensor.record_stream(current);
+  });
+}
+
+}  // namespace lockstep::data

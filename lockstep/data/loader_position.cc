@@ -1,0 +1,45 @@
+#include "lockstep/data/loader_position.h"
+
+#include <array>
+#include <charconv>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr std::array<std::string_view, 5> kFields = {"seed=", "epoch=", "samples=", "num_samples=", "shuffle="};
+
+[[noreturn]] void refuse(std::string_view text) {
+  throw base::UsageError(
+      "the position in the data is " + base::quoted(text, 200) +
+      "; allowed is \"seed=N epoch=N samples=N num_samples=N shuffle=0|1\" with samples <= num_samples");
+}
+
+}  // namespace
+
+std::string to_text(const Position& position) {
+  return "seed=" + std::to_string(position.seed) + " epoch=" + std::to_string(position.epoch) +
+         " samples=" + std::to_string(position.samples) + " num_samples=" + std::to_string(position.num_samples) +
+         " shuffle=" + (position.shuffle ? "1" : "0");
+}
+
+Position parse_position(std::string_view text) {
+  const auto pieces = base::split(text, ' ');
+  if (pieces.size() != kFields.size()) refuse(text);
+  std::array<std::uint64_t, kFields.size()> values{};
+  for (std::size_t i = 0; i < kFields.size(); ++i) {
+    const std::string_view piece = pieces[i];
+    if (!piece.starts_with(kFields[i])) refuse(text);
+    const char* const last = piece.data() + piece.size();
+    const auto [end, error] = std::from_chars(piece.data() + kFields[i].size(), last, values[i]);
+    if (error != std::errc() || end != last) refuse(text);
+  }
+  if (values[2] > values[3] || values[4] > 1) refuse(text);
+  const Position position{values[0], values[1], values[2], values[3], values[4] == 1};
+  if (to_text(position) != text) refuse(text);  // a number has one form
+  return position;
+}
+
+}  // namespace lockstep::data

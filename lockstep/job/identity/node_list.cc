@@ -1,0 +1,149 @@
+#include "lockstep/job/identity/node_list.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdint>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::job {
+namespace {
+
+constexpr std::size_t kMaxName = 255;
+constexpr std::size_t kMaxDigits = 18;  // what fits into 64 bits
+constexpr std::int64_t kMaxCount = 1 << 20;
+constexpr const char* kHostsForm = "host names and ranges, as in h[1-3,07-09],x5";
+constexpr const char* kCountsForm = "counts, as in 2(x2),1";
+
+/// A text that is read from left to right.
+class Reader {
+ public:
+  Reader(std::string_view what, std::string_view text, const char* form) : what_(what), text_(text), form_(form) {}
+
+  [[noreturn]] void fail(const std::string& why) const { fail(why, at_); }
+  [[noreturn]] void fail(const std::string& why, std::size_t place) const {
+    throw base::UsageError(std::string(what_) + " is " + base::quoted(text_, 80) + ": " + why + " at column " +
+                           std::to_string(place + 1) + "; allowed are " + form_);
+  }
+  std::size_t place() const { return at_; }
+  bool over() const { return at_ == text_.size(); }
+  bool at(char c) const { return !over() && text_[at_] == c; }
+  bool take(char c) {
+    if (!at(c)) return false;
+    ++at_;
+    return true;
+  }
+  void expect(char c) {
+    if (!take(c)) fail(std::string("'") + c + "' is missing");
+  }
+  /// As many as `allowed` says, at most `limit`; none is an error.
+  template <typename Allowed>
+  std::string_view some(const char* name, std::size_t limit, Allowed allowed) {
+    const std::size_t begin = at_;
+    while (!over() && allowed(static_cast<unsigned char>(text_[at_]))) ++at_;
+    if (at_ == begin) fail(std::string(name) + " is missing");
+    if (at_ - begin > limit) fail(std::string(name) + " is too long");
+    return text_.substr(begin, at_ - begin);
+  }
+  std::string_view digits() {
+    return some("a number", kMaxDigits, [](unsigned char c) { return std::isdigit(c) != 0; });
+  }
+  std::int64_t number(std::int64_t low, std::int64_t high) {
+    const std::size_t begin = at_;
+    const std::int64_t value = base::parse_int(digits()).value_or(-1);
+    if (value < low || value > high)
+      fail("a number that is not from " + std::to_string(low) + " to " + std::to_string(high), begin);
+    return value;
+  }
+  void allow(std::uint64_t entries) const {
+    if (entries > kMaxNodes) fail("there are more than " + std::to_string(kMaxNodes) + " entries");
+  }
+
+ private:
+  std::string_view what_;
+  std::string_view text_;
+  const char* form_;
+  std::size_t at_ = 0;
+};
+
+bool in_name(unsigned char c) { return (c < 0x80 && std::isalnum(c)) || c == '-' || c == '_' || c == '.'; }
+
+std::string padded(std::int64_t number, std::size_t width) {
+  std::string text = std::to_string(number);
+  if (text.size() < width) text.insert(0, width - text.size(), '0');
+  return text;
+}
+
+/// "1-3,07-09]": what stands in a bracket, as texts. Each of `names` will be there with each of them.
+std::vector<std::string> read_bracket(Reader& in, std::size_t names) {
+  std::vector<std::string> numbers;
+  do {
+    const std::size_t begin = in.place();
+    const std::string_view first_text = in.digits();
+    const std::int64_t first = base::parse_int(first_text).value_or(0);
+    const std::int64_t last = in.take('-') ? base::parse_int(in.digits()).value_or(0) : first;
+    if (last < first) in.fail("a range that goes down", begin);
+    const auto more = static_cast<std::uint64_t>(last - first) + 1;
+    in.allow(more);
+    in.allow((numbers.size() + more) * names);
+    for (std::int64_t number = first; number <= last; ++number) numbers.push_back(padded(number, first_text.size()));
+  } while (in.take(','));
+  in.expect(']');
+  return numbers;
+}
+
+/// Every one of `names` with every one of `ends`.
+std::vector<std::string> each_with_each(const std::vector<std::string>& names, const std::vector<std::string>& ends) {
+  std::vector<std::string> all;
+  for (const std::string& name : names)
+    for (const std::string& end : ends) all.push_back(name + end);
+  return all;
+}
+
+/// One name with its brackets: the hosts that it means. `before`: how many there are already.
+std::vector<std::string> read_name(Reader& in, std::size_t before) {
+  std::vector<std::string> names = {""};
+  if (in.at('-')) in.fail("a name that begins with '-'");
+  do {
+    if (in.take('['))
+      names = each_with_each(names, read_bracket(in, names.size()));
+    else
+      names = each_with_each(names, {std::string(in.some("a name", kMaxName, in_name))});
+    if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.size() > kMaxName; }))
+      in.fail("a name is too long");
+  } while (!in.over() && !in.at(','));
+  in.allow(before + names.size());
+  return names;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_hosts(std::string_view what, std::string_view list) {
+  Reader in(what, list, kHostsForm);
+  std::vector<std::string> hosts;
+  do {
+    for (std::string& name : read_name(in, hosts.size())) hosts.push_back(std::move(name));
+  } while (in.take(','));
+  return hosts;
+}
+
+std::vector<int> expand_counts(std::string_view what, std::string_view text) {
+  Reader in(what, text, kCountsForm);
+  std::vector<int> counts;
+  do {
+    const auto count = static_cast<int>(in.number(0, kMaxCount));
+    std::size_t times = 1;
+    if (in.take('(')) {
+      in.expect('x');
+      times = static_cast<std::size_t>(in.number(1, kMaxNodes));
+      in.expect(')');
+    }
+    in.allow(counts.size() + times);
+    counts.insert(counts.end(), times, count);
+  } while (in.take(','));
+  if (!in.over()) in.fail("what is no count");
+  return counts;
+}
+
+}  // namespace lockstep::job

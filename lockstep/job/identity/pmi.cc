@@ -1,0 +1,130 @@
+#include "lockstep/job/identity/pmi.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/base/check.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/net/socket.h"
+
+namespace lockstep::job {
+namespace {
+
+using base::Cause;
+using base::CommError;
+using base::Deadline;
+
+constexpr std::size_t kMaxLine = 4096;
+constexpr std::size_t kMaxText = 400;  // as hexadecimal digits it fits into the smallest value that is in use, of 1024
+constexpr const char* kKey = "lockstep-meeting";
+
+std::string to_hex(std::string_view bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  for (const char byte : bytes) {
+    hex += kDigits[static_cast<unsigned char>(byte) >> 4];
+    hex += kDigits[byte & 15];
+  }
+  return hex;
+}
+
+std::string from_hex(std::string_view hex) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; };
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    if (digit(hex[i]) < 0 || digit(hex[i + 1]) < 0) return "";
+    bytes += static_cast<char>(digit(hex[i]) * 16 + digit(hex[i + 1]));
+  }
+  return bytes;
+}
+
+class Session {
+ public:
+  Session(int fd, int rank, Deadline deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
+
+  /// Sends a line and takes its answer, which must be of `kind`.
+  std::string ask(const std::string& line, std::string_view kind) {
+    send(line + "\n");
+    std::string answer = receive();
+    const std::string result = pmi_field(answer, "rc");
+    if (pmi_field(answer, "cmd") != kind || (!result.empty() && result != "0"))
+      throw failed(Cause::kProtocol, "answers " + base::quoted(line, 80) + " by " + base::quoted(answer, 200));
+    return answer;
+  }
+
+ private:
+  CommError failed(Cause cause, const std::string& what) const {
+    return {cause,
+            "init",
+            rank_,
+            -1,
+            "the launcher (PMI_FD is " + std::to_string(fd_) + ") " + what,
+            "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0, does without it"};
+  }
+  CommError late() const {
+    return failed(Cause::kJoinTimeout, "did not answer in time; does every rank call lockstep::init()?");
+  }
+
+  // The descriptor is shared with other processes, so its mode is left alone: no call here is made that could wait.
+  void send(std::string_view bytes) {
+    while (!bytes.empty()) {
+      if (!base::wait_writable(fd_, deadline_)) throw late();
+      const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent >= 0)
+        bytes.remove_prefix(static_cast<std::size_t>(sent));
+      else if (errno != EINTR && errno != EAGAIN)
+        throw failed(Cause::kCoordinatorLost, std::string("cannot be asked: ") + std::strerror(errno));
+    }
+  }
+
+  /// Until the end of the line: nobody answers before he is asked.
+  std::string receive() {
+    std::string line;
+    while (line.empty() || line.back() != '\n') {
+      if (line.size() >= kMaxLine)
+        throw failed(Cause::kProtocol, "answers by a line of more than " + std::to_string(kMaxLine) + " bytes");
+      if (!base::wait_readable(fd_, deadline_)) throw late();
+      char bytes[kMaxLine];
+      const ssize_t got = ::recv(fd_, bytes, kMaxLine - line.size(), MSG_DONTWAIT);
+      if (got > 0)
+        line.append(bytes, static_cast<std::size_t>(got));
+      else if (got == 0 || (errno != EINTR && errno != EAGAIN))
+        throw failed(Cause::kCoordinatorLost,
+                     std::string("does not answer: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
+    }
+    line.pop_back();
+    return line;
+  }
+
+  const int fd_;
+  const int rank_;
+  const Deadline deadline_;
+};
+
+}  // namespace
+
+std::string pmi_field(std::string_view line, std::string_view name) {
+  for (const std::string& word : base::split(line, ' '))
+    if (word.size() > name.size() && word.starts_with(name) && word[name.size()] == '=')
+      return word.substr(name.size() + 1);
+  return "";
+}
+
+std::string broadcast_by_pmi(int fd, int rank, std::string_view text, Deadline deadline) {
+  LOCKSTEP_CHECK(text.size() <= kMaxText);
+  Session session(fd, rank, deadline);
+  session.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init");
+  const std::string table = "kvsname=" + pmi_field(session.ask("cmd=get_my_kvsname", "my_kvsname"), "kvsname");
+  const std::string entry = table + " key=" + kKey;
+  if (rank == 0) session.ask("cmd=put " + entry + " value=" + to_hex(text), "put_result");
+  session.ask("cmd=barrier_in", "barrier_out");
+  std::string heard = from_hex(pmi_field(session.ask("cmd=get " + entry, "get_result"), "value"));
+  session.ask("cmd=finalize", "finalize_ack");
+  return heard;
+}
+
+}  // namespace lockstep::job

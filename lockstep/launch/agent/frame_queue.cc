@@ -1,0 +1,61 @@
+#include "lockstep/launch/agent/frame_queue.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace lockstep::launcher {
+
+void Outbox::push(const Frame& frame) {
+  const bool droppable = frame.kind == FrameKind::kStdout || frame.kind == FrameKind::kStderr;
+  const bool pulse = frame.kind == FrameKind::kPulse;
+  if (pulse && replace_pulse(frame)) return;
+  queue_.push_back({encode(frame), droppable, pulse ? frame.rank : -1});
+  if (!droppable) return;
+  droppable_bytes_ += queue_.back().bytes.size();
+  if (droppable_bytes_ > limit_) drop_oldest();
+}
+
+bool Outbox::replace_pulse(const Frame& frame) {
+  // The first entry may be half written already.
+  for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size(); ++i) {
+    if (queue_[i].pulse_of != frame.rank) continue;
+    queue_[i].bytes = encode(frame);
+    return true;
+  }
+  return false;
+}
+
+void Outbox::drop_oldest() {
+  // The first entry may be half written already, so it stays.
+  for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size() && droppable_bytes_ > limit_;) {
+    if (!queue_[i].droppable) {
+      ++i;
+      continue;
+    }
+    droppable_bytes_ -= queue_[i].bytes.size();
+    dropped_bytes_ += static_cast<std::int64_t>(queue_[i].bytes.size());
+    queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+bool Outbox::flush() {
+  while (!queue_.empty()) {
+    Entry& entry = queue_.front();
+    const ssize_t size = ::write(fd_, entry.bytes.data() + written_, entry.bytes.size() - written_);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) return errno == EAGAIN;
+    written_ += static_cast<std::size_t>(size);
+    if (written_ < entry.bytes.size()) continue;
+    if (entry.droppable) droppable_bytes_ -= entry.bytes.size();
+    queue_.pop_front();
+    written_ = 0;
+    if (dropped_bytes_ > 0) {
+      queue_.push_front({.bytes = encode({FrameKind::kDropped, -1, encode_numbers({dropped_bytes_})})});
+      dropped_bytes_ = 0;
+    }
+  }
+  return true;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,106 @@
+#include "lockstep/launch/cli/interface_filter.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr std::size_t kMaxParts = 64;
+
+/// The bytes of a number, 4 or 16; none when it is none.
+std::vector<unsigned char> bytes_of(std::string_view address) {
+  const std::string text(address.substr(0, address.find('%')));
+  unsigned char bytes[16];
+  for (const auto& [family, size] : {std::pair{AF_INET, 4}, std::pair{AF_INET6, 16}})
+    if (::inet_pton(family, text.c_str(), bytes) == 1) return {bytes, bytes + size};
+  return {};
+}
+
+struct Network {
+  std::vector<unsigned char> bytes;
+  std::size_t bits = 0;
+};
+
+std::optional<Network> parse_network(std::string_view text) {
+  const std::size_t slash = text.find('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  Network network{bytes_of(text.substr(0, slash))};
+  const auto bits = base::parse_int(text.substr(slash + 1));
+  if (network.bytes.empty() || !bits || *bits < 0 || *bits > static_cast<std::int64_t>(8 * network.bytes.size()))
+    return std::nullopt;
+  network.bits = static_cast<std::size_t>(*bits);
+  return network;
+}
+
+bool is_name(std::string_view text) {
+  const auto allowed = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.' || c == ':' || c == '@';
+  };
+  return !text.empty() && text.size() <= 15 && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(), allowed);  // IFNAMSIZ
+}
+
+}  // namespace
+
+InterfaceChoice parse_interface_choice(std::string_view what, std::string_view text) {
+  InterfaceChoice choice;
+  choice.excluded = !text.empty() && text[0] == '^';
+  choice.parts = base::split(text.substr(choice.excluded ? 1 : 0), ',');
+  const bool good = text.size() <= 4096 && choice.parts.size() <= kMaxParts &&
+                    std::all_of(choice.parts.begin(), choice.parts.end(),
+                                [](const std::string& part) { return is_name(part) || parse_network(part); });
+  if (!good)
+    throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
+                           "; allowed are names of interfaces and networks such as 10.0.0.0/8, with commas between, "
+                           "and ^ in front of all to exclude them");
+  return choice;
+}
+
+bool is_in_network(std::string_view network_text, std::string_view address_text) {
+  const auto network = parse_network(network_text);
+  const std::vector<unsigned char> address = bytes_of(address_text);
+  if (!network || address.size() != network->bytes.size()) return false;
+  for (std::size_t bit = 0; bit < network->bits; ++bit)
+    if ((address[bit / 8] ^ network->bytes[bit / 8]) >> (7 - bit % 8) & 1) return false;
+  return true;
+}
+
+bool allows(const InterfaceChoice& choice, std::string_view name, std::string_view address) {
+  const bool named = std::any_of(choice.parts.begin(), choice.parts.end(),
+                                 [&](const std::string& part) { return part == name || is_in_network(part, address); });
+  return !choice || named != choice.excluded;
+}
+
+std::string complaint_about(std::string_view variable, std::string_view value,
+                            const std::vector<std::string>& interfaces) {
+  const bool nccl = variable == "NCCL_SOCKET_IFNAME";
+  const bool whole = !nccl || value.substr(0, 1) == "=" || value.substr(0, 2) == "^=";
+  const bool excluded = nccl && value.substr(0, 1) == "^";
+  const std::string_view list = nccl ? value.substr(std::min(value.find_first_not_of("^="), value.size())) : value;
+  const std::vector<std::string> parts = base::split(list, ',');
+  const auto fits = [&](const std::string& name, const std::string& part) {
+    return whole ? name == part : name.rfind(part, 0) == 0;
+  };
+  const auto there = [&](const std::string& part) {
+    return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); });
+  };
+  const auto left = [&](const std::string& name) {
+    return std::none_of(parts.begin(), parts.end(), [&](const std::string& part) { return fits(name, part); });
+  };
+  const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), left)
+                    : nccl   ? std::any_of(parts.begin(), parts.end(), there)
+                             : std::all_of(parts.begin(), parts.end(), there);
+  if (good) return "";
+  std::string has;
+  for (const std::string& name : interfaces) has += (has.empty() ? "" : ", ") + name;
+  return std::string(variable) + " is " + base::quoted(value, 80) + ", but this host has " + has;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,366 @@
+#include "lockstep/launch/cli/submit_options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <functional>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/cli/command_line.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr int kMaxRanks = 4096;  // as lockstep run
+constexpr int kMaxNodes = 4096;
+constexpr int kMaxOnANode = 1024;
+constexpr int kMaxSignalBefore = 65535;  // SLURM's
+constexpr std::string_view kUsage = "lockstep submit [options] [--] program [arguments...]";
+
+// Options of sbatch 22.05 that never take the next word as a value.
+constexpr std::array<std::string_view, 23> kStandAlone = {"--contiguous",
+                                                          "--exclusive",
+                                                          "--get-user-env",
+                                                          "--hold",
+                                                          "--ignore-pbs",
+                                                          "--nice",
+                                                          "--no-kill",
+                                                          "--overcommit",
+                                                          "--oversubscribe",
+                                                          "--propagate",
+                                                          "--quiet",
+                                                          "--reboot",
+                                                          "--spread-job",
+                                                          "--use-min-nodes",
+                                                          "--verbose",
+                                                          "--no-bell",
+                                                          "--share",
+                                                          "-H",
+                                                          "-k",
+                                                          "-O",
+                                                          "-Q",
+                                                          "-s",
+                                                          "-v"};
+
+struct Refused {
+  std::string_view option;
+  std::string_view instead;
+};
+// What the script depends on, or submit itself.
+constexpr std::array<Refused, 9> kRefused = {{{"-o", "--output DIR, for a folder"},
+                                              {"-D", "to submit from that folder"},
+                                              {"--chdir", "to submit from that folder"},
+                                              {"--open-mode", "none: a job that is requeued goes on in its file"},
+                                              {"--signal", "--signal-before SECONDS"},
+                                              {"--test-only", "--dry-run"},
+                                              {"-W", "--follow"},
+                                              {"--wait", "--follow"},
+                                              {"--wrap", "to name the program after the options"}}};
+
+/// The options as text; values are checked here, so that all messages have one form.
+struct RawSubmit {
+  std::string ranks, ranks_per_node, cpus_per_rank, signal_before;
+  bool requeue = false, no_requeue = false;
+};
+
+class SubmitFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App*, std::string) const override { return "usage: " + std::string(kUsage) + "\n"; }
+};
+
+void declare(CLI::App& app, RawSubmit& raw, SubmitOptions& submit) {
+  app.set_help_flag("-h,--help", "show this text");
+  app.formatter(std::make_shared<SubmitFormatter>());
+  const auto option = [&](const char* name, auto& value, const char* type, const char* text) {
+    app.add_option(name, value, text)->type_name(type);
+  };
+  option("-N,--nodes", submit.nodes, "N", "number of nodes, or MIN-MAX");
+  option("--ranks-per-node,--ntasks-per-node", raw.ranks_per_node, "N",
+         "ranks on each node; default: one for each GPU asked for, else as lockstep run chooses");
+  option("-n,--ranks,--ntasks", raw.ranks, "N", "ranks in all, instead");
+  option("--gpus-per-node", submit.gpus_per_node, "[TYPE:]N", "GPUs on each node");
+  option("-c,--cpus-per-rank,--cpus-per-task", raw.cpus_per_rank, "N", "cores for each rank");
+  option("--mem", submit.mem, "N[KMGT]", "memory of each node, by default in megabytes; 0: all of it");
+  option("-t,--time", submit.time, "LIMIT", "minutes, m:s, h:m:s, d-h, d-h:m or d-h:m:s; then SLURM ends the job");
+  option("-p,--partition", submit.partition, "NAME", "where it is queued");
+  option("-A,--account", submit.account, "NAME", "who pays");
+  option("-a,--array", submit.array, "INDICES",
+         "a job for each of 0-15, 1,3,7 or 0-15:4; with %4 at most four at once");
+  option("-J,--name,--job-name", submit.name, "NAME", "of the job (default: the program's)");
+  option("--output", submit.output, "DIR",
+         "folder of logs (default: logs): DIR/JOB.out, DIR/JOB.sh, the script, and DIR/JOB/rank.N.out and .err");
+  app.add_flag("--requeue", raw.requeue, "put the job in the queue again when it ends with code 75 (default)");
+  app.add_flag("--no-requeue", raw.no_requeue, "never do");
+  option("--signal-before", raw.signal_before, "SECONDS",
+         "before the time limit the ranks get SIGUSR1, to save and leave (default 120, at most a quarter of --time; 0: "
+         "they do not)");
+  option("--remote-path", submit.remote_path, "PATH", "of lockstep on the nodes; default: as here");
+  option("--run", submit.run_words, "WORD",
+         "an option for lockstep run, as --run=--hang-timeout=600; as often as needed");
+  app.get_option("--run")->allow_extra_args(false);
+  app.add_flag("--dry-run", submit.dry_run, "show the script, and do nothing");
+  app.add_flag("--follow", submit.follow,
+               "show the job's output until it has ended, and end with its exit code; Ctrl-C leaves the job alone");
+  app.footer(
+      "Other options are passed on to sbatch, in the script. Write their values as --qos=high; when they stand apart, "
+      "as in\n"
+      "--constraint gpu, the program must follow `--`. What the script says counts, whatever SBATCH_* variables are "
+      "set.");
+}
+
+bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-' && word != "--"; }
+
+/// "--qos=high" -> "--qos", "-wn1" -> "-w".
+std::string name_in(const std::string& word) {
+  return word[1] == '-' ? word.substr(0, word.find('=')) : word.substr(0, 2);
+}
+
+/// The command line in three parts.
+struct Parts {
+  std::vector<std::string> ours;  ///< every value attached, so that none is taken for an option
+  std::vector<std::vector<std::string>> passed_on;
+  std::vector<std::string> command;
+};
+
+std::vector<std::string> of_sbatch(const std::vector<std::string>& words, std::size_t at) {
+  const std::string& word = words[at];
+  const std::string name = name_in(word);
+  for (const Refused& refused : kRefused)
+    if (name == refused.option)
+      throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; allowed is " +
+                             std::string(refused.instead));
+  const bool alone = name != word || std::find(kStandAlone.begin(), kStandAlone.end(), name) != kStandAlone.end();
+  if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
+  const std::string& next = words[at + 1];
+  if (next.empty())
+    throw base::UsageError("lockstep submit: " + base::quoted(word, 80) +
+                           " is \"\"; allowed is a value that is not empty");
+  if (std::find(words.begin() + static_cast<std::ptrdiff_t>(at) + 2, words.end(), "--") != words.end())
+    return {word, next};
+  throw base::UsageError("lockstep submit: " + base::quoted(next, 80) + " may be the value of " +
+                         base::quoted(word, 80) + ", an option of sbatch, or the program; allowed are " +
+                         base::quoted(word + (word[1] == '-' ? "=" : "") + next, 160) + ", or -- before the program");
+}
+
+/// Our own option at `at`, as CLI11 is to see it; `at` moves on to its value where that is a word of its own.
+std::string of_ours(const CLI::Option& option, const std::vector<std::string>& words, std::size_t& at) {
+  const std::string& word = words[at];
+  const std::string name = "--" + option.get_lnames().front();
+  std::string value = word.substr(name_in(word).size());
+  if (word[1] == '-' && !value.empty()) value.erase(0, 1);
+  if (option.get_items_expected_max() == 0) return name_in(word) == word ? name : word;
+  if (word == name_in(word)) {
+    if (++at == words.size())
+      throw base::UsageError("lockstep submit: " + word + " is the last word; it takes a value");
+    value = words[at];
+  }
+  if (value.empty()) throw base::UsageError(name + " is \"\"; allowed is a value that is not empty");
+  return name + "=" + value;
+}
+
+Parts take_apart(const CLI::App& app, const std::vector<std::string>& words) {
+  Parts parts;
+  std::size_t at = 0;
+  for (; at < words.size() && is_option(words[at]); ++at) {
+    if (const CLI::Option* option = app.get_option_no_throw(name_in(words[at]))) {
+      parts.ours.push_back(of_ours(*option, words, at));
+    } else {
+      parts.passed_on.push_back(of_sbatch(words, at));
+      at += parts.passed_on.back().size() - 1;
+    }
+  }
+  if (at < words.size() && words[at] == "--") ++at;
+  parts.command.assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(at, words.size())), words.end());
+  return parts;
+}
+
+bool is_number(std::string_view text, std::size_t max_digits = 9) {
+  return !text.empty() && text.size() <= max_digits &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c); });
+}
+
+bool is_array(std::string_view text) {
+  const auto pieces = base::split(text, '%');
+  if (pieces.size() > 2 || (pieces.size() == 2 && !is_number(pieces[1]))) return false;
+  for (const std::string& piece : base::split(pieces[0], ',')) {
+    const auto ends_and_step = base::split(piece, ':');
+    const auto ends = base::split(ends_and_step[0], '-');
+    if (ends_and_step.size() > 2 || ends.size() > 2 ||
+        (ends_and_step.size() == 2 && (ends.size() == 1 || !is_number(ends_and_step[1]))))
+      return false;
+    if (!std::all_of(ends.begin(), ends.end(), [](const std::string& end) { return is_number(end); })) return false;
+  }
+  return true;
+}
+
+bool is_memory(std::string_view text) {
+  if (!text.empty() && std::string_view("KMGTkmgt").find(text.back()) != std::string_view::npos) text.remove_suffix(1);
+  return is_number(text, 12);
+}
+
+/// No spaces and no control characters.
+bool is_word(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) { return c > 0x20 && c != 0x7f; });
+}
+
+bool is_plain(std::string_view text) {
+  const auto allowed = [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '-' || c == '.'; };
+  return !text.empty() && text.size() <= 128 && text[0] != '.' && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(), allowed);
+}
+
+void check(bool good, const char* what, const std::string& got, const std::string& allowed) {
+  if (!good) throw base::UsageError(std::string(what) + " is " + base::quoted(got, 80) + "; allowed " + allowed);
+}
+
+void check_nodes(const std::string& nodes) {
+  const auto ends = base::split(nodes, '-');
+  const auto good = [](const std::string& end) {
+    return is_number(end) && std::stoi(end) >= 1 && std::stoi(end) <= kMaxNodes;
+  };
+  check(ends.size() <= 2 && std::all_of(ends.begin(), ends.end(), good) &&
+            std::stoi(ends.front()) <= std::stoi(ends.back()),
+        "--nodes", nodes, "is an integer from 1 to " + std::to_string(kMaxNodes) + ", or MIN-MAX");
+}
+
+/// How many of them: of "a100:8" eight.
+int num_gpus(const std::string& text) {
+  const std::size_t colon = text.find(':');
+  const std::string number = colon == std::string::npos ? text : text.substr(colon + 1);
+  check(is_number(number) && std::stoi(number) >= 1 && std::stoi(number) <= kMaxOnANode &&
+            (colon == std::string::npos || is_plain(text.substr(0, colon))),
+        "--gpus-per-node", text, "is an integer from 1 to " + std::to_string(kMaxOnANode) + ", or TYPE:N");
+  return std::stoi(number);
+}
+
+void check_texts(const SubmitOptions& submit, const std::function<bool(const char*)>& given) {
+  if (given("--nodes")) check_nodes(submit.nodes);
+  if (given("--mem")) check(is_memory(submit.mem), "--mem", submit.mem, "is a number, with K, M, G or T behind it");
+  if (given("--time"))
+    check(seconds_of_limit(submit.time).has_value(), "--time", submit.time,
+          "are minutes, m:s, h:m:s, d-h, d-h:m and d-h:m:s, as in 90, 4:00:00 or 1-12");
+  if (given("--partition"))
+    check(is_word(submit.partition), "--partition", submit.partition, "is a name without spaces");
+  if (given("--account")) check(is_word(submit.account), "--account", submit.account, "is a name without spaces");
+  if (given("--array"))
+    check(is_array(submit.array), "--array", submit.array, "are indices, as in 0-15, 1,3,7, 0-15:4 or 0-15%4");
+  if (given("--name"))
+    check(is_plain(submit.name), "--name", submit.name,
+          "are 1 to 128 letters, digits, '_', '-' and '.', the first a letter, a digit or '_'");
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  // A backslash switches SLURM's patterns off.
+  check(std::none_of(submit.output.begin(), submit.output.end(),
+                     [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
+        "--output", submit.output, "is a folder's name without line breaks and backslashes");
+  for (const auto& words : submit.passed_on)
+    for (const std::string& word : words)
+      check(std::none_of(word.begin(), word.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
+            "an option of sbatch", word, "is one line");
+}
+
+void check_numbers(const RawSubmit& raw, SubmitOptions& submit, const std::function<bool(const char*)>& given) {
+  const auto number = [&](const char* name, const std::string& text, int& value, int low, int high) {
+    if (given(name)) value = static_cast<int>(base::parse_int_in(name, text, low, high));
+  };
+  number("--ranks", raw.ranks, submit.ranks, 1, kMaxRanks);
+  number("--ranks-per-node", raw.ranks_per_node, submit.ranks_per_node, 1, kMaxOnANode);
+  number("--cpus-per-rank", raw.cpus_per_rank, submit.cpus_per_rank, 1, 1 << 16);
+  if (given("--gpus-per-node")) {
+    const int gpus = num_gpus(submit.gpus_per_node);
+    if (submit.ranks == 0 && submit.ranks_per_node == 0) submit.ranks_per_node = gpus;
+  }
+  // 0 is no limit.
+  const std::int64_t limit = seconds_of_limit(submit.time).value_or(0);
+  if (limit > 0) submit.signal_before = static_cast<int>(std::min<std::int64_t>(submit.signal_before, limit / 4));
+  number("--signal-before", raw.signal_before, submit.signal_before, 0, kMaxSignalBefore);
+  if (limit > 0 && submit.signal_before >= limit)
+    throw base::UsageError("--signal-before is " + std::to_string(submit.signal_before) + ", and --time " +
+                           base::quoted(submit.time, 80) + " is " + std::to_string(limit) +
+                           " s; allowed are fewer seconds than that");
+}
+
+/// `lockstep run` is not to find out in the night that it has no such option.
+void check_run_words(const SubmitOptions& submit) {
+  std::vector<std::string> words = {"run"};
+  words.insert(words.end(), submit.run_words.begin(), submit.run_words.end());
+  words.insert(words.end(), {"--", "program"});
+  const Command command = parse_command_line(words);
+  if (command.verb != Verb::kRun || command.run.command != std::vector<std::string>{"program"})
+    throw base::UsageError("--run is " + base::quoted(submit.run_words.back(), 80) +
+                           "; allowed are options of lockstep run and their values");
+  if (!command.run.output_dir.empty())
+    throw base::UsageError("--run is \"--output\"; allowed is --output of lockstep submit, which it is given");
+}
+
+/// "bin/my train.py" -> "my_train.py".
+std::string name_of(const std::string& program) {
+  std::string name = program.substr(program.rfind('/') + 1).substr(0, 128);
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' && c != '.') c = '_';
+  return is_plain(name) ? name : "lockstep";
+}
+
+void check_all(const CLI::App& app, const RawSubmit& raw, SubmitOptions& submit) {
+  const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
+  check_texts(submit, given);
+  if (given("--ranks") && given("--ranks-per-node"))
+    throw base::UsageError("lockstep submit: both --ranks and --ranks-per-node are given; allowed is one of them");
+  check_numbers(raw, submit, given);
+  if (raw.requeue && raw.no_requeue)
+    throw base::UsageError("lockstep submit: both --requeue and --no-requeue are given; allowed is one of them");
+  submit.requeue = !raw.no_requeue;
+  if (submit.follow && !submit.array.empty())
+    throw base::UsageError("--follow is given with --array, which makes several jobs; allowed is one of them");
+  if (!submit.run_words.empty()) check_run_words(submit);
+  if (submit.command.empty() || submit.command.front().empty())
+    throw base::UsageError("lockstep submit: no program is named; allowed is: " + std::string(kUsage));
+  if (submit.name.empty()) submit.name = name_of(submit.command.front());
+}
+
+}  // namespace
+
+std::optional<std::int64_t> seconds_of_limit(std::string_view text) {
+  const std::size_t dash = text.find('-');
+  const bool has_days = dash != std::string_view::npos;
+  const auto fields = base::split(has_days ? text.substr(dash + 1) : text, ':');
+  if (fields.size() > 3 ||
+      !std::all_of(fields.begin(), fields.end(), [](const std::string& field) { return is_number(field); }))
+    return std::nullopt;
+  if (has_days && !is_number(text.substr(0, dash))) return std::nullopt;
+  // Of what the first field is a number: with days always hours.
+  std::int64_t unit = has_days || fields.size() == 3 ? 3600 : 60;
+  std::int64_t seconds = has_days ? 86400LL * std::stoll(std::string(text.substr(0, dash))) : 0;
+  for (const std::string& field : fields) {
+    seconds += unit * std::stoll(field);
+    unit /= 60;
+  }
+  return seconds;
+}
+
+Submission parse_submit(std::vector<std::string> words) {
+  Submission submission;
+  RawSubmit raw;
+  CLI::App app(
+      "Writes a batch script for SLURM that starts N ranks of a program with lockstep run, shows it and submits it.");
+  declare(app, raw, submission.options);
+  Parts parts = take_apart(app, words);
+  std::reverse(parts.ours.begin(), parts.ours.end());  // as CLI11 takes them
+  try {
+    app.parse(parts.ours);
+  } catch (const CLI::CallForHelp&) {
+    submission.help = app.help();
+    return submission;
+  } catch (const CLI::ParseError& error) {
+    const std::string text = error.what();
+    throw base::UsageError("lockstep submit: " + text.substr(0, text.find('\n')) +
+                           "; lockstep submit --help shows what is allowed");
+  }
+  submission.options.passed_on = std::move(parts.passed_on);
+  submission.options.command = std::move(parts.command);
+  check_all(app, raw, submission.options);
+  return submission;
+}
+
+}  // namespace lockstep::launcher

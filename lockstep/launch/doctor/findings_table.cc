@@ -1,0 +1,85 @@
+#include "lockstep/launch/doctor/findings_table.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr std::size_t kWidth = 80;
+
+std::size_t count(const std::vector<Finding>& findings, State state) {
+  return static_cast<std::size_t>(
+      std::count_if(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.state == state; }));
+}
+
+std::string padded(std::string text, std::size_t width) {
+  text.resize(std::max(text.size(), width), ' ');
+  return text;
+}
+
+/// `text` behind `head`, broken between words; the lines after the first begin below it.
+std::string wrapped(const std::string& head, const std::string& text) {
+  std::string all, line = head;
+  std::istringstream words(text);
+  bool first = true;
+  for (std::string word; words >> word; first = false) {
+    if (!first && line.size() + 1 + word.size() > kWidth) {
+      all += line + "\n";
+      line = std::string(head.size(), ' ') + word;
+    } else {
+      line += (first ? "" : " ") + word;
+    }
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return all + line + "\n";
+}
+
+}  // namespace
+
+const char* name_of(State state) {
+  constexpr const char* kNames[] = {"ok", "warn", "bad", "unknown"};
+  return kNames[static_cast<int>(state)];
+}
+
+std::string table_of(const std::vector<Finding>& findings) {
+  std::size_t host = 4, check = 5;
+  for (const Finding& finding : findings) {
+    host = std::max(host, std::min<std::size_t>(finding.host.size(), 20));
+    check = std::max(check, finding.check.size());
+  }
+  std::string text;
+  for (const Finding& finding : findings) {
+    const std::string head = padded(finding.host, host) + "  " + padded(finding.check, check) + "  " +
+                             padded(finding.state == State::kBad       ? "BAD"
+                                    : finding.state == State::kUnknown ? "?"
+                                                                       : name_of(finding.state),
+                                    4) +
+                             "  ";
+    text += wrapped(head, finding.value);
+    if (!finding.remedy.empty())
+      text += wrapped(std::string(std::min<std::size_t>(head.size(), 24), ' ') + "-> ", finding.remedy);
+  }
+  return text + std::to_string(count(findings, State::kBad)) + " bad, " +
+         std::to_string(count(findings, State::kWarn)) + " to look at, " +
+         std::to_string(count(findings, State::kUnknown)) + " unknown, " + std::to_string(count(findings, State::kOk)) +
+         " good\n";
+}
+
+std::string json_of(const std::vector<Finding>& findings) {
+  nlohmann::ordered_json all = {{"bad", count(findings, State::kBad)},
+                                {"warn", count(findings, State::kWarn)},
+                                {"findings", nlohmann::ordered_json::array()}};
+  for (const Finding& finding : findings)
+    all["findings"].push_back({{"host", finding.host},
+                               {"check", finding.check},
+                               {"state", name_of(finding.state)},
+                               {"value", finding.value},
+                               {"remedy", finding.remedy}});
+  return all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+bool any_bad(const std::vector<Finding>& findings) { return count(findings, State::kBad) > 0; }
+
+}  // namespace lockstep::launcher

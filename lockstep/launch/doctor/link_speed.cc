@@ -1,0 +1,121 @@
+#include "lockstep/launch/doctor/link_speed.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Deadline;
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr std::size_t kPing = 64;
+constexpr int kRoundTrips = 100;
+constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
+constexpr auto kMostTime = 1s;
+constexpr char kAgain = 1, kBulk = 2;  // a ping's first byte: an answer is wanted, or bytes follow
+
+std::int64_t ns_since(Clock::time_point begun) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count();
+}
+
+std::int64_t round_trip(int fd, Deadline deadline) {
+  std::vector<std::int64_t> times;
+  std::array<char, kPing> ping{};
+  ping[0] = kAgain;
+  const Deadline enough = Deadline::in(kMostTime);
+  while (times.empty() || (times.size() < kRoundTrips && !enough.expired())) {
+    const auto begun = Clock::now();
+    base::send_all(fd, {ping.data(), ping.size()}, deadline);
+    if (!base::recv_all(fd, ping.data(), ping.size(), deadline))
+      throw base::SystemError("the other host ended the measurement", ECONNRESET);
+    times.push_back(ns_since(begun));
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+/// Sends until the other end has had enough and says so, which it does before it has got all when the network is slow.
+void send_until_answered(int fd, Deadline deadline) {
+  const std::vector<char> bytes(std::size_t{256} << 10);
+  for (std::uint64_t sent = 0; !deadline.expired();) {
+    pollfd entry = {fd, static_cast<short>(POLLIN | (sent < kMostBytes ? POLLOUT : 0)), 0};
+    ::poll(&entry, 1, deadline.poll_ms());
+    if (entry.revents & ~POLLOUT) return;
+    if (!(entry.revents & POLLOUT)) continue;
+    const ssize_t size =
+        ::send(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), kMostBytes - sent), MSG_NOSIGNAL);
+    if (size < 0 && errno != EAGAIN && errno != EINTR)
+      throw base::SystemError("send", errno, base::Cause::kPeerUnreachable);
+    sent += static_cast<std::uint64_t>(std::max<ssize_t>(size, 0));
+  }
+}
+
+/// Bytes that come within the time, and how long that was.
+std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
+  std::vector<char> bytes(std::size_t{256} << 10);
+  std::uint64_t got = 0;
+  const auto begun = Clock::now();
+  const Deadline enough = earlier(deadline, Deadline::in(kMostTime));
+  while (got < kMostBytes && base::wait_readable(fd, enough)) {
+    const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (size == 0) break;
+    if (size < 0 && errno != EAGAIN && errno != EINTR)
+      throw base::SystemError("receive", errno, base::Cause::kPeerUnreachable);
+    got += static_cast<std::uint64_t>(std::max<ssize_t>(size, 0));
+    if (enough.expired()) break;
+  }
+  return {static_cast<std::int64_t>(got), ns_since(begun)};
+}
+
+/// What is still under way is read: closed with unread bytes, a connection is reset, and the answer may be lost.
+void drain(int fd, Deadline deadline) {
+  std::vector<char> bytes(std::size_t{256} << 10);
+  while (base::wait_readable(fd, deadline)) {
+    const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) return;
+  }
+}
+
+}  // namespace
+
+PairSpeed measure_pair(int fd, Deadline deadline) {
+  PairSpeed speed;
+  speed.round_trip_ns = round_trip(fd, deadline);
+  std::array<char, kPing> ping{};
+  ping[0] = kBulk;
+  base::send_all(fd, {ping.data(), ping.size()}, deadline);
+  send_until_answered(fd, deadline);
+  std::array<std::int64_t, 2> answer{};
+  if (!base::recv_all(fd, answer.data(), sizeof answer, deadline))
+    throw base::SystemError("the other host ended the measurement", ECONNRESET);
+  if (answer[0] < 1 || answer[1] < 1) throw base::SystemError("nothing arrived within a second", ETIMEDOUT);
+  speed.bytes = static_cast<std::uint64_t>(answer[0]);
+  speed.ns = answer[1];
+  return speed;
+}
+
+void serve_pair(int fd, Deadline deadline) {
+  std::array<char, kPing> ping{};
+  while (base::recv_all(fd, ping.data(), ping.size(), deadline)) {
+    if (ping[0] != kBulk) {
+      base::send_all(fd, {ping.data(), ping.size()}, deadline);
+      continue;
+    }
+    const std::array<std::int64_t, 2> answer = receive(fd, deadline);
+    base::send_all(fd, {reinterpret_cast<const char*>(answer.data()), sizeof answer}, deadline);
+    return drain(fd, earlier(deadline, Deadline::in(2s)));
+  }
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,145 @@
+#include <elf.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+
+#include "lockstep/base/content_hash.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/launch/doctor/host_facts.h"
+#include "lockstep/launch/process/program.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr auto kHashes = 10s;
+
+std::string hash_of(const std::string& path) {
+  const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::vector<char> bytes(std::size_t{1} << 20);
+  base::ContentHash hash;
+  const Deadline deadline = Deadline::in(kHashes);
+  ssize_t size = fd ? 1 : -1;
+  while (size > 0 && !deadline.expired()) {
+    size = ::read(fd.get(), bytes.data(), bytes.size());
+    if (size > 0) hash.add({bytes.data(), static_cast<std::size_t>(size)});
+  }
+  return size == 0 ? hash.digits().substr(0, 16) : "";  // enough to tell a few hosts' apart
+}
+
+/// The first bytes of a file.
+std::string head_of(const std::string& path, std::size_t most) {
+  const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::string bytes(most, '\0');
+  const ssize_t size = fd ? ::pread(fd.get(), bytes.data(), bytes.size(), 0) : 0;
+  bytes.resize(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  return bytes;
+}
+
+/// PT_INTERP of an ELF file of this machine's kind; empty for a static one, and for what is none.
+std::string loader_in(const std::string& head) {
+  Elf64_Ehdr header;
+  if (head.size() < sizeof header) return "";
+  std::memcpy(&header, head.data(), sizeof header);
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
+      header.e_phentsize != sizeof(Elf64_Phdr))
+    return "";
+  for (std::size_t i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr segment;
+    if (header.e_phoff > head.size() || header.e_phoff + (i + 1) * sizeof segment > head.size()) return "";
+    std::memcpy(&segment, head.data() + header.e_phoff + i * sizeof segment, sizeof segment);
+    if (segment.p_type != PT_INTERP) continue;
+    if (segment.p_filesz > PATH_MAX || segment.p_offset > head.size() ||
+        segment.p_offset + segment.p_filesz > head.size())
+      return "";
+    return std::string(head.data() + segment.p_offset, ::strnlen(head.data() + segment.p_offset, segment.p_filesz));
+  }
+  return "";
+}
+
+/// The words behind "#!" in the first line.
+std::vector<std::string> interpreter_in(const std::string& head) {
+  if (head.rfind("#!", 0) != 0) return {};
+  std::istringstream line(head.substr(2, head.find('\n') - 2));
+  std::vector<std::string> words;
+  for (std::string word; line >> word;) words.push_back(word);
+  return words;
+}
+
+bool is_python(const std::string& path) {
+  return std::filesystem::path(path).filename().string().rfind("python", 0) == 0;
+}
+
+std::string why_not(const std::string& path) {
+  struct stat info{};
+  if (::stat(path.c_str(), &info) != 0) return std::strerror(errno);
+  if (!S_ISREG(info.st_mode)) return "not a file";
+  return "";
+}
+
+std::string below(const std::string& directory, const std::string& path) {
+  return directory.empty() || path[0] == '/' ? path : directory + "/" + path;
+}
+
+/// Python is asked for; what counts is the script that it runs.
+void look_at_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
+  file.python = file.path;
+  if (command.size() < 2 || command[1].empty() || command[1][0] == '-')
+    return;  // options, a module or a text: not followed
+  file.path = below(directory, command[1]);
+  file.error = why_not(file.path);
+  if (file.error.empty() && ::access(file.path.c_str(), R_OK) != 0) file.error = std::strerror(errno);
+}
+
+/// "#!PATH", or "#!/usr/bin/env NAME".
+void look_at_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
+                         const Environment& environment) {
+  const bool by_env = std::filesystem::path(interpreter[0]).filename() == "env" && interpreter.size() > 1;
+  const std::string path = by_env                          ? tool_path(interpreter[1], environment)
+                           : is_executable(interpreter[0]) ? interpreter[0]
+                                                           : "";
+  if (path.empty())
+    file.error = "its interpreter " + interpreter[by_env ? 1 : 0] + " is not there";
+  else if (is_python(by_env ? interpreter[1] : path))
+    file.python = path;
+}
+
+}  // namespace
+
+ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory,
+                            const Environment& environment) {
+  ProgramFile file;
+  if (command.empty()) return file;
+  const std::string& name = command.front();
+  if (!directory.empty() && !std::filesystem::is_directory(directory)) {
+    file.path = directory;
+    file.error = "no such directory";
+    return file;
+  }
+  file.path = name.find('/') == std::string::npos ? tool_path(name, environment) : below(directory, name);
+  file.error = file.path.empty() ? "not in PATH" : why_not(file.path);
+  if (file.path.empty()) file.path = name;
+  if (file.error.empty() && ::access(file.path.c_str(), X_OK) != 0) file.error = "not executable";
+  if (!file.error.empty()) return file;
+  const std::string head = head_of(file.path, 1 << 16);
+  if (is_python(file.path))
+    look_at_script(file, command, directory);
+  else if (const auto interpreter = interpreter_in(head); !interpreter.empty())
+    look_at_interpreter(file, interpreter, environment);
+  else
+    file.loader = loader_in(head);
+  if (!file.loader.empty() && !is_executable(file.loader)) file.error = "its loader " + file.loader + " is not there";
+  if (file.error.empty()) file.hash = hash_of(file.path);
+  return file;
+}
+
+}  // namespace lockstep::launcher

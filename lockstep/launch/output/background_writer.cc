@@ -1,0 +1,159 @@
+#include "lockstep/launch/output/background_writer.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::launcher {
+namespace {
+
+struct Entry {
+  int fd = -1;
+  std::string bytes;
+  int lines = 0;
+  bool keep = false;
+};
+
+}  // namespace
+
+struct Writer::Shared {
+  const std::size_t limit;
+  const bool announce;
+  mutable std::mutex mutex;  // guards all below
+  std::condition_variable changed;
+  std::deque<Entry> queue;
+  std::size_t queued_bytes = 0;
+  std::uint64_t progress = 0;  // counts writes
+  std::int64_t dropped = 0;
+  std::int64_t announced = 0;
+  bool busy = false;
+  bool closing = false;
+  int error = 0;
+  std::set<int> failed;
+
+  Shared(std::size_t limit_bytes, bool announce_drops) : limit(limit_bytes), announce(announce_drops) {}
+
+  void make_room() {
+    for (auto entry = queue.begin(); entry != queue.end() && queued_bytes > limit;) {
+      if (entry->keep) {
+        ++entry;
+        continue;
+      }
+      queued_bytes -= entry->bytes.size();
+      dropped += entry->lines;
+      entry = queue.erase(entry);
+    }
+  }
+
+  /// The next entry, waiting for it as long as the Writer lives; false when it is gone.
+  bool take(Entry& entry) {
+    std::unique_lock lock(mutex);
+    busy = false;
+    changed.notify_all();
+    // bounded: the Writer's end wakes it
+    changed.wait(lock, [&] { return closing || !queue.empty(); });
+    if (closing) return false;
+    entry = std::move(queue.front());
+    queue.pop_front();
+    queued_bytes -= entry.bytes.size();
+    busy = true;
+    if (announce && dropped > announced) {
+      entry.bytes.insert(
+          0, "lockstep: " + std::to_string(dropped - announced) + " lines dropped: the terminal was too slow\n");
+      announced = dropped;
+    }
+    if (failed.contains(entry.fd)) entry.bytes.clear();
+    return true;
+  }
+
+  void put(const Entry& entry) {
+    for (std::size_t done = 0; done < entry.bytes.size();) {
+      const ssize_t size =
+          ::write(entry.fd, entry.bytes.data() + done, std::min<std::size_t>(entry.bytes.size() - done, 8192));
+      const int problem = size < 0 ? errno : 0;
+      if (problem == EAGAIN) {
+        // Somebody else has made our terminal non-blocking. Bounded by the life of the process: this thread serves
+        // nobody.
+        pollfd room{entry.fd, POLLOUT, 0};
+        ::poll(&room, 1, 1000);
+        continue;
+      }
+      if (problem == EINTR) continue;
+      const std::lock_guard lock(mutex);
+      if (problem != 0) {
+        if (error == 0) error = problem;
+        failed.insert(entry.fd);
+        return;
+      }
+      done += static_cast<std::size_t>(size);
+      ++progress;
+      changed.notify_all();
+    }
+  }
+};
+
+Writer::Writer(std::size_t limit, bool announce) : shared_(std::make_shared<Shared>(limit, announce)) {}
+
+Writer::~Writer() {
+  bool busy = false;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->closing = true;
+    shared_->changed.notify_all();
+    busy = shared_->busy;
+  }
+  if (!thread_.joinable()) return;
+  if (busy)
+    thread_.detach();
+  else
+    thread_.join();  // bounded: it is between two entries, where it sees closing
+}
+
+void Writer::write(int fd, std::string bytes, int lines, bool keep) {
+  if (bytes.empty()) return;
+  if (!thread_.joinable())
+    thread_ = std::thread([shared = shared_] {
+      Entry entry;
+      while (shared->take(entry)) shared->put(entry);
+    });
+  const std::lock_guard lock(shared_->mutex);
+  shared_->queued_bytes += bytes.size();
+  shared_->queue.push_back({fd, std::move(bytes), lines, keep});
+  if (shared_->queued_bytes > shared_->limit) shared_->make_room();
+  shared_->changed.notify_all();
+}
+
+bool Writer::drain(std::chrono::milliseconds patience, std::chrono::milliseconds most) {
+  const base::Deadline end = base::Deadline::in(most);
+  std::unique_lock lock(shared_->mutex);
+  const auto empty = [&] { return shared_->queue.empty() && !shared_->busy; };
+  while (!empty()) {
+    const std::uint64_t before = shared_->progress;
+    const base::Deadline pause = earlier(base::Deadline::in(patience), end);
+    if (!shared_->changed.wait_until(lock, pause.when(), [&] { return empty() || shared_->progress != before; }))
+      return false;
+    if (end.expired()) return empty();
+  }
+  return true;
+}
+
+std::int64_t Writer::dropped() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->dropped;
+}
+
+int Writer::error() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->error;
+}
+
+}  // namespace lockstep::launcher

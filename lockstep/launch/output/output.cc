@@ -1,0 +1,144 @@
+#include "lockstep/launch/output/output.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::size_t kScreenLimit = std::size_t{8} << 20;
+constexpr std::size_t kDiskLimit = std::size_t{64} << 20;
+constexpr std::size_t kTailLines = 20;
+constexpr std::size_t kTailLineBytes = 4096;
+
+bool can_redraw(int fd) {
+  const auto& term = base::Env::process().term;
+  return ::isatty(fd) == 1 && !(term && *term == "dumb");
+}
+
+bool same_file(int a, int b) {
+  struct stat first{}, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
+}
+
+base::Fd create(const std::string& path) {
+  base::Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!fd) throw base::SystemError("--output: cannot create " + base::quoted(path, 256), errno, base::Cause::kBadArg);
+  return fd;
+}
+
+int columns_of(int fd) {
+  winsize size{};
+  if (!can_redraw(fd) || ::ioctl(fd, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+int terminal_columns() { return columns_of(STDOUT_FILENO); }
+
+Output::Destination::Destination(int descriptor)
+    : fd(descriptor), screen(can_redraw(descriptor)), writer(kScreenLimit, true) {}
+
+Output::Output(const RunOptions& options, std::vector<std::string> prefixes)
+    : only_rank_zero_(options.quiet_ranks), folder_(options.output_dir), ranks_(prefixes.size()) {
+  for (std::size_t rank = 0; rank < prefixes.size(); ++rank) ranks_[rank].prefix = std::move(prefixes[rank]);
+  if (!folder_.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    if (error)
+      throw base::SystemError("--output: cannot create " + base::quoted(folder_, 256), error.value(),
+                              base::Cause::kBadArg);
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const std::string base = folder_ + "/rank." + std::to_string(rank);
+      ranks_[rank].files[0] = create(base + ".out");
+      ranks_[rank].files[1] = create(base + ".err");
+    }
+    disk_ = std::make_unique<Writer>(kDiskLimit, false);
+  }
+  out_ = std::make_unique<Destination>(STDOUT_FILENO);
+  if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO);
+}
+
+void Output::remember(RankOutput& output, const Piece& piece) {
+  if (piece.end == PieceEnd::kReturn || piece.end == PieceEnd::kOpen) return;
+  output.tail.push_back(piece.text.substr(0, kTailLineBytes));
+  if (output.tail.size() > kTailLines) output.tail.pop_front();
+}
+
+void Output::show(int rank, Stream stream, const std::vector<Piece>& pieces) {
+  RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
+  Destination& to = destination(stream);
+  std::string bytes;
+  to.screen.resize(columns_of(to.fd));
+  for (const Piece& piece : pieces) {
+    if (stream == Stream::kErr) remember(output, piece);
+    if (rank == 0 || !only_rank_zero_)
+      bytes += to.screen.show(output.prefix, 2 * rank + static_cast<int>(stream), piece);
+  }
+  to.writer.write(to.fd, std::move(bytes), static_cast<int>(pieces.size()));
+}
+
+void Output::add(int rank, Stream stream, std::string_view bytes) {
+  if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return;
+  RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
+  const auto index = static_cast<std::size_t>(stream);
+  if (disk_)
+    disk_->write(output.files[index].get(), std::string(bytes),
+                 static_cast<int>(std::count(bytes.begin(), bytes.end(), '\n')));
+  show(rank, stream, output.lines[index].feed(bytes));
+}
+
+void Output::end(int rank) {
+  if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return;
+  for (const Stream stream : {Stream::kOut, Stream::kErr})
+    show(rank, stream, ranks_[static_cast<std::size_t>(rank)].lines[static_cast<std::size_t>(stream)].finish());
+}
+
+void Output::note(std::string_view text) {
+  Destination& to = destination(Stream::kErr);
+  to.screen.resize(columns_of(to.fd));
+  to.writer.write(to.fd, to.screen.show("lockstep: " + std::string(text) + "\n"), 1, true);
+}
+
+std::string Output::tail(int rank) const {
+  std::string text;
+  if (rank < 0 || rank >= static_cast<int>(ranks_.size())) return text;
+  for (const std::string& line : ranks_[static_cast<std::size_t>(rank)].tail) text += prefix(rank) + line + "\n";
+  return text;
+}
+
+void Output::finish(const std::string& last) {
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) end(rank);
+  if (disk_) {
+    const bool all = disk_->drain(1s, 10s);
+    if (disk_->error() != 0)
+      note("warning: --output: cannot write to " + base::quoted(folder_, 256) + ": " + std::strerror(disk_->error()));
+    else if (!all || disk_->dropped() > 0)
+      note("warning: --output: the files in " + base::quoted(folder_, 256) +
+           " are not complete: the disk was too slow");
+  }
+  for (Destination* to : {out_.get(), err_.get()})
+    if (to) to->writer.write(to->fd, to->screen.leave(), 0, true);
+  Destination& err = destination(Stream::kErr);
+  // Output comes first even when it goes elsewhere: a person reads the last line.
+  if (err_) out_->writer.drain(1s, 10s);
+  err.writer.write(err.fd, last, 1, true);
+  err.writer.drain(1s, 10s);
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,93 @@
+#include "lockstep/launch/output/status.h"
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "lockstep/base/parse.h"
+#include "lockstep/job/health/progress_report.h"
+
+namespace lockstep::launcher {
+namespace {
+
+std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1 << 19)) >> 20) + " MiB"; }
+
+std::string operation_of(const base::RankSeen& rank) {
+  const auto* now = job::under_way(rank);
+  return now ? job::describe(*now) : "";
+}
+
+std::string json_line(const base::RankSeen& rank) {
+  const nlohmann::ordered_json line = {{"job", rank.job},
+                                       {"rank", rank.rank},
+                                       {"world_size", rank.world_size},
+                                       {"pid", rank.pid},
+                                       {"transport", rank.transport},
+                                       {"step", rank.steps},
+                                       {"batches", rank.batches},
+                                       {"exchanges", rank.exchanges},
+                                       {"waiting", rank.waiting},
+                                       {"busy_with", rank.busy_with},
+                                       {"operation", operation_of(rank)},
+                                       {"arena",
+                                        {{"live_bytes", rank.live_bytes},
+                                         {"peak_live_bytes", rank.peak_live_bytes},
+                                         {"high_water_bytes", rank.high_water_bytes},
+                                         {"resident_bytes", rank.resident_bytes}}}};
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::string table_line(const base::RankSeen& rank) {
+  char line[200];
+  std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %9llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid),
+                rank.transport.c_str(), static_cast<unsigned long long>(rank.exchanges), mib(rank.live_bytes).c_str(),
+                mib(rank.peak_live_bytes).c_str(), mib(rank.resident_bytes).c_str());
+  return line;
+}
+
+/// A table, and where the ranks are.
+std::string job_text(const std::vector<base::RankSeen>& ranks) {
+  const base::RankSeen& first = ranks.front();
+  std::string text = "job " + first.job + ", " + std::to_string(ranks.size()) + " of its " +
+                     std::to_string(first.world_size) + (first.world_size == 1 ? " rank" : " ranks") +
+                     " here\n rank      pid  transport  exchanges       arena     at most        held\n";
+  for (const base::RankSeen& rank : ranks) text += table_line(rank);
+  return text + job::wavefront(ranks);
+}
+
+}  // namespace
+
+std::vector<base::RankSeen> find_ranks() {
+  std::vector<base::RankSeen> ranks;
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
+  while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
+    const auto pid = base::parse_int(entry->d_name);
+    if (!pid) continue;
+    if (auto seen = base::look_at_rank(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*seen));
+  }
+  std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
+  });
+  return ranks;
+}
+
+std::string status_text(const std::vector<base::RankSeen>& ranks, bool json) {
+  std::string text;
+  if (json) {
+    for (const base::RankSeen& rank : ranks) text += json_line(rank);
+    return text;
+  }
+  if (ranks.empty()) return "no rank of yours runs on this machine\n";
+  for (auto begin = ranks.begin(); begin != ranks.end();) {
+    const auto end = std::find_if(begin, ranks.end(), [&](const auto& rank) { return rank.job != begin->job; });
+    text += (text.empty() ? "" : "\n") + job_text({begin, end});
+    begin = end;
+  }
+  return text;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,37 @@
+#include "lockstep/launch/plan/host_info.h"
+
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/base/net/socket.h"
+#include "lockstep/job/join.h"
+
+namespace lockstep::launcher {
+namespace {
+
+int num_gpus() {
+  int count = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+    const std::string name = entry.path().filename();
+    if (name.rfind("nvidia", 0) == 0 && base::parse_int(std::string_view(name).substr(6))) ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+Site look_around() {
+  return {.host = base::host_name(),
+          .version = LOCKSTEP_VERSION,
+          .build = job::build_id(""),
+          .machine = job::host_id(),
+          .cpus = usable_cpus(),
+          .gpus = num_gpus(),
+          .visible_gpus = base::Env::process().cuda_visible_devices.value_or("")};
+}
+
+}  // namespace lockstep::launcher

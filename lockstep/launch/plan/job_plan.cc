@@ -1,0 +1,290 @@
+#include "lockstep/launch/plan/job_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <numeric>
+#include <optional>
+#include <set>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr std::chrono::seconds kLauncherIsFirst{10};
+
+std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+
+std::optional<std::string_view> value_of(const Environment& environment, std::string_view name) {
+  for (const std::string& variable : environment)
+    if (name_of(variable) == name && variable.size() > name.size())
+      return std::string_view(variable).substr(name.size() + 1);
+  return std::nullopt;
+}
+
+bool begins_with_one_of(std::string_view name, const auto& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](const char* prefix) { return name.rfind(prefix, 0) == 0; });
+}
+
+bool is_one_of(std::string_view name, const auto& names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// What an outer launcher says about the process it started; wrong for ours.
+bool belongs_to_another_launcher(std::string_view name) {
+  constexpr std::array kPrefixes = {"TORCHELASTIC_", "ROLE_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_"};
+  constexpr std::array kNames = {"SLURM_PROCID",      "SLURM_LOCALID", "SLURM_NODEID",
+                                 "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"};
+  return begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames);
+}
+
+/// As the variable takes it: later than `limit`, unless there is none.
+std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds later) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.15g",
+                limit.count() == 0 ? 0 : static_cast<double>((limit + later).count()) / 1000);
+  return text;
+}
+
+Environment for_all_ranks(const RunOptions& options, const Surroundings& surroundings, const std::vector<Node>& nodes) {
+  const int num_ranks =
+      std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
+  const std::string size = std::to_string(num_ranks);
+  const std::string num_nodes = std::to_string(nodes.size());
+  Environment environment = {
+      "LOCKSTEP_WORLD_SIZE=" + size,
+      "LOCKSTEP_NUM_NODES=" + num_nodes,
+      "LOCKSTEP_STORE=" + base::to_string(surroundings.store),
+      "LOCKSTEP_JOB=" + surroundings.job,
+      "LOCKSTEP_GENERATION=" + std::to_string(surroundings.generation),
+      "WORLD_SIZE=" + size,
+      "GROUP_WORLD_SIZE=" + num_nodes,
+      "TORCHELASTIC_RESTART_COUNT=" + std::to_string(surroundings.generation),
+      "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(options.max_restarts),
+      "MASTER_ADDR=" + surroundings.master.host,
+      "MASTER_PORT=" + std::to_string(surroundings.master.port),
+  };
+  if (!options.transport.empty()) environment.push_back("LOCKSTEP_TRANSPORT=" + options.transport);
+  if (!options.name.empty()) environment.push_back("LOCKSTEP_NAME=" + options.name);
+  if (options.trace) environment.push_back("LOCKSTEP_TRACE=1");
+  if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
+  if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
+  // The launcher, which sees all ranks, comes first; a wait ends by itself when the launcher does not.
+  if (options.hang_timeout || !value_of(surroundings.environment, "LOCKSTEP_TIMEOUT"))
+    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(pulse_limits(options, {}).hang, kLauncherIsFirst));
+  // A rank's line has less room than the terminal: its prefix stands in front.
+  std::size_t widest = 0;
+  for (const Node& node : nodes)
+    widest = std::max(widest, prefix_of(num_ranks - 1, nodes.size() > 1 ? node.name : "").size());
+  const int room = surroundings.columns - static_cast<int>(widest);
+  if (room > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(room));
+  // Python keeps lines back when it writes to a pipe.
+  if (!value_of(surroundings.environment, "PYTHONUNBUFFERED")) environment.push_back("PYTHONUNBUFFERED=1");
+  return environment;
+}
+
+/// Libraries of others take the address of the name of their host, which may be a loopback.
+Environment for_node(std::size_t number, const Node& node, const RunOptions& options, const Environment& inherited) {
+  const std::string size = std::to_string(node.ranks), rank = std::to_string(number);
+  Environment environment = {"LOCKSTEP_LOCAL_WORLD_SIZE=" + size, "LOCKSTEP_NODE_RANK=" + rank,
+                             "LOCAL_WORLD_SIZE=" + size, "GROUP_RANK=" + rank, "NODE_RANK=" + rank};
+  if (node.interface.empty()) return environment;
+  for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
+    if (!value_of(inherited, name)) environment.push_back(std::string(name) + "=" + node.interface);
+  if (!options.interface.empty() || !node.wanted_interface.empty())
+    environment.push_back("LOCKSTEP_INTERFACE=" + node.interface);
+  return environment;
+}
+
+/// The GPUs that the ranks of a host may use; nothing when nobody has named them.
+std::optional<std::vector<std::string>> gpus_of(const RunOptions& options, const Node& node,
+                                                const Environment& inherited) {
+  const auto outer = value_of(inherited, "CUDA_VISIBLE_DEVICES");
+  std::vector<std::string> gpus;
+  if (options.gpus.empty() && !outer && !options.isolate_gpus) return std::nullopt;
+  if (options.gpus.empty() && !outer)
+    for (int gpu = 0; gpu < node.site.gpus; ++gpu) gpus.push_back(std::to_string(gpu));
+  // CUDA's rule: the list ends at the first entry that is no device.
+  for (const std::string& gpu : base::split(!options.gpus.empty() ? options.gpus : outer.value_or(""), ',')) {
+    if (gpu.empty() || gpu[0] == '-') break;
+    gpus.push_back(gpu);
+  }
+  return gpus;
+}
+
+/// A rank uses the entry of its local rank, or, with --isolate-gpus, sees that one alone.
+void give_gpus(JobPlan& job, const RunOptions& options, const Node& node, const Environment& inherited) {
+  const auto gpus = gpus_of(options, node, inherited);
+  if (!gpus || (gpus->empty() && !options.isolate_gpus)) return;
+  const auto num_gpus = gpus->size(), num_ranks = job.ranks.size();
+  if (num_gpus == 0 || (num_gpus < num_ranks && !options.share_gpus))
+    throw base::UsageError("host " + base::quoted(node.name, 253) + " has " + std::to_string(num_gpus) +
+                               " GPUs in its list for " + std::to_string(num_ranks) + " ranks",
+                           num_gpus == 0 ? "--isolate-gpus needs GPUs"
+                                         : "fewer ranks, more GPUs (--gpus, CUDA_VISIBLE_DEVICES), or --share-gpus");
+  std::string all;
+  for (const std::string& gpu : *gpus) all += (all.empty() ? "" : ",") + gpu;
+  for (std::size_t local = 0; local < num_ranks; ++local) {
+    if (options.isolate_gpus)
+      job.ranks[local].environment.push_back("CUDA_VISIBLE_DEVICES=" + (*gpus)[local % num_gpus]);
+    else if (!options.gpus.empty())
+      job.ranks[local].environment.push_back("CUDA_VISIBLE_DEVICES=" + all);
+  }
+}
+
+RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Surroundings& surroundings,
+                   const Node& node, std::vector<int> cpus) {
+  const std::string number = std::to_string(rank), local = std::to_string(local_rank);
+  RankPlan plan;
+  plan.rank = rank;
+  plan.environment = {"LOCKSTEP_RANK=" + number, "LOCKSTEP_LOCAL_RANK=" + local, "RANK=" + number,
+                      "LOCAL_RANK=" + local};
+  const auto threads = value_of(surroundings.environment, "OMP_NUM_THREADS");
+  if (!threads || threads->empty()) {
+    std::vector<Cpu> own;
+    for (const Cpu& cpu : node.site.cpus)
+      if (std::find(cpus.begin(), cpus.end(), cpu.id) != cpus.end()) own.push_back(cpu);
+    const bool shared = node.ranks > num_cores(node.site.cpus);
+    plan.environment.push_back("OMP_NUM_THREADS=" + std::to_string(shared ? 1 : std::max(1, num_cores(own))));
+  }
+  if (!options.local_rank_argument.empty()) plan.arguments = {"--" + options.local_rank_argument + "=" + local};
+  if (options.bind) plan.cpus = std::move(cpus);
+  return plan;
+}
+
+}  // namespace
+
+Environment inherited_by(const Node& node, const Surroundings& surroundings) {
+  Environment inherited;
+  for (const std::string& variable : surroundings.environment) {
+    const std::string_view name = name_of(variable);
+    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.step && !node.site.visible_gpus.empty() &&
+                          !is_one_of(name, surroundings.exported);
+    if (node.here || is_one_of(name, surroundings.exported) || (travels(name) && !own_gpus))
+      inherited.push_back(variable);
+  }
+  if (!node.here && !node.site.visible_gpus.empty() && !value_of(inherited, "CUDA_VISIBLE_DEVICES"))
+    inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.site.visible_gpus);
+  return inherited;
+}
+
+bool travels(std::string_view name) {
+  constexpr std::array kPrefixes = {"LOCKSTEP_", "OMP_",     "GOMP_",  "KMP_",  "MKL_", "OPENBLAS_",
+                                    "TORCH_",    "PYTORCH_", "NCCL_",  "GLOO_", "UCX_", "CUDA_",
+                                    "CUBLAS_",   "PYTHON",   "CONDA_", "HF_",   "LC_"};
+  constexpr std::array kNames = {"PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "LANG", "TZ", "TMPDIR"};
+  constexpr std::array kSecrets = {"TOKEN", "SECRET", "PASSW", "_KEY", "CREDENTIAL"};
+  const bool secret = std::any_of(kSecrets.begin(), kSecrets.end(),
+                                  [&](const char* word) { return name.find(word) != std::string_view::npos; });
+  return (begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames)) && (!secret || name == "LOCKSTEP_KEY_FILE");
+}
+
+Environment with_exports(Environment environment, const std::vector<std::string>& exports) {
+  Environment set;
+  for (const std::string& variable : exports) {
+    if (variable.find('=') != std::string::npos)
+      set.push_back(variable);
+    else if (!value_of(environment, variable))
+      throw base::UsageError("-x " + base::quoted(variable, 80) +
+                             ": this variable is not set; allowed is one that is, or NAME=VALUE");
+  }
+  std::erase_if(environment, [&](const std::string& one) {
+    return std::any_of(set.begin(), set.end(),
+                       [&](const std::string& other) { return name_of(one) == name_of(other); });
+  });
+  for (auto one = set.begin(); one != set.end(); ++one)  // the last of a name counts
+    if (std::none_of(one + 1, set.end(), [&](const std::string& other) { return name_of(other) == name_of(*one); }))
+      environment.push_back(*one);
+  return environment;
+}
+
+Environment merged(const Environment& own, const Environment& added) {
+  std::set<std::string_view> replaced;
+  for (const std::string& variable : added) replaced.insert(name_of(variable));
+  Environment all;
+  for (const std::string& variable : own)
+    if (!replaced.contains(name_of(variable)) && !belongs_to_another_launcher(name_of(variable)))
+      all.push_back(variable);
+  all.insert(all.end(), added.begin(), added.end());
+  return all;
+}
+
+Environment without(Environment environment, const Environment& others) {
+  std::set<std::string_view> names;
+  for (const std::string& variable : others) names.insert(name_of(variable));
+  std::erase_if(environment, [&](const std::string& variable) { return names.contains(name_of(variable)); });
+  return environment;
+}
+
+std::vector<JobPlan> plan_jobs(const RunOptions& options, const Surroundings& surroundings,
+                               const std::vector<Node>& nodes) {
+  const Environment for_all = for_all_ranks(options, surroundings, nodes);
+  std::vector<JobPlan> jobs;
+  int first = 0;
+  for (std::size_t number = 0; number < nodes.size(); first += nodes[number++].ranks) {
+    const Node& node = nodes[number];
+    JobPlan job{.program = surroundings.program,
+                .arguments = options.command,
+                .directory = surroundings.directory.empty() && !node.here ? surroundings.here : surroundings.directory,
+                .add_to_own = !node.here,
+                .fail_grace = options.fail_grace,
+                .run_dir = surroundings.run_dir,
+                .key = surroundings.key};
+    std::vector<std::vector<int>> cpus = split_cpus(node.site.cpus, node.ranks);
+    for (int local = 0; local < node.ranks; ++local)
+      job.ranks.push_back(plan_rank(first + local, local, options, surroundings, node,
+                                    std::move(cpus[static_cast<std::size_t>(local)])));
+    Environment inherited = inherited_by(node, surroundings);
+    give_gpus(job, options, node, inherited);
+    Environment ours = for_node(number, node, options, inherited);
+    ours.insert(ours.end(), for_all.begin(), for_all.end());
+    inherited = merged(inherited, ours);
+    job.environment = without(std::move(inherited), job.ranks.front().environment);
+    jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+job::PulseLimits pulse_limits(const RunOptions& options, const Environment& environment) {
+  job::PulseLimits limits;
+  const auto variable = value_of(environment, "LOCKSTEP_TIMEOUT");
+  const auto seconds = variable ? base::parse_double(*variable) : std::nullopt;
+  if (seconds && *seconds >= 0 && *seconds < 1e7)
+    limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
+  limits.hang = options.hang_timeout.value_or(limits.hang);
+  limits.also_alone = options.hang_timeout.has_value();  // whoever asks for a limit means each rank
+  limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
+  return limits;
+}
+
+int default_ranks(const RunOptions& options, const Surroundings& surroundings, const Node& node) {
+  const auto named = gpus_of(options, node, inherited_by(node, surroundings));
+  int gpus = node.site.gpus;
+  if (named && (gpus > 0 || !options.gpus.empty()))
+    gpus =
+        options.gpus.empty() ? std::min<int>(gpus, static_cast<int>(named->size())) : static_cast<int>(named->size());
+  const bool none = named && named->empty() && node.site.gpus > 0;  // somebody has hidden them
+  return std::max(1, gpus > 0 || none ? gpus : num_cores(node.site.cpus));
+}
+
+std::vector<int> fill_hosts(const std::vector<int>& slots, int ranks) {
+  const int all = std::accumulate(slots.begin(), slots.end(), 0);
+  if (ranks > all)
+    throw base::UsageError("-n is " + std::to_string(ranks) + ", but the hosts have " + std::to_string(all) +
+                           " slots; allowed is an integer from 1 to " + std::to_string(all));
+  int left = ranks == 0 ? all : ranks;
+  std::vector<int> filled;
+  for (const int slot : slots) {
+    filled.push_back(std::min(slot, left));
+    left -= filled.back();
+  }
+  return filled;
+}
+
+std::string prefix_of(int rank, std::string_view host) {
+  return "[" + std::string(host) + (host.empty() ? "" : ":") + std::to_string(rank) + "] ";
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,83 @@
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <memory>
+
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/process/process.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// 0 when it is gone. A zombie has one: its other threads may live, and if not, it is reaped soon.
+pid_t parent_of(pid_t pid) {
+  const base::Fd fd(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  char text[512];
+  const ssize_t size = fd ? ::read(fd.get(), text, sizeof text) : -1;
+  if (size <= 0) return 0;
+  // pid (name) state parent ...; the name may hold anything, also ')'.
+  const std::string_view stat(text, static_cast<std::size_t>(size));
+  const std::size_t close = stat.rfind(") ");
+  if (close == std::string_view::npos || close + 4 >= stat.size()) return 0;
+  const std::string_view rest = stat.substr(close + 4);
+  return static_cast<pid_t>(base::parse_int(rest.substr(0, rest.find(' '))).value_or(0));
+}
+
+std::map<pid_t, pid_t> all_parents() {
+  std::map<pid_t, pid_t> parents;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc"), ::closedir);
+  if (!folder) return parents;
+  while (const dirent* entry = ::readdir(folder.get()))
+    if (const auto pid = base::parse_int(entry->d_name))
+      if (const pid_t parent = parent_of(static_cast<pid_t>(*pid))) parents[static_cast<pid_t>(*pid)] = parent;
+  return parents;
+}
+
+std::vector<pid_t> descendants_without(const std::vector<pid_t>& spared) {
+  const std::map<pid_t, pid_t> parents = all_parents();
+  const pid_t self = ::getpid();
+  const auto below_us = [&](pid_t pid) {
+    // Bounded, because numbers that were used again while we looked could close a ring.
+    for (std::size_t hops = 0; hops < parents.size(); ++hops) {
+      if (std::find(spared.begin(), spared.end(), pid) != spared.end()) return false;
+      const auto entry = parents.find(pid);
+      if (entry == parents.end()) return false;
+      if (entry->second == self) return true;
+      pid = entry->second;
+    }
+    return false;
+  };
+  std::vector<pid_t> found;
+  for (const auto& [pid, parent] : parents)
+    if (below_us(pid)) found.push_back(pid);
+  return found;
+}
+
+}  // namespace
+
+std::vector<pid_t> descendants() { return descendants_without({}); }
+
+std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline) {
+  for (;;) {
+    while (const auto reaped = reap_one())
+      if (reaped->pid == 0) break;
+    const std::vector<pid_t> left = descendants_without(spared);
+    if (left.empty() || deadline.expired()) return left;
+    for (const pid_t pid : left) ::kill(pid, SIGKILL);
+    // SIGCHLD is blocked and waited for here; a process that is not our child yet has no such sign, hence the short
+    // limit.
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    const timespec limit{0, 5'000'000};
+    ::sigtimedwait(&child, nullptr, &limit);
+  }
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,91 @@
+#include "lockstep/launch/process/program.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launcher {
+namespace {
+
+void check_file(const std::string& path) {
+  struct stat info{};
+  if (::stat(path.c_str(), &info) != 0)
+    throw base::UsageError("program " + base::quoted(path, 256) + ": " + std::strerror(errno) +
+                           "; allowed is an executable file");
+  if (!S_ISREG(info.st_mode))
+    throw base::UsageError("program " + base::quoted(path, 256) + ": not a file; allowed is an executable file");
+  if (::access(path.c_str(), X_OK) != 0)
+    throw base::UsageError(
+        "program " + base::quoted(path, 256) + ": not executable; allowed is an executable file",
+        path.size() > 3 && path.substr(path.size() - 3) == ".py" ? "python3 " + path : "chmod +x " + path);
+}
+
+}  // namespace
+
+bool is_executable(const std::string& path) {
+  struct stat info{};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+}
+
+std::string find_program(const std::string& name, std::string_view search_path) {
+  if (name.find('/') != std::string::npos) {
+    check_file(name);
+    return name;
+  }
+  for (const std::string& folder : base::split(search_path, ':')) {
+    const std::string path = (folder.empty() ? "." : folder) + "/" + name;
+    if (is_executable(path)) return path;
+  }
+  throw base::UsageError("program " + base::quoted(name, 256) + ": not found in PATH; allowed is an executable file",
+                         is_executable("./" + name) ? "./" + name : "");
+}
+
+std::string content_of(const char* what, const std::string& file) {
+  constexpr std::size_t kMost = std::size_t{1} << 20;
+  const auto refuse = [&](const std::string& why) {
+    throw base::UsageError(std::string(what) + " is " + base::quoted(file, 256) + ": " + why +
+                           "; allowed is a text file");
+  };
+  const base::Fd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat info{};
+  if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) refuse("a directory");
+  std::string text;
+  char bytes[1 << 14];
+  while (const ssize_t size = ::read(fd.get(), bytes, sizeof bytes)) {
+    if (size < 0) refuse(std::strerror(errno));
+    text.append(bytes, static_cast<std::size_t>(size));
+    if (text.size() > kMost) refuse("longer than " + std::to_string(kMost) + " bytes");
+  }
+  return text;
+}
+
+std::string own_path() {
+  char path[PATH_MAX];
+  const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
+  if (size < 0) throw base::SystemError("cannot read /proc/self/exe", errno);
+  return std::string(path, static_cast<std::size_t>(size));
+}
+
+void become_companion(const std::string& name, const std::vector<std::string>& words) {
+  const std::string own = own_path();
+  const std::string path = own.substr(0, own.rfind('/') + 1) + name;
+  if (!is_executable(path))
+    throw base::UsageError("the program " + base::quoted(path, 256) +
+                           " was not found; it is built and installed with lockstep");
+  std::vector<char*> pointers = {const_cast<char*>(name.c_str())};
+  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.c_str()));
+  pointers.push_back(nullptr);
+  ::execv(path.c_str(), pointers.data());
+  throw base::SystemError("cannot execute " + base::quoted(path, 256), errno);
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,110 @@
+#include "lockstep/launch/process/stack_dump.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/program.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr const char* kSearchPath = "/usr/local/bin:/usr/bin:/bin";
+constexpr int kMostThreads = 1000;
+
+std::string content(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::string all = text.str();
+  while (!all.empty() && all.back() == '\n') all.pop_back();
+  return all;
+}
+
+/// The state stands behind the name, which may have any characters but ends at the last ')'.
+char state_in(const std::string& stat) {
+  const std::size_t end = stat.rfind(')');
+  return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];
+}
+
+std::string what_the_kernel_says(int rank, pid_t pid) {
+  const std::filesystem::path process = "/proc/" + std::to_string(pid);
+  std::string text =
+      "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " + state_of_process(pid) + "\n";
+  std::error_code error;
+  int count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator(process / "task", error)) {
+    if (++count > kMostThreads) break;
+    const std::string where = content(thread.path() / "wchan");
+    text += "thread " + thread.path().filename().string() + " (" + content(thread.path() / "comm") + "): state " +
+            state_in(content(thread.path() / "stat")) +
+            (where.empty() || where == "0" ? "" : ", in the kernel's " + where) + "\n";
+  }
+  return text + "\n";
+}
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t size = ::write(fd, text.data(), text.size());
+    if (size <= 0) return;
+    text.remove_prefix(static_cast<std::size_t>(size));
+  }
+}
+
+}  // namespace
+
+char state_of_process(pid_t pid) { return state_in(content("/proc/" + std::to_string(pid) + "/stat")); }
+
+bool dumps_core(pid_t pid) {
+  return content("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos;
+}
+
+std::string stack_file(int rank) { return "stack." + std::to_string(rank) + ".txt"; }
+
+std::vector<std::string> stack_command(pid_t pid, std::string_view search_path) {
+  const std::string number = std::to_string(pid);
+  const std::vector<std::vector<std::string>> tools = {
+      {"eu-stack", "--pid=" + number},
+      {"gdb", "-nx", "-batch", "-p", number, "-ex", "set pagination off", "-ex", "thread apply all bt"},
+  };
+  for (std::vector<std::string> command : tools) {
+    try {
+      command[0] = find_program(command[0], search_path);
+      return command;
+    } catch (const base::UsageError&) {
+      // The next one.
+    }
+  }
+  return {};
+}
+
+StackDump::StackDump(int rank, pid_t pid, const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const std::string path = folder + "/" + stack_file(rank);
+  file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file_) throw base::SystemError("cannot write " + path, errno);
+  write_all(file_.get(), what_the_kernel_says(rank, pid));
+  const auto command = stack_command(pid, kSearchPath);
+  if (command.empty()) {
+    write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed\n");
+    return;
+  }
+  const base::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  tool_ = spawn_tool(command[0], command, {std::string("PATH=") + kSearchPath, "LC_ALL=C"}, "",
+                     {nothing.get(), file_.get(), file_.get()});
+}
+
+void StackDump::give_up() {
+  if (tool_ > 0) ::kill(tool_, SIGKILL);
+  tool_ = -1;
+}
+
+}  // namespace lockstep::launcher

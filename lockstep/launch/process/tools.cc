@@ -1,0 +1,155 @@
+#include "lockstep/launch/process/tools.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/program.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Deadline;
+using namespace std::chrono_literals;
+
+constexpr auto kLookAgain = 50ms;  // what a tool leaves behind may hold its pipe open, so its end is looked for as well
+
+/// A file without a name, to be read from its beginning.
+base::Fd scratch_file(std::string_view content) {
+  base::Fd fd(::memfd_create("input", MFD_CLOEXEC));
+  if (!fd) throw base::SystemError("cannot make a file without a name", errno);
+  for (std::size_t done = 0; done < content.size();) {
+    const ssize_t size = ::pwrite(fd.get(), content.data() + done, content.size() - done, static_cast<off_t>(done));
+    if (size <= 0) throw base::SystemError("cannot write to a file without a name", errno);
+    done += static_cast<std::size_t>(size);
+  }
+  return fd;
+}
+
+/// What one of its streams brings.
+class Ear {
+ public:
+  explicit Ear(std::string& text) : text_(text) {}
+
+  /// The end that the tool writes to.
+  base::Fd open() {
+    base::Pipe pipe = base::make_pipe();
+    base::set_nonblocking(pipe.read.get());
+    read_ = std::move(pipe.read);
+    return std::move(pipe.write);
+  }
+  void close() { read_.reset(); }
+  int descriptor() const { return read_ ? read_.get() : -1; }
+
+  void hear() {
+    char bytes[1 << 12];
+    while (read_) {
+      const ssize_t size = ::read(read_.get(), bytes, sizeof bytes);
+      if (size < 0 && errno == EINTR) continue;
+      if (size == 0) read_.reset();
+      if (size <= 0) return;
+      text_.append(bytes, std::min(static_cast<std::size_t>(size), kMostText - text_.size()));
+    }
+  }
+
+ private:
+  std::string& text_;
+  base::Fd read_;
+};
+
+/// One that runs.
+class Tool {
+ public:
+  Tool(const ToolCall& call, ToolSaid& said)
+      : said_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
+    said_.path = call.path;
+    if (call.path.empty()) return;
+    try {
+      const base::Fd in = scratch_file(call.input), out = out_.open(), err = err_.open();
+      pid_ = spawn_tool(call.path, call.words, call.environment, call.directory, {in.get(), out.get(), err.get()});
+    } catch (const base::SystemError& error) {
+      said_.err = error.what();
+    }
+  }
+
+  bool runs() const { return pid_ > 0; }
+  std::array<int, 2> descriptors() const { return {out_.descriptor(), err_.descriptor()}; }
+  Deadline deadline() const { return deadline_; }
+
+  void look(bool quit) {
+    if (!runs()) return;
+    hear();
+    int status = 0;
+    const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
+    if (ended == 0 && !quit && !deadline_.expired()) return;
+    ::kill(-pid_, SIGKILL);  // and what it has left
+    ::kill(pid_, SIGKILL);   // before it has its session
+    if (ended == 0) {
+      // bounded: it was killed
+      while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+      }
+      said_.code = ToolSaid::kNoEnd;
+    } else {
+      said_.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    }
+    hear();
+    pid_ = -1;
+    out_.close();
+    err_.close();
+  }
+
+ private:
+  void hear() {
+    out_.hear();
+    err_.hear();
+  }
+
+  ToolSaid& said_;
+  Deadline deadline_;
+  pid_t pid_ = -1;
+  Ear out_, err_;
+};
+
+}  // namespace
+
+std::vector<ToolSaid> run_tools(const std::vector<ToolCall>& calls, int quit) {
+  std::vector<ToolSaid> said(calls.size());
+  std::vector<Tool> tools;
+  for (std::size_t i = 0; i < calls.size(); ++i) tools.emplace_back(calls[i], said[i]);
+  while (std::any_of(tools.begin(), tools.end(), [](const Tool& tool) { return tool.runs(); })) {
+    std::vector<pollfd> entries = {{quit, POLLRDHUP, 0}};
+    Deadline first = Deadline::in(kLookAgain);
+    for (const Tool& tool : tools) {
+      for (const int descriptor : tool.descriptors()) entries.push_back({descriptor, POLLIN, 0});
+      if (tool.runs()) first = earlier(first, tool.deadline());
+    }
+    ::poll(entries.data(), entries.size(), first.poll_ms());
+    for (Tool& tool : tools) tool.look(entries[0].revents != 0);
+  }
+  return said;
+}
+
+ToolSaid run_tool(const ToolCall& call, int quit) { return std::move(run_tools({call}, quit).front()); }
+
+std::string tool_path(const std::string& name, const Environment& environment) {
+  std::string search_path = "/usr/local/bin:/usr/bin:/bin";
+  for (const std::string& variable : environment)
+    if (variable.rfind("PATH=", 0) == 0) search_path = variable.substr(5);
+  try {
+    return find_program(name, search_path);
+  } catch (const base::UsageError&) {
+    return "";
+  }
+}
+
+}  // namespace lockstep::launcher

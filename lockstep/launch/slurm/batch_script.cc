@@ -1,0 +1,185 @@
+#include "lockstep/launch/slurm/batch_script.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr std::size_t kFarthestComment = 44;  // column
+
+/// One #SBATCH line.
+struct Directive {
+  std::vector<std::string> words;
+  std::string comment;
+};
+
+/// 93784 -> "1 d 2 h 3 min 4 s".
+std::string in_words(std::int64_t seconds) {
+  std::string text;
+  const auto add = [&](std::int64_t unit, const char* name) {
+    if (seconds >= unit) text += (text.empty() ? "" : " ") + std::to_string(seconds / unit) + name;
+    seconds %= unit;
+  };
+  add(86400, " d");
+  add(3600, " h");
+  add(60, " min");
+  add(1, " s");
+  return text.empty() ? "no limit" : text;
+}
+
+/// The folder of logs as SLURM's patterns have it.
+std::string as_pattern(const std::string& folder) {
+  std::string pattern;
+  for (const char c : folder) pattern += c == '%' ? "%%" : std::string(1, c);
+  return pattern;
+}
+
+std::vector<Directive> directives(const SubmitOptions& submit, const BatchPlace& around) {
+  std::vector<Directive> all;
+  const auto add = [&](const char* name, const std::string& value, const std::string& comment = "") {
+    if (!value.empty()) all.push_back({{std::string(name) + value}, comment});
+  };
+  const auto number = [](int value) { return value > 0 ? std::to_string(value) : std::string(); };
+  add("--job-name=", submit.name);
+  add("--nodes=", submit.nodes);
+  add("--gpus-per-node=", submit.gpus_per_node);
+  add("--ntasks=", number(submit.ranks), "ranks in all");
+  add("--ntasks-per-node=", number(submit.ranks_per_node), "ranks");
+  add("--cpus-per-task=", number(submit.cpus_per_rank), "cores of a rank");
+  add("--mem=", submit.mem, "of each node");
+  add("--time=", submit.time, in_words(seconds_of_limit(submit.time).value_or(0)));
+  add("--partition=", submit.partition);
+  add("--account=", submit.account);
+  add("--array=", submit.array);
+  add("--chdir=", around.folder);
+  const std::string job = submit.array.empty() ? "%j" : "%A_%a";
+  add("--output=", as_pattern(submit.output) + "/" + job + ".out", "what each rank prints is in " + job + "/ as well");
+  all.push_back({{submit.requeue ? "--requeue" : "--no-requeue"}, submit.requeue ? "when it ends with code 75" : ""});
+  if (submit.requeue) add("--open-mode=", "append", "it then goes on in the same file");
+  if (submit.signal_before > 0)
+    add("--signal=", "B:USR1@" + std::to_string(submit.signal_before),
+        "to this shell, " + in_words(submit.signal_before) + " before the limit");
+  for (const auto& words : submit.passed_on) all.push_back({words, ""});
+  return all;
+}
+
+std::string header(const std::vector<Directive>& all) {
+  std::vector<std::string> lines;
+  std::size_t column = 0;
+  for (const Directive& directive : all) {
+    std::string line = "#SBATCH";
+    for (const std::string& word : directive.words) line += " " + quoted_for_sbatch(word);
+    if (!directive.comment.empty() && line.size() + 2 <= kFarthestComment) column = std::max(column, line.size() + 2);
+    lines.push_back(line);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all[i].comment.empty()) lines[i].resize(std::max(column, lines[i].size() + 2), ' ');
+    text += lines[i] + (all[i].comment.empty() ? "" : "# " + all[i].comment) + "\n";
+  }
+  return text;
+}
+
+std::string run_command(const SubmitOptions& submit, const BatchPlace& around) {
+  std::string text = quoted_for_shell(around.lockstep) + " run --output=\"$logs\"";
+  for (const std::string& word : submit.run_words) text += " " + quoted_for_shell(word);
+  text += " -- \\\n ";
+  for (const std::string& word : submit.command) text += " " + quoted_for_shell(word);
+  return text;
+}
+
+std::string names(const SubmitOptions& submit) {
+  const std::string job = submit.array.empty() ? "$SLURM_JOB_ID" : "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID";
+  return "job=" + job + "\nlogs=" + quoted_for_shell(submit.output + "/") + "$job" +
+         (submit.requeue ? "${SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}" : "") + "\n";
+}
+
+const char* const kForwarding =
+    "# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.\n"
+    "trap 'kill -USR1 \"$ranks\"' USR1\n";
+
+// bash 5.2 lost the code in 31 of 500 runs when a signal came within 25 ms of the end.
+const char* const kWaiting =
+    "\n"
+    "# Not wait alone: bash can lose the code of what ends while a signal interrupts it.\n"
+    "while [ \"$(jobs -r)\" ]; do\n"
+    "  sleep 0.5\n"
+    "done\n"
+    "trap '' USR1 TERM\n"
+    "wait \"$ranks\"\n"
+    "code=$?\n";
+
+const char* const kRequeueing =
+    "\n"
+    "# 75: all ranks have left together, and are to be started again.\n"
+    "if [ $code -eq 75 ] && [ $ended = no ]; then\n"
+    "  echo \"$job: requeued, because its ranks ended with code 75\" >&2\n"
+    "  scontrol requeue \"$job\"\n"
+    "fi\n";
+
+}  // namespace
+
+std::string batch_script(const SubmitOptions& submit, const BatchPlace& around) {
+  if (around.folder.find_first_of("\r\n") != std::string::npos)
+    throw base::UsageError("lockstep submit: the folder is " + base::quoted(around.folder, 256) +
+                           "; allowed is one without line breaks, which #SBATCH lines cannot have");
+  std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, around)) +
+                     "\nset -u\n" + names(submit) + "\n";
+  if (!submit.requeue && submit.signal_before == 0) return text + "exec " + run_command(submit, around) + "\n";
+  text += (submit.requeue ? "ended=no\n" : "") + run_command(submit, around) + " &\nranks=$!\n\n";
+  if (submit.signal_before > 0) text += kForwarding;
+  text += "# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.\n";
+  text += std::string("trap '") + (submit.requeue ? "ended=yes" : ":") + "' TERM\n" + kWaiting;
+  if (submit.requeue) text += kRequeueing;
+  return text + "exit $code\n";
+}
+
+std::vector<std::string> batch_words(const SubmitOptions& submit, const BatchPlace& around) {
+  std::vector<std::string> all;
+  for (const Directive& directive : directives(submit, around))
+    all.insert(all.end(), directive.words.begin(), directive.words.end());
+  return all;
+}
+
+std::string quoted_for_shell(std::string_view word) {
+  const auto is_plain = [](unsigned char c) {
+    return std::isalnum(c) || std::string_view("_@%+=:,./-").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  // sbatch refuses scripts with carriage returns, and a person may take a second line for a command.
+  const bool escapes = std::any_of(word.begin(), word.end(), is_control);
+  std::string text = escapes ? "$'" : "'";
+  for (const char c : word) {
+    char code[8] = {c, '\0'};
+    if (escapes && c == '\n')
+      std::snprintf(code, sizeof code, "\\n");
+    else if (escapes && c == '\r')
+      std::snprintf(code, sizeof code, "\\r");
+    else if (escapes && c == '\t')
+      std::snprintf(code, sizeof code, "\\t");
+    else if (escapes && is_control(static_cast<unsigned char>(c)))
+      std::snprintf(code, sizeof code, "\\x%02x", static_cast<unsigned>(c));
+    else if (escapes && (c == '\'' || c == '\\'))
+      std::snprintf(code, sizeof code, "\\%c", c);
+    else if (c == '\'')
+      std::snprintf(code, sizeof code, "'\\''");
+    text += code;
+  }
+  return text + "'";
+}
+
+std::string quoted_for_sbatch(std::string_view word) {
+  const auto is_plain = [](unsigned char c) { return c > 0x20 && c != '"' && c != '\'' && c != '\\' && c != '#'; };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
+  std::string text = "\"";
+  for (const char c : word) text += (c == '"' || c == '\\' ? "\\" : "") + std::string(1, c);
+  return text + "\"";
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,162 @@
+#include "lockstep/launch/slurm/follow_job.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/tools.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kReads = 500ms;       // the log
+constexpr auto kFirstAsks = 1000ms;  // SLURM; every client's question costs its controller work
+constexpr auto kLastAsks = 15000ms;
+constexpr auto kAnswers = 30s;
+constexpr auto kGivesUp = 5min;
+// States that a job does not leave by itself.
+constexpr std::array<std::string_view, 10> kEnds = {"COMPLETED", "FAILED",        "CANCELLED", "TIMEOUT",  "NODE_FAIL",
+                                                    "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED"};
+
+/// Of "... NAME=VALUE ..." the value.
+std::string value_of(std::string_view line, std::string_view name) {
+  const std::string key = " " + std::string(name) + "=";
+  const std::size_t begin = line.find(key);
+  if (begin == std::string_view::npos) return "";
+  const std::string_view value = line.substr(begin + key.size());
+  return std::string(value.substr(0, value.find_first_of(" \n")));
+}
+
+/// "7:0" -> 7, "0:9" -> 137.
+int code_in(const std::string& text) {
+  const auto numbers = base::split(text, ':');
+  const auto code = base::parse_int(numbers[0]);
+  const auto signal = numbers.size() > 1 ? base::parse_int(numbers[1]) : std::nullopt;
+  return static_cast<int>(signal.value_or(0) > 0 ? 128 + *signal : code.value_or(0));
+}
+
+/// Nothing when SLURM does not answer.
+std::optional<JobState> ask(const SlurmJob& job) {
+  const auto call = [&](std::vector<std::string> words) {
+    if (!job.cluster.empty()) words.insert(words.begin() + 1, "--clusters=" + job.cluster);
+    return run_tool({.path = tool_path(words[0], own_environment()),
+                     .words = words,
+                     .environment = own_environment(),
+                     .directory = {},
+                     .limit = kAnswers});
+  };
+  const ToolSaid shown = call({"scontrol", "--oneliner", "show", "job", job.id});
+  if (shown.good()) return state_in_scontrol(shown.out);
+  if (shown.err.find("Invalid job id") == std::string::npos) return std::nullopt;
+  // It has ended some minutes ago.
+  const ToolSaid counted =
+      call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
+  if (counted.code == ToolSaid::kNoEnd) return std::nullopt;
+  return counted.good() ? state_in_sacct(counted.out) : JobState{};
+}
+
+/// Shows a file as it grows. It is opened each time: so a file on another machine is seen as it is there.
+class Tail {
+ public:
+  explicit Tail(std::string path) : path_(std::move(path)) {}
+
+  /// False when nobody reads what is shown.
+  bool show() {
+    const base::Fd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+    char block[65536];
+    for (ssize_t size = 0; file && (size = ::pread(file.get(), block, sizeof block, shown_)) > 0; shown_ += size)
+      if (std::fwrite(block, 1, static_cast<std::size_t>(size), stdout) != static_cast<std::size_t>(size)) return false;
+    return std::fflush(stdout) == 0;
+  }
+
+ private:
+  std::string path_;
+  off_t shown_ = 0;
+};
+
+/// Asks, less and less often, and says what has changed.
+class Watch {
+ public:
+  explicit Watch(SlurmJob job) : job_(std::move(job)) {}
+
+  bool is_due() const { return next_.expired(); }
+  JobState look() {
+    const auto now = ask(job_);
+    next_ = base::Deadline::in(pause_);
+    pause_ = std::min<std::chrono::milliseconds>(pause_ * 3 / 2, kLastAsks);
+    if (!now && give_up_.expired())
+      throw base::Error(base::Cause::kCoordinatorLost,
+                        "job " + job_.id + ": SLURM has not answered for 5 minutes; the job may go on");
+    if (!now) return {};
+    give_up_ = base::Deadline::in(kGivesUp);
+    if (now->state.empty())
+      throw base::Error(base::Cause::kCoordinatorLost,
+                        "job " + job_.id + " has ended, and SLURM does not know any more how");
+    tell(*now);
+    return *now;
+  }
+
+ private:
+  void tell(const JobState& now) {
+    const bool waits = now.state == "PENDING" && !now.reason.empty() && now.reason != "None";
+    const std::string text = now.state + (waits ? " (" + now.reason + ")" : "");
+    if (text != told_) std::fprintf(stderr, "lockstep: job %s is %s\n", job_.id.c_str(), text.c_str());
+    told_ = text;
+  }
+
+  SlurmJob job_;
+  std::string told_;
+  std::chrono::milliseconds pause_ = kFirstAsks;
+  base::Deadline next_ = base::Deadline::in(0s);
+  base::Deadline give_up_ = base::Deadline::in(kGivesUp);
+};
+
+}  // namespace
+
+JobState state_in_scontrol(std::string_view line) {
+  return {value_of(line, "JobState"), value_of(line, "Reason"), code_in(value_of(line, "ExitCode"))};
+}
+
+JobState state_in_sacct(std::string_view text) {
+  const auto fields = base::split(text.substr(0, text.find('\n')), '|');
+  // "CANCELLED by 1000"
+  return {fields[0].substr(0, fields[0].find(' ')), "", fields.size() > 1 ? code_in(fields[1]) : 0};
+}
+
+bool has_ended(const JobState& state) { return std::find(kEnds.begin(), kEnds.end(), state.state) != kEnds.end(); }
+
+int exit_code_of(const JobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }
+
+int follow(const SlurmJob& job, const std::string& log) {
+  const base::Fd signals = signal_descriptor({SIGINT, SIGTERM});
+  Tail tail(log);
+  Watch watch(job);
+  for (;;) {
+    const JobState state = watch.is_due() ? watch.look() : JobState{};
+    if (!tail.show()) return 128 + SIGPIPE;
+    if (has_ended(state)) return exit_code_of(state);
+    pollfd wait{signals.get(), POLLIN, 0};
+    ::poll(&wait, 1, base::Deadline::in(kReads).poll_ms());
+    if (const auto signal = next_signal(signals.get())) {
+      std::fprintf(stderr, "lockstep: job %s goes on; squeue -j %s shows it, scancel %s ends it\n", job.id.c_str(),
+                   job.id.c_str(), job.id.c_str());
+      return 128 + *signal;
+    }
+  }
+}
+
+}  // namespace lockstep::launcher

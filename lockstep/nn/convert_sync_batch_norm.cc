@@ -1,0 +1,158 @@
+// BatchNorm::forward() is not virtual, and the modules that users hold as typed members cannot be replaced from
+// outside. What all of them come to is the operator aten::batch_norm, with the module's own tensors.
+#include <ATen/ops/batch_norm_native.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/nn/sync_batch_norm.h"
+#include "lockstep/nn/sync_batch_norm_function.h"
+
+namespace lockstep::nn {
+namespace {
+
+constexpr const char* kMark = "sync_batch_norm";
+
+struct Converted {
+  comm::Group group;
+  std::string name;
+  at::Tensor key;  // kept, so that no other has its address
+};
+
+/// Child of a converted module: lives as long, and is in training when it is.
+class Mark final : public torch::nn::Module {
+ public:
+  explicit Mark(Converted converted) : converted_(std::move(converted)) {}
+  ~Mark() override;
+  Mark(const Mark&) = delete;
+  Mark& operator=(const Mark&) = delete;
+
+  bool is_serializable() const override { return false; }
+  void pretty_print(std::ostream& stream) const override { stream << "over group " << converted_.group.name(); }
+  const Converted& converted() const { return converted_; }
+  const c10::TensorImpl* key() const { return converted_.key.unsafeGetTensorImpl(); }
+
+ private:
+  const Converted converted_;
+};
+
+/// Which tensor is whose.
+class Marks {
+ public:
+  void add(const std::shared_ptr<Mark>& mark) {
+    const std::unique_lock lock(mutex_);
+    of_[mark->key()] = mark;
+  }
+  void remove(const Mark& mark) {
+    const std::unique_lock lock(mutex_);
+    const auto found = of_.find(mark.key());
+    if (found != of_.end() && found->second.expired()) of_.erase(found);  // else a newer one has taken its place
+  }
+  std::shared_ptr<Mark> find(const at::Tensor& key) const {
+    const std::shared_lock lock(mutex_);
+    const auto found = of_.find(key.unsafeGetTensorImpl());
+    return found == of_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;  // guards of_
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<Mark>> of_;
+};
+
+Marks& marks() {
+  static Marks& all = *new Marks;  // outlives every module
+  return all;
+}
+
+Mark::~Mark() { marks().remove(*this); }
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight, const OptionalTensor& bias,
+                      const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
+                      double momentum, double eps, bool cudnn_enabled) {
+  const auto given = [](const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); };
+  if (training) {
+    const at::Tensor key = given(given(running_mean).defined() ? running_mean : weight);
+    const auto mark = key.defined() ? marks().find(key) : nullptr;
+    if (mark && mark->is_training())
+      return synced_norm(
+          input, given(weight), given(bias),
+          {mark->converted().group, mark->converted().name, given(running_mean), given(running_var), momentum, eps});
+  }
+  return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
+}
+
+/// torch has one kernel of this operator for all keys, made of other operators; those of a key come before it. Those of
+/// devices are for inference mode.
+void take_over_batch_norm() {
+  static const auto libraries = [] {
+    std::vector<std::unique_ptr<torch::Library>> made;
+    for (const auto key : {c10::DispatchKey::Autograd, c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
+      made.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+      made.back()->impl("batch_norm", TORCH_FN(batch_norm));
+    }
+    return made;
+  }();
+  static_cast<void>(libraries);
+}
+
+/// A BatchNorm's tensor by which its calls are known; undefined where it has none. Empty for what is no BatchNorm.
+std::optional<at::Tensor> key_of(const torch::nn::Module& module) {
+  const auto key = [](const auto& norm) { return norm.running_mean.defined() ? norm.running_mean : norm.weight; };
+  if (const auto* norm = dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module)) return key(*norm);
+  if (const auto* norm = dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module)) return key(*norm);
+  if (const auto* norm = dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module)) return key(*norm);
+  return std::nullopt;
+}
+
+struct Found {
+  std::string name;
+  torch::nn::Module* module;
+  at::Tensor key;
+};
+
+void find_norms(const std::string& name, torch::nn::Module& module, std::vector<Found>& found) {
+  if (auto key = key_of(module)) found.push_back({name.empty() ? "BatchNorm" : name, &module, *key});
+  for (const auto& child : module.named_children())
+    find_norms(name.empty() ? child.key() : name + "." + child.key(), *child.value(), found);
+}
+
+}  // namespace
+
+int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group) {
+  std::vector<Found> norms;
+  find_norms("", module, norms);
+  if (norms.empty())
+    throw base::UsageError("convert_sync_batch_norm(): " + module.name() +
+                           " has no BatchNorm1d, BatchNorm2d or BatchNorm3d");
+  for (const Found& norm : norms) {
+    if (!norm.key.defined())
+      throw base::UsageError("convert_sync_batch_norm(): " + norm.name +
+                                 " has neither a weight nor running statistics, by which its calls would be known",
+                             "make it a lockstep::nn::SyncBatchNorm");
+  }
+  take_over_batch_norm();
+  for (const Found& norm : norms) {
+    if (norm.module->named_children().contains(kMark)) norm.module->unregister_module(kMark);
+    const auto mark = std::make_shared<Mark>(Converted{group, norm.name, norm.key});
+    mark->train(norm.module->is_training());
+    norm.module->register_module(kMark, mark);
+    marks().add(mark);
+  }
+  return static_cast<int>(norms.size());
+}
+
+bool has_synced_batch_norm(const torch::nn::Module& module) {
+  if (dynamic_cast<const Mark*>(&module) || dynamic_cast<const SyncBatchNormImpl*>(&module)) return true;
+  for (const auto& child : module.children())
+    if (has_synced_batch_norm(*child)) return true;
+  return false;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,129 @@
+#include "lockstep/nn/sync_batch_norm_function.h"
+
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include <optional>
+#include <tuple>
+
+#include "lockstep/nn/moments.h"
+
+namespace lockstep::nn {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+constexpr double kNoMomentum = 0;
+
+/// Lives in the graph.
+struct Saved : torch::CustomClassHolder {
+  Saved(const SyncedNorm& norm, std::int64_t values)
+      : group(norm.group), name(norm.name), eps(norm.eps), count(values) {}
+  comm::Group group;
+  std::string name;
+  double eps;
+  std::int64_t count;  // of all ranks' values a channel
+};
+
+Moments of_all_ranks(const at::Tensor& input, const SyncedNorm& norm) {
+  comm::Group group = norm.group;
+  const at::Tensor row = moments_row(input);
+  if (group.size() == 1) return joined(row.unsqueeze(0));
+  const at::Tensor rows = at::empty({group.size() * row.numel()}, row.options().device(group.device()));
+  group.all_gather(rows, row.to(group.device()), {.name = norm.name + ".forward"});
+  return joined(rows.cpu().view({group.size(), row.numel()}));
+}
+
+void update(const at::Tensor& running, const at::Tensor& value, double momentum) {
+  if (running.defined()) running.mul_(1 - momentum).add_(value.to(running.options()), momentum);
+}
+
+/// (x - mean) / sqrt(variance + eps) * weight + bias, in one pass.
+at::Tensor normalize(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
+                     const at::Tensor& mean, const at::Tensor& variance, double eps) {
+  return std::get<0>(at::native_batch_norm(x, weight, bias, mean, variance, /*training=*/false, kNoMomentum, eps));
+}
+
+OptionalTensor as(const OptionalTensor& tensor, const at::TensorOptions& options) {
+  return tensor ? OptionalTensor(tensor->to(options)) : std::nullopt;
+}
+
+OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
+
+struct Normalize : torch::autograd::Function<Normalize> {
+  // An argument that is an undefined tensor is refused by Function; an optional one is not.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const OptionalTensor& weight,
+                            const OptionalTensor& bias, const SyncedNorm& norm) {
+    const Moments all = of_all_ranks(input, norm);
+    if (all.count < 2)
+      throw base::UsageError(norm.name + ": all ranks together have " + std::to_string(all.count) +
+                             " values a channel; allowed in training are 2 or more");
+    const auto count = static_cast<double>(all.count);
+    const auto options = at::TensorOptions(input.device()).dtype(statistics_dtype(input.scalar_type()));
+    const at::Tensor mean = all.mean.to(options);
+    const at::Tensor variance = (all.squares / count).to(options);
+    update(norm.running_mean, all.mean, norm.momentum);
+    update(norm.running_var, all.squares / (count - 1), norm.momentum);
+    context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
+    context->saved_data["norm"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(norm, all.count));
+    if (input.numel() == 0) return at::empty_like(input);
+    return normalize(input.to(options), as(weight, options), as(bias, options), mean, variance, norm.eps)
+        .to(input.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto saved = c10::static_intrusive_pointer_cast<Saved>(context->saved_data["norm"].toCapsule());
+    if (at::GradMode::is_enabled())
+      throw base::UsageError(saved->name +
+                             ": backward() with create_graph; a batch norm over all ranks has first derivatives only");
+    const auto variables = context->get_saved_variables();
+    const at::Tensor &input = variables[0], &mean = variables[2], &variance = variables[3];
+    const OptionalTensor weight = if_defined(variables[1]);
+    const at::TensorOptions options = mean.options();
+    const at::Tensor x = input.to(options), dy = gradients[0].to(options);
+
+    // Of dy * xhat and of dy; this rank's are the gradients of weight and bias.
+    at::Tensor dot = at::zeros_like(mean), sum = at::zeros_like(mean);
+    if (input.numel() > 0)
+      std::tie(std::ignore, dot, sum) = at::native_batch_norm_backward(
+          dy, x, {}, mean, variance, {}, {}, /*train=*/false, saved->eps, {false, true, true});
+    at::Tensor dx;
+    if (context->needs_input_grad(0))
+      dx = input_gradient(*saved, x, dy, as(weight, options), mean, variance, dot, sum).to(input.scalar_type());
+    if (!weight) return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx, dot.to(weight->scalar_type()), sum.to(weight->scalar_type()), at::Tensor()};
+  }
+
+  static at::Tensor input_gradient(Saved& saved, const at::Tensor& x, const at::Tensor& dy,
+                                   const OptionalTensor& weight, const at::Tensor& mean, const at::Tensor& variance,
+                                   const at::Tensor& dot, const at::Tensor& sum) {
+    at::Tensor sums = at::cat({dot, sum}).to(at::kDouble);
+    if (saved.group.size() > 1) {
+      sums = sums.to(saved.group.device());
+      saved.group.all_reduce(sums, comm::ReduceOp::kSum, {.name = saved.name + ".backward"});
+    }
+    if (x.numel() == 0) return at::empty_like(x);
+    const at::Tensor means = (sums / static_cast<double>(saved.count)).to(mean.options());
+    at::Tensor scale = (variance + saved.eps).rsqrt();
+    if (weight) scale = scale * *weight;
+    const auto channels = mean.numel();
+    const at::Tensor common = normalize(x, -scale * means.narrow(0, 0, channels),
+                                        -scale * means.narrow(0, channels, channels), mean, variance, saved.eps);
+    std::vector<std::int64_t> along(static_cast<std::size_t>(x.dim()), 1);
+    along[1] = channels;
+    return common.addcmul_(dy, scale.view(along));
+  }
+};
+
+}  // namespace
+
+at::Tensor synced_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                       const SyncedNorm& norm) {
+  return Normalize::apply(input, if_defined(weight), if_defined(bias), norm);
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,47 @@
+#include "lockstep/optim/fused/fused_optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "lockstep/optim/fused/fused_update.h"
+
+namespace lockstep::optim {
+
+FusedOptimizer::FusedOptimizer() = default;
+FusedOptimizer::~FusedOptimizer() = default;
+
+void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
+                           const FusedOptions& options) {
+  rule_ = std::move(rule);
+  update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_, options);
+}
+
+at::Tensor FusedOptimizer::step_fused(const std::function<at::Tensor()>& closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_gradients(true);
+    loss = closure();
+  }
+  update_->step();
+  return loss;
+}
+
+void FusedOptimizer::average_gradients() { update_->average_gradients(); }
+at::Tensor FusedOptimizer::clip_grad_norm(double max_norm) { return update_->clip_grad_norm(max_norm); }
+void FusedOptimizer::clip_grad_value(double max) { update_->clip_grad_value(max); }
+void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
+void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
+bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
+amp::Unscaled FusedOptimizer::unscale(double inverse_scale) { return update_->unscale(inverse_scale); }
+bool FusedOptimizer::step_unless(const at::Tensor& skip) { return update_->step_unless(skip); }
+void FusedOptimizer::settle() const { update_->settle(); }
+void FusedOptimizer::skip_step() { update_->skip_step(); }
+void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
+
+std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict(bool copies) const {
+  return update_->state_dict(copies);
+}
+void FusedOptimizer::load_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& state) {
+  update_->load_state_dict(state);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,32 @@
+#include "lockstep/optim/fused/torch_update_rule.h"
+
+#include <set>
+
+namespace lockstep::optim {
+
+using base::UsageError;
+
+std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source,
+                                                           std::vector<Wanted> wanted) {
+  const auto all = source.parameters();
+  std::set<const void*> left;
+  for (const auto& parameter : all) left.insert(parameter.tensor.unsafeGetTensorImpl());
+  std::vector<torch::optim::OptimizerParamGroup> named;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    for (const at::Tensor& tensor : wanted[i].first)
+      if (left.erase(tensor.unsafeGetTensorImpl()) == 0)
+        throw UsageError(
+            "lockstep::optim: group " + std::to_string(i) +
+            " names a parameter that is not of the DistributedDataParallel, or that a group before it names");
+    named.emplace_back(std::move(wanted[i].first), std::move(wanted[i].second));
+  }
+  std::vector<at::Tensor> rest;
+  for (const auto& parameter : all)
+    if (left.contains(parameter.tensor.unsafeGetTensorImpl())) rest.push_back(parameter.tensor);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  if (!rest.empty()) groups.emplace_back(std::move(rest));
+  groups.insert(groups.end(), std::make_move_iterator(named.begin()), std::make_move_iterator(named.end()));
+  return groups;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,23 @@
+#include "lockstep/optim/schedules/learning_rates.h"
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+
+std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<double> rates;
+  for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
+  return rates;
+}
+
+void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner) {
+  auto& groups = optimizer.param_groups();
+  if (rates.size() != groups.size())
+    throw base::UsageError(owner + ": there are rates for " + std::to_string(rates.size()) +
+                           " groups; allowed are those of the optimizer's " + std::to_string(groups.size()));
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(rates[i]);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,39 @@
+#include "lockstep/optim/schedules/scheduler.h"
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/schedules/learning_rates.h"
+#include "lockstep/base/option_check.h"
+
+namespace lockstep::optim {
+
+Scheduler::Scheduler(torch::optim::Optimizer& optimizer, Schedule schedule)
+    : Scheduler(optimizer, std::vector<Schedule>(optimizer.param_groups().size(), std::move(schedule))) {}
+
+Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> schedules)
+    : optimizer_(optimizer), schedules_(std::move(schedules)) {
+  for (const Schedule& schedule : schedules_)
+    if (!schedule)
+      throw base::UsageError("Scheduler: there is no schedule; allowed is one for all groups, or one for each");
+  if (schedules_.size() != optimizer.param_groups().size())
+    throw base::UsageError("Scheduler: there are " + std::to_string(schedules_.size()) +
+                           " schedules; allowed are those of the optimizer's " +
+                           std::to_string(optimizer.param_groups().size()) + " groups, or one for all");
+  resume({0, rates_of(optimizer)});
+}
+
+void Scheduler::step() { resume({position_.step + 1, position_.base_rates}); }
+
+std::vector<double> Scheduler::rates() const { return rates_of(optimizer_); }
+
+void Scheduler::resume(const Position& position) {
+  require(position.step >= 0, "Scheduler", "step", static_cast<double>(position.step), "0 or more");
+  std::vector<double> rates = position.base_rates;
+  for (std::size_t i = 0; i < rates.size() && i < schedules_.size(); ++i)
+    rates[i] = schedules_[i](position.step, rates[i]);
+  set_rates(optimizer_, rates, "Scheduler");
+  position_ = position;
+}
+
+}  // namespace lockstep::optim

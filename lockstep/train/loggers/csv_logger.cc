@@ -1,0 +1,133 @@
+#include "lockstep/train/loggers/csv_logger.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parse.h"
+#include "lockstep/train/loggers/number_format.h"
+
+namespace lockstep::train {
+namespace {
+
+std::string csv_field(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; },
+      ' ');  // a line is a row, for whoever reads it
+  if (text.find_first_of(",\"") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + "\"";
+}
+
+/// What append_number() has written.
+std::optional<double> number_of(const std::string& field) {
+  double number = 0;
+  const char* const end = field.data() + field.size();
+  const auto read = std::from_chars(field.data(), end, number);
+  return !field.empty() && read.ec == std::errc() && read.ptr == end ? std::optional(number) : std::nullopt;
+}
+
+std::string csv_line(const std::vector<std::string>& names) {
+  std::string line;
+  for (const std::string& name : names) line += (line.empty() ? "" : ",") + csv_field(name);
+  return line + "\n";
+}
+
+}  // namespace
+
+std::vector<std::string> csv_fields(std::string_view line) {
+  std::vector<std::string> fields(1);
+  bool quoted = false;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"')
+      fields.back() += line[i++];
+    else if (line[i] == '"')
+      quoted = !quoted;
+    else if (line[i] == ',' && !quoted)
+      fields.emplace_back();
+    else
+      fields.back() += line[i];
+  }
+  return fields;
+}
+
+void read_csv(const std::string& path, std::int64_t end,
+              const std::function<void(const Moment& at, const NamedValues& values)>& take) {
+  std::ifstream file(path);
+  if (!file && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
+  std::string line;
+  std::getline(file, line);
+  const std::vector<std::string> columns = csv_fields(line);
+  while (std::getline(file, line) && !file.eof()) {  // a last line without its end is half a row
+    const std::vector<std::string> row = csv_fields(line);
+    const auto step = base::parse_int(row[0]);
+    if (!step || *step >= end || row.size() != columns.size() || row.size() < 2) continue;
+    NamedValues values;
+    for (std::size_t i = 2; i < row.size(); ++i)
+      if (const auto number = number_of(row[i])) values.emplace_back(columns[i], *number);
+    if (!values.empty()) take({*step, number_of(row[1]).value_or(0)}, values);
+  }
+}
+
+void CsvLogger::take_over() {
+  std::vector<std::string> columns;
+  rewrite_lines(file_.path(), [&](std::string& line) {
+    if (columns.empty()) {
+      if (line.empty()) line = csv_line(columns_);
+      columns = csv_fields(std::string_view(line).substr(0, line.size() - 1));
+      if (columns.size() < 2 || columns[0] != columns_[0] || columns[1] != columns_[1])
+        throw base::UsageError(file_.path() + " begins with " + base::quoted(line.substr(0, line.size() - 1), 80) +
+                                   "; a table to go on with begins with step,time",
+                               "give another directory, or move the file away");
+    } else if (first_step_) {
+      const auto step = base::parse_int(std::string_view(line).substr(0, line.find(',')));
+      if (step && *step >= *first_step_) line.clear();
+    }
+  });
+  columns_ = std::move(columns);
+  for (std::size_t i = 2; i < columns_.size(); ++i) places_.emplace(columns_[i], i);
+  taken_over_ = true;
+}
+
+void CsvLogger::add_columns(const std::vector<std::string>& names) {
+  std::vector<std::string> columns = columns_;
+  columns.insert(columns.end(), names.begin(), names.end());
+  file_.flush();
+  bool first = true;
+  const std::string empty(names.size(), ',');
+  rewrite_lines(file_.path(), [&](std::string& line) {
+    if (first)
+      line = csv_line(columns);
+    else if (!line.empty())
+      line.insert(line.size() - 1, empty);
+    first = false;
+  });
+  file_.reopen();
+  for (std::size_t i = columns_.size(); i < columns.size(); ++i) places_.emplace(columns[i], i);
+  columns_ = std::move(columns);
+}
+
+void CsvLogger::scalars(const Moment& at, const NamedValues& values) {
+  if (!taken_over_) take_over();
+  std::vector<std::string> added;
+  for (const auto& [name, value] : values)
+    if (!places_.contains(name)) added.push_back(name);
+  if (!added.empty()) add_columns(added);
+
+  row_.assign(columns_.size(), "");
+  append_number(row_[0], at.step);
+  append_seconds(row_[1], at.seconds);
+  for (const auto& [name, value] : values) {
+    std::string& field = row_[places_.at(name)];
+    field.clear();
+    append_number(field, value);
+  }
+  std::string line;
+  for (const std::string& field : row_) line.append(line.empty() ? "" : ",").append(field);
+  file_.append(line + "\n");
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,57 @@
+#include "lockstep/train/loggers/image.h"
+
+#include <zlib.h>
+
+#include <string_view>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::train {
+namespace {
+
+std::string big_endian(std::uint32_t number) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(number >> shift & 0xFF);
+  return bytes;
+}
+
+std::string chunk(std::string_view type, const std::string& data) {
+  const std::string body = std::string(type) + data;
+  const auto sum = ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+  return big_endian(static_cast<std::uint32_t>(data.size())) + body + big_endian(static_cast<std::uint32_t>(sum));
+}
+
+void require(const Image& image) {
+  const auto& [width, height, channels, bytes] = image;
+  const bool sides = width > 0 && height > 0 && width <= 1 << 14 && height <= 1 << 14;
+  if (sides && (channels == 1 || channels == 3 || channels == 4) &&
+      bytes.size() ==
+          static_cast<std::size_t>(width) * static_cast<std::size_t>(height) * static_cast<std::size_t>(channels))
+    return;
+  throw base::UsageError("an image of " + std::to_string(width) + " x " + std::to_string(height) + " pixels, " +
+                         std::to_string(channels) + " channels and " + std::to_string(bytes.size()) +
+                         " bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, and a byte for each of a pixel");
+}
+
+}  // namespace
+
+std::string png_of(const Image& image) {
+  require(image);
+  const std::size_t row = static_cast<std::size_t>(image.width) * static_cast<std::size_t>(image.channels);
+  std::string rows;  // each with the number of its filter in front: 0, none
+  for (std::size_t at = 0; at < image.bytes.size(); at += row) {
+    rows += '\0';
+    rows.append(reinterpret_cast<const char*>(image.bytes.data()) + at, row);
+  }
+  uLongf size = ::compressBound(rows.size());
+  std::string packed(size, '\0');
+  ::compress2(reinterpret_cast<Bytef*>(packed.data()), &size, reinterpret_cast<const Bytef*>(rows.data()), rows.size(),
+              Z_BEST_SPEED);
+  packed.resize(size);
+  const char color = image.channels == 1 ? 0 : image.channels == 3 ? 2 : 6;
+  const std::string head = big_endian(static_cast<std::uint32_t>(image.width)) +
+                           big_endian(static_cast<std::uint32_t>(image.height)) + std::string{8, color, 0, 0, 0};
+  return "\x89PNG\r\n\x1a\n" + chunk("IHDR", head) + chunk("IDAT", packed) + chunk("IEND", "");
+}
+
+}  // namespace lockstep::train

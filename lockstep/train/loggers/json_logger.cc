@@ -1,0 +1,72 @@
+#include "lockstep/train/loggers/json_logger.h"
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/train/loggers/number_format.h"
+
+namespace lockstep::train {
+namespace {
+
+std::string json_text(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::string json_number(double number) {
+  if (std::isnan(number)) return "\"NaN\"";
+  if (std::isinf(number)) return number > 0 ? "\"Infinity\"" : "\"-Infinity\"";
+  std::string text;
+  append_number(text, number);
+  return text;
+}
+
+bool is_later(const std::string& line, std::int64_t first_step) {
+  const auto entry = nlohmann::json::parse(line, nullptr, false);
+  const auto step = entry.is_object() ? entry.find("step") : entry.end();
+  return step != entry.end() && step->is_number_integer() && step->get<std::int64_t>() >= first_step;
+}
+
+}  // namespace
+
+std::string JsonLogger::begin(const Moment& at) const {
+  std::string line = "{\"step\":";
+  append_number(line, at.step);
+  line += ",\"time\":";
+  append_seconds(line, at.seconds);
+  return line;
+}
+
+void JsonLogger::write(std::string line) {
+  if (!taken_over_ && std::filesystem::exists(file_.path()))
+    rewrite_lines(file_.path(), [&](std::string& old) {
+      if (first_step_ && is_later(old, *first_step_)) old.clear();
+    });
+  taken_over_ = true;
+  file_.append(line.append("}\n"));
+}
+
+void JsonLogger::scalars(const Moment& at, const NamedValues& values) {
+  std::string line = begin(at);
+  for (const auto& [name, value] : values)
+    line.append(",").append(json_text(name)).append(":").append(json_number(value));
+  write(std::move(line));
+}
+
+void JsonLogger::text(const Moment& at, const std::string& name, const std::string& text) {
+  write(begin(at) + ",\"text\":{" + json_text(name) + ":" + json_text(text) + "}");
+}
+
+void JsonLogger::histogram(const Moment& at, const std::string& name, const Histogram& histogram) {
+  std::string limits, counts;
+  for (const double limit : histogram.limits) limits.append(limits.empty() ? "" : ",").append(json_number(limit));
+  for (const std::int64_t count : histogram.counts)
+    counts.append(counts.empty() ? "" : ",").append(std::to_string(count));
+  write(begin(at) + ",\"histogram\":{" + json_text(name) + ":{\"min\":" + json_number(histogram.min) +
+        ",\"max\":" + json_number(histogram.max) + ",\"sum\":" + json_number(histogram.sum) + ",\"sum_squares\":" +
+        json_number(histogram.sum_squares) + ",\"finite\":" + std::to_string(histogram.num_finite) +
+        ",\"nan\":" + std::to_string(histogram.num_nan) + ",\"infinite\":" + std::to_string(histogram.num_infinite) +
+        ",\"limits\":[" + limits + "],\"counts\":[" + counts + "]}}");
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,121 @@
+#include "lockstep/train/loggers/logger_collection.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/train/loggers/csv_logger.h"
+#include "lockstep/train/loggers/json_logger.h"
+#include "lockstep/train/loggers/tensorboard_logger.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::array<std::string_view, 4> kReserved = {"step", "time", "text", "histogram"};
+
+void require(const LoggerOptions& options) {
+  if (options.directory.empty() && (options.csv || options.json_lines || options.tensorboard))
+    throw base::UsageError("LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
+  if (options.flush_every.count() < 0)
+    throw base::UsageError("LoggerOptions: flush_every is " + std::to_string(options.flush_every.count()) +
+                           " ms; allowed is 0 or more");
+  if (options.first_step && *options.first_step < 0)
+    throw base::UsageError("LoggerOptions: first_step is " + std::to_string(*options.first_step) +
+                           "; allowed is 0 or more");
+}
+
+void require(std::int64_t step, const std::string& name) {
+  if (step < 0)
+    throw base::UsageError("Loggers: \"" + name + "\" at step " + std::to_string(step) + "; allowed is 0 or more");
+  if (name.empty() || std::find(kReserved.begin(), kReserved.end(), name) != kReserved.end())
+    throw base::UsageError("Loggers: a value is called \"" + name +
+                           "\"; allowed is every name but an empty one, step, time, text and histogram");
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+Loggers::Loggers(int rank, const LoggerOptions& options)
+    : options_(options), rank_(rank), flushed_at_(std::chrono::steady_clock::now()) {
+  require(options);
+  const std::string& folder = options.directory;
+  if (options.csv) add(std::make_unique<CsvLogger>(folder + "/metrics.csv", options.first_step));
+  if (options.json_lines) add(std::make_unique<JsonLogger>(folder + "/metrics.jsonl", options.first_step));
+  if (options.tensorboard) add(std::make_unique<TensorBoardLogger>(folder, options.first_step));
+}
+
+Loggers::~Loggers() {
+  options_.on_disk_error = OnDiskError::kGoOn;
+  try {
+    flush();
+  } catch (const std::exception& error) {
+    base::log_warning(error.what());
+  }
+}
+
+void Loggers::add(std::unique_ptr<Logger> logger) { targets_.push_back({std::move(logger)}); }
+
+bool Loggers::attempt(Target& target, const std::function<void(Logger&)>& action) {
+  try {
+    action(*target.logger);
+    return true;
+  } catch (const base::SystemError& error) {
+    if (options_.on_disk_error == OnDiskError::kStop) throw;
+    if (target.failures++ == 0) base::log_warning(std::string(error.what()) + "; the training goes on without them");
+    return false;
+  }
+}
+
+void Loggers::write(std::int64_t step, const std::string& name,
+                    const std::function<void(Logger&, const Moment&)>& write_to) {
+  if (!active()) return;
+  require(step, name);
+  const Moment at{step, now()};
+  for (Target& target : targets_) target.tried_again = attempt(target, [&](Logger& logger) { write_to(logger, at); });
+  if (std::chrono::steady_clock::now() - flushed_at_ >= options_.flush_every) flush_all();
+}
+
+void Loggers::flush_all() {
+  flushed_at_ = std::chrono::steady_clock::now();
+  for (Target& target : targets_) {
+    target.tried_again &= attempt(target, [](Logger& logger) { logger.flush(); });
+    if (target.failures == 0 || !target.tried_again) continue;
+    base::log_warning("the disk takes what is logged again, after " + std::to_string(target.failures) +
+                      " times that it did not");
+    target.failures = 0;
+  }
+}
+
+void Loggers::flush() {
+  if (active()) flush_all();
+}
+
+void Loggers::scalars(std::int64_t step, const NamedValues& values) {
+  if (values.empty()) return;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    require(step, values[i].first);
+    const auto same = [&](const auto& other) { return other.first == values[i].first; };
+    if (std::any_of(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(i), same))
+      throw base::UsageError("Loggers: \"" + values[i].first + "\" comes twice in one call at step " +
+                             std::to_string(step));
+  }
+  write(step, values.front().first, [&](Logger& logger, const Moment& at) { logger.scalars(at, values); });
+}
+
+void Loggers::text(std::int64_t step, const std::string& name, const std::string& text) {
+  write(step, name, [&](Logger& logger, const Moment& at) { logger.text(at, name, text); });
+}
+
+void Loggers::histogram(std::int64_t step, const std::string& name, const Histogram& histogram) {
+  write(step, name, [&](Logger& logger, const Moment& at) { logger.histogram(at, name, histogram); });
+}
+
+void Loggers::image(std::int64_t step, const std::string& name, const Image& image) {
+  write(step, name, [&](Logger& logger, const Moment& at) { logger.image(at, name, image); });
+}
+
+}  // namespace lockstep::train

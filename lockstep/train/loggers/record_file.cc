@@ -1,0 +1,127 @@
+#include "lockstep/train/loggers/record_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::size_t kMaxWaitingBytes = std::size_t{64} << 10;
+
+/// How much of `bytes` the system took; errno says why not all.
+std::size_t write_some(int fd, std::string_view bytes) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t written = ::write(fd, bytes.data() + done, bytes.size() - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    done += static_cast<std::size_t>(written);
+  }
+  return done;
+}
+
+/// Beside `path` until it is whole.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path) : path_(path), temporary_(path + ".new." + std::to_string(::getpid())) {
+    make_folder_of(path);
+    file_.reset(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (!file_) fail();
+  }
+  ~NewFile() {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(std::string_view bytes) {
+    if (write_some(file_.get(), bytes) < bytes.size()) fail();
+  }
+  void take_place() {
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail();
+    temporary_.clear();
+  }
+
+ private:
+  [[noreturn]] void fail() const { throw base::SystemError("cannot write " + path_, errno); }
+
+  std::string path_;
+  std::string temporary_;
+  base::Fd file_;
+};
+
+}  // namespace
+
+void make_folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw base::SystemError("cannot make the folder " + folder.string(), error.value());
+}
+
+void RecordFile::open() {
+  make_folder_of(path_);
+  file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!file_) throw base::SystemError("cannot write " + path_, errno);
+}
+
+void RecordFile::append(std::string_view record) {
+  waiting_ += record;
+  ++num_waiting_;
+  if (waiting_.size() >= kMaxWaitingBytes) flush();
+}
+
+void RecordFile::flush() {
+  if (waiting_.empty()) return;
+  const std::string bytes = std::exchange(waiting_, {});
+  const std::int64_t records = std::exchange(num_waiting_, 0);
+  if (!file_) open();
+  struct stat before{};
+  const bool known = ::fstat(file_.get(), &before) == 0;
+  if (known && write_some(file_.get(), bytes) == bytes.size()) return;
+  const int error = errno;
+  // What came after half a record could not be read. A disk that does not even do this is told of by the same error.
+  if (known && ::ftruncate(file_.get(), before.st_size) != 0) file_.reset();
+  throw base::SystemError("cannot write " + std::to_string(records) + " records to " + path_, error);
+}
+
+void replace_file(const std::string& path, std::string_view bytes) {
+  NewFile file(path);
+  file.write(bytes);
+  file.take_place();
+}
+
+void rewrite_lines(const std::string& path, const std::function<void(std::string& line)>& change) {
+  make_folder_of(path);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> old(std::fopen(path.c_str(), "rbe"), &std::fclose);
+  if (!old && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
+  NewFile file(path);
+  std::string line, ready;
+  char* text = nullptr;
+  std::size_t capacity = 0;
+  for (ssize_t size = 0; old && (size = ::getline(&text, &capacity, old.get())) > 0 && text[size - 1] == '\n';) {
+    line.assign(text, static_cast<std::size_t>(size));
+    change(line);
+    ready += line;
+    if (ready.size() >= kMaxWaitingBytes) file.write(std::exchange(ready, {}));
+  }
+  std::free(text);
+  if (old && std::ferror(old.get()) != 0) throw base::SystemError("cannot read " + path, errno);
+  line.clear();
+  change(line);
+  file.write(ready + line);
+  file.take_place();
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,68 @@
+#include "lockstep/train/loggers/run_folder.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "lockstep/base/error.h"
+#include "lockstep/train/loggers/record_file.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr const char* kJobFile = "/job";  // the name of the job that wrote there last
+
+std::string path_of(const RunFolderOptions& options, std::int64_t number) {
+  return options.folder + "/" + options.name + (number == 1 ? "" : "-" + std::to_string(number));
+}
+
+/// Numbers of the runs of that name: the first has none in its folder's name.
+std::int64_t newest_run(const RunFolderOptions& options) {
+  std::int64_t newest = 0;
+  for (const auto& item : std::filesystem::directory_iterator(options.folder)) {
+    const std::string entry = item.path().filename().string();
+    if (entry == options.name) newest = std::max<std::int64_t>(newest, 1);
+    if (!entry.starts_with(options.name + "-")) continue;
+    const std::string digits = entry.substr(options.name.size() + 1);
+    if (digits.empty() || digits.size() > 9 || digits.front() == '0' ||
+        digits.find_first_not_of("0123456789") != std::string::npos)
+      continue;
+    newest = std::max<std::int64_t>(newest, std::stoll(digits));
+  }
+  return newest;
+}
+
+std::string job_of(const std::string& path) {
+  std::ifstream file(path + kJobFile, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+RunFolder open_run_folder(const RunFolderOptions& options) {
+  make_folder_of(options.folder + "/x");
+  std::int64_t number = newest_run(options);
+  RunFolder run;
+  if (options.generation > 0)
+    for (std::int64_t i = number; i >= 1 && !run.goes_on; --i)
+      if (job_of(path_of(options, i)) == options.job) run = {path_of(options, i), true};
+  if (!run.goes_on && options.newest && number > 0) run = {path_of(options, number), true};
+  while (run.path.empty()) {
+    const std::string path = path_of(options, ++number);
+    if (::mkdir(path.c_str(), 0777) == 0)
+      run.path = path;
+    else if (errno != EEXIST)
+      throw base::SystemError("cannot make the run's folder " + path, errno);
+  }
+  if (job_of(run.path) != options.job) replace_file(run.path + kJobFile, options.job);
+  return run;
+}
+
+std::string program_name() { return program_invocation_short_name; }
+
+}  // namespace lockstep::train

@@ -1,0 +1,15 @@
+#include "lockstep/train/metrics/gather_records.h"
+
+#include <string>
+
+namespace lockstep::train {
+
+std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& mine) {
+  const std::vector<std::string> texts = world.all_gather_bytes(to_text(mine), {.name = "records of the report"});
+  std::vector<RankRecord> records;
+  if (world.rank() == 0)
+    for (const std::string& text : texts) records.push_back(rank_record_of(text));
+  return records;
+}
+
+}  // namespace lockstep::train

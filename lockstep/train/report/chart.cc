@@ -1,0 +1,223 @@
+#include "lockstep/train/report/chart.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string_view>
+
+#include "lockstep/train/loggers/text_escaping.h"
+
+namespace lockstep::train {
+namespace {
+
+// Units of the drawing; on a phone of 360 points one is about one point.
+constexpr double kWidth = 340, kHeight = 190;
+constexpr double kLeft = 44, kRight = 10, kTop = 8, kBottom = 22;
+constexpr double kWideRange = 50;  // above it the axis is logarithmic
+
+std::string format(double number) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", number);
+  std::string_view shorter = text;
+  if (shorter.ends_with(".0")) shorter.remove_suffix(2);
+  return std::string(shorter);
+}
+
+/// From numbers to places in the drawing.
+struct Axis {
+  double low, high;   // the numbers at its ends
+  double begin, end;  // the places of these
+  bool logarithmic = false;
+
+  double place(double number) const {
+    const double part = logarithmic ? std::log(number / low) / std::log(high / low) : (number - low) / (high - low);
+    return begin + std::clamp(part, 0.0, 1.0) * (end - begin);
+  }
+};
+
+struct Range {
+  double low = std::numeric_limits<double>::infinity();
+  double high = -std::numeric_limits<double>::infinity();
+  void take(double number) {
+    low = std::min(low, number);
+    high = std::max(high, number);
+  }
+  bool empty() const { return low > high; }
+};
+
+std::vector<double> decades(double low, double high) {
+  std::vector<double> ticks;
+  const double first = std::floor(std::log10(low)), last = std::ceil(std::log10(high));
+  const double by = std::max(1.0, std::ceil((last - first) / 5));
+  for (double power = first; power <= last; power += by) ticks.push_back(std::pow(10, power));
+  return ticks;
+}
+
+std::string text_at(double x, double y, const char* anchor, const std::string& text) {
+  return "<text x=\"" + format(x) + "\" y=\"" + format(y) + "\" text-anchor=\"" + anchor + "\">" + escaped(text) +
+         "</text>";
+}
+
+std::string grid(const Axis& across, const Axis& up, const std::vector<double>& steps,
+                 const std::vector<double>& numbers) {
+  std::string svg;
+  for (const double number : numbers) {
+    const double y = up.place(number);
+    svg += "<path class=\"grid\" d=\"M" + format(kLeft) + " " + format(y) + "H" + format(kWidth - kRight) + "\"/>" +
+           text_at(kLeft - 5, y + 3.5, "end", short_number(number));
+  }
+  for (const double step : steps) {
+    if (step < across.low || step > across.high) continue;
+    const double x = across.place(step);
+    const char* anchor = x > kWidth - kRight - 12 ? "end" : "middle";
+    svg += text_at(anchor[0] == 'e' ? kWidth - 2 : x, kHeight - 7, anchor, short_number(step));
+  }
+  return svg;
+}
+
+Axis steps_axis(const std::vector<ChartLine>& lines) {
+  Range range;
+  for (const ChartLine& line : lines)
+    for (const CurvePoint& point : line.points) {
+      range.take(point.step());
+    }
+  if (range.empty()) range = {0, 1};
+  if (range.low == range.high) range.high = range.low + 1;
+  return {range.low, range.high, kLeft, kWidth - kRight};
+}
+
+std::vector<double> step_ticks(const Axis& across) {
+  std::vector<double> ticks = axis_ticks(across.low, across.high, 5);
+  std::erase_if(ticks, [](double tick) { return tick != std::floor(tick); });
+  return ticks;
+}
+
+std::string open_svg(const std::string& label) {
+  return "<svg viewBox=\"0 0 " + format(kWidth) + " " + format(kHeight) + "\" role=\"img\" aria-label=\"" +
+         escaped(label) + "\">";
+}
+
+std::string names_of(const std::vector<ChartLine>& lines) {
+  std::string names;
+  for (const ChartLine& line : lines) names += (names.empty() ? "" : ", ") + line.name;
+  return names;
+}
+
+/// A path through all finite points; it begins anew behind a gap.
+std::string path_of(const ChartLine& line, const Axis& across, const Axis& up) {
+  std::string path;
+  bool pen_up = true;
+  for (const CurvePoint& point : line.points) {
+    if (point.num_finite > 0)
+      path += (pen_up ? "M" : "L") + format(across.place(point.step())) + " " + format(up.place(point.mean()));
+    pen_up = point.num_finite == 0;
+  }
+  return path;
+}
+
+std::string band_of(const ChartLine& line, const Axis& across, const Axis& up) {
+  std::string upper, lower;
+  for (const CurvePoint& point : line.points) {
+    if (point.num_finite == 0) continue;
+    const std::string x = format(across.place(point.step())) + " ";
+    upper += (upper.empty() ? "M" : "L") + x + format(up.place(point.max));
+    lower = "L" + x + format(up.place(point.min)) + lower;
+  }
+  return upper + lower + "Z";
+}
+
+std::string draw_line(const ChartLine& line, std::size_t number, const Axis& across, const Axis& up) {
+  std::string svg;
+  const bool has_band = std::any_of(line.points.begin(), line.points.end(),
+                                    [](const CurvePoint& p) { return p.num_finite > 0 && p.min < p.max; });
+  if (has_band) svg += "<path class=\"band " + colour_class(number) + "\" d=\"" + band_of(line, across, up) + "\"/>";
+  svg += "<path class=\"line " + colour_class(number) + "\" d=\"" + path_of(line, across, up) + "\"/>";
+  const auto finite =
+      std::count_if(line.points.begin(), line.points.end(), [](const CurvePoint& p) { return p.num_finite > 0; });
+  for (const CurvePoint& point : line.points) {
+    const std::string x = format(across.place(point.step()));
+    if (finite == 1 && point.num_finite > 0)
+      svg += "<circle class=\"dot " + colour_class(number) + "\" r=\"3\" cx=\"" + x + "\" cy=\"" +
+             format(up.place(point.mean())) + "\"/>";
+    if (point.num_others > 0) svg += "<path class=\"bad\" d=\"M" + x + " " + format(kHeight - kBottom) + "v-6\"/>";
+  }
+  return svg;
+}
+
+}  // namespace
+
+std::string colour_class(std::size_t number) { return "c" + std::to_string(number % 8); }
+
+std::string short_number(double number) {
+  const double size = std::abs(number);
+  char text[32];
+  if (size >= 1e4 && size < 1e12) {
+    const int thousands = size < 1e6 ? 1 : size < 1e9 ? 2 : 3;
+    std::snprintf(text, sizeof text, "%.4g%c", number / std::pow(1e3, thousands), " kMG"[thousands]);
+  } else {
+    std::snprintf(text, sizeof text, "%.4g", number);
+  }
+  return text;
+}
+
+std::vector<double> axis_ticks(double low, double high, int count) {
+  const double rough = (high - low) / count;
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  double by = power * 10;
+  for (const double times : {5.0, 2.0, 1.0})
+    if (power * times >= rough) by = power * times;
+  std::vector<double> ticks;
+  const double first = std::floor(low / by + 1e-9), last = std::ceil(high / by - 1e-9);
+  for (double i = first; i <= last; ++i) ticks.push_back(i * by);
+  return ticks;
+}
+
+std::string line_chart(const std::vector<ChartLine>& lines) {
+  Range range;
+  for (const ChartLine& line : lines)
+    for (const CurvePoint& point : line.points) {
+      if (point.num_finite == 0) continue;
+      range.take(point.min);
+      range.take(point.max);
+    }
+  if (range.empty()) range = {0, 1};
+  if (range.low == range.high)
+    range = {range.low - (range.low == 0 ? 1 : std::abs(range.low) / 2),
+             range.high + (range.high == 0 ? 1 : std::abs(range.high) / 2)};
+  const bool logarithmic = range.low > 0 && range.high / range.low > kWideRange;
+  const std::vector<double> numbers =
+      logarithmic ? decades(range.low, range.high) : axis_ticks(range.low, range.high, 4);
+  const Axis up{numbers.front(), numbers.back(), kHeight - kBottom, kTop, logarithmic};
+  const Axis across = steps_axis(lines);
+  std::string svg = open_svg(names_of(lines)) + grid(across, up, step_ticks(across), numbers);
+  for (std::size_t i = 0; i < lines.size(); ++i) svg += draw_line(lines[i], i, across, up);
+  return svg + "</svg>";
+}
+
+std::string stacked_chart(const std::vector<ChartLine>& lines) {
+  std::size_t count = lines.empty() ? 0 : lines.front().points.size();
+  for (const ChartLine& line : lines) count = std::min(count, line.points.size());
+  std::vector<double> sums(count, 0);
+  for (const ChartLine& line : lines)
+    for (std::size_t i = 0; i < count; ++i) sums[i] += std::max(0.0, line.points[i].mean());
+  const double most = count == 0 ? 1 : *std::max_element(sums.begin(), sums.end());
+  const std::vector<double> numbers = axis_ticks(0, most > 0 ? most : 1, 4);
+  const Axis up{0, numbers.back(), kHeight - kBottom, kTop};
+  const Axis across = steps_axis(lines);
+  std::string svg = open_svg(names_of(lines)) + grid(across, up, step_ticks(across), numbers);
+  std::vector<double> below(count, 0);
+  for (std::size_t n = 0; n < lines.size() && count > 0; ++n) {
+    std::string upper, lower;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::string x = format(across.place(lines[n].points[i].step())) + " ";
+      lower = "L" + x + format(up.place(below[i])) + lower;
+      below[i] += std::max(0.0, lines[n].points[i].mean());
+      upper += (upper.empty() ? "M" : "L") + x + format(up.place(below[i]));
+    }
+    svg += "<path class=\"area " + colour_class(n) + "\" d=\"" + upper + lower + "Z\"/>";
+  }
+  return svg + "</svg>";
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,37 @@
+// The numbers of a run, kept in memory for its report.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "lockstep/train/report/curve.h"
+#include "lockstep/train/loggers/logger.h"
+
+namespace lockstep::train {
+
+/// A curve a name, 16 KB at most each; of at most 100 names, those that came first.
+class CurveLogger final : public Logger {
+ public:
+  static constexpr std::size_t kMaxNames = 100;
+  using Curves = std::vector<std::pair<std::string, Curve>>;  ///< in the order in which names came
+
+  void scalars(const Moment& at, const NamedValues& values) override;
+  void text(const Moment&, const std::string&, const std::string&) override {}
+  void histogram(const Moment&, const std::string&, const Histogram&) override {}
+  void image(const Moment&, const std::string&, const Image&) override {}
+  void flush() override {}
+
+  const Curves& curves() const { return curves_; }
+  /// Names that found no place, at most kMaxNames.
+  std::size_t num_left_out() const { return left_out_.size(); }
+
+ private:
+  Curves curves_;
+  std::unordered_map<std::string, std::size_t> places_;
+  std::unordered_set<std::string> left_out_;
+};
+
+}  // namespace lockstep::train

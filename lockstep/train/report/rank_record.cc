@@ -1,0 +1,195 @@
+#include "lockstep/train/report/rank_record.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/monotonic.h"
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/base/telemetry/span_log.h"
+
+namespace lockstep::train {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+/// The monotonic clock is the kernel's, and begins with it.
+std::string clock_name() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id.empty() ? host_name() : id;
+}
+
+std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
+  std::vector<OperationSpan> spans;
+  if (const auto seen = base::look_at_rank(::getpid()))
+    for (const base::FlightSeen& operation : seen->operations)
+      if (operation.finished() && operation.ended >= begin_ns)
+        spans.push_back({operation.channel, operation.seq, operation.kind, operation.name, operation.bytes,
+                         operation.begun, operation.ended});
+  if (const base::SpanLog* log = base::SpanLog::process())
+    for (base::LoggedSpan& span : log->spans())
+      if (span.end_ns >= begin_ns)
+        spans.push_back({"", 0, std::move(span.kind), std::move(span.name), span.bytes, span.begin_ns, span.end_ns});
+  return spans;
+}
+
+Json to_json(const Curve& curve) {
+  Json points = Json::array();
+  for (const CurvePoint& p : curve.points())
+    points.push_back({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_others});
+  return points;
+}
+
+Curve curve_of(const Json& json) {
+  std::vector<CurvePoint> points;
+  for (const Json& p : json) points.push_back({p.at(0), p.at(1), p.at(2), p.at(3), p.at(4), p.at(5), p.at(6)});
+  return Curve::of(std::move(points));
+}
+
+Json to_json(const RecordedStep& step) {
+  Json spans = Json::array();
+  for (const PhaseSpan& span : step.times.spans)
+    spans.push_back({static_cast<int>(span.phase), span.begin_ns, span.end_ns});
+  return {step.step, step.times.begin_ns, step.times.end_ns, spans};
+}
+
+RecordedStep step_of(const Json& json) {
+  RecordedStep step{.step = json.at(0), .times = {.begin_ns = json.at(1), .end_ns = json.at(2), .spans = {}}};
+  for (const Json& span : json.at(3)) {
+    const int phase = span.at(0);
+    if (phase < 0 || phase >= static_cast<int>(kNumPhases))
+      throw base::FormatError("a rank's record: phase " + std::to_string(phase));
+    step.times.spans.push_back({static_cast<Phase>(phase), span.at(1), span.at(2)});
+  }
+  return step;
+}
+
+RankRecord record_of(const Json& json) {
+  RankRecord record{.rank = json.at("rank"),
+                    .host = json.at("host"),
+                    .clock = json.at("clock"),
+                    .monotonic_ns = json.at("monotonic_ns"),
+                    .unix_ns = json.at("unix_ns"),
+                    .num_steps = json.at("num_steps"),
+                    .seconds = json.at("seconds"),
+                    .phase_seconds = json.at("phase_seconds"),
+                    .peak_bytes = json.at("peak_bytes"),
+                    .step_ms = curve_of(json.at("step_ms")),
+                    .cpu_cores = curve_of(json.at("cpu_cores")),
+                    .memory_mib = curve_of(json.at("memory_mib")),
+                    .device_mib = curve_of(json.at("device_mib")),
+                    .phase_ms = {},
+                    .steps = {},
+                    .operations = {}};
+  for (std::size_t i = 0; i < kNumPhases; ++i) record.phase_ms[i] = curve_of(json.at("phase_ms").at(i));
+  for (const Json& step : json.at("steps")) record.steps.push_back(step_of(step));
+  for (const Json& o : json.at("operations"))
+    record.operations.push_back({o.at(0), o.at(1), o.at(2), o.at(3), o.at(4), o.at(5), o.at(6)});
+  return record;
+}
+
+}  // namespace
+
+std::string to_text(const RankRecord& record) {
+  Json json{{"rank", record.rank},
+            {"host", record.host},
+            {"clock", record.clock},
+            {"monotonic_ns", record.monotonic_ns},
+            {"unix_ns", record.unix_ns},
+            {"num_steps", record.num_steps},
+            {"seconds", record.seconds},
+            {"phase_seconds", record.phase_seconds},
+            {"peak_bytes", record.peak_bytes},
+            {"step_ms", to_json(record.step_ms)},
+            {"cpu_cores", to_json(record.cpu_cores)},
+            {"memory_mib", to_json(record.memory_mib)},
+            {"device_mib", to_json(record.device_mib)},
+            {"phase_ms", Json::array()},
+            {"steps", Json::array()},
+            {"operations", Json::array()}};
+  for (const Curve& curve : record.phase_ms) json["phase_ms"].push_back(to_json(curve));
+  for (const RecordedStep& step : record.steps) json["steps"].push_back(to_json(step));
+  for (const OperationSpan& o : record.operations)
+    json["operations"].push_back({o.channel, o.seq, o.kind, o.name, o.bytes, o.begin_ns, o.end_ns});
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+RankRecord rank_record_of(const std::string& text) {
+  try {
+    return record_of(Json::parse(text));
+  } catch (const Json::exception& error) {
+    throw base::FormatError(std::string("a rank's record: ") + error.what());
+  }
+}
+
+RankRecorder::RankRecorder(const RankRecorderOptions& options)
+    : options_(options), sampled_ns_(base::monotonic_ns()), sampled_(ProcessUse::now()) {
+  if (options.keep_steps < 1 || options.sample_every.count() < 1 || options.curve_points < 2)
+    throw base::UsageError("RankRecorderOptions: keep_steps is " + std::to_string(options.keep_steps) +
+                           ", sample_every " + std::to_string(options.sample_every.count()) + " ms, curve_points " +
+                           std::to_string(options.curve_points) + "; allowed are at least 1, 1 and 2");
+  if (options.trace) base::SpanLog::switch_on();
+  record_.rank = options.rank;
+  record_.host = host_name();
+  record_.clock = clock_name();
+  for (Curve* curve : {&record_.step_ms, &record_.cpu_cores, &record_.memory_mib, &record_.device_mib})
+    *curve = Curve(options.curve_points);
+  record_.phase_ms.fill(Curve(options.curve_points));
+}
+
+void RankRecorder::add(std::int64_t step, const StepTimes& times, std::uint64_t device_bytes) {
+  const auto place = static_cast<double>(step);
+  const auto phases = times.phase_seconds();
+  ++record_.num_steps;
+  record_.seconds += times.seconds();
+  record_.step_ms.add(place, times.seconds() * 1e3);
+  for (std::size_t i = 0; i < kNumPhases; ++i) {
+    record_.phase_seconds[i] += phases[i];
+    record_.phase_ms[i].add(place, phases[i] * 1e3);
+  }
+  if (static_cast<std::int64_t>(steps_.size()) < options_.keep_steps) {
+    steps_.push_back({step, times});
+  } else {  // the memory of the oldest is used again
+    steps_.push_back(std::move(steps_.front()));
+    steps_.pop_front();
+    steps_.back().step = step;
+    steps_.back().times = times;
+  }
+  const std::int64_t every_ns = std::chrono::nanoseconds(options_.sample_every).count();
+  if (times.end_ns - sampled_ns_ >= every_ns) sample(step, times.end_ns, device_bytes);
+}
+
+void RankRecorder::sample(std::int64_t step, std::int64_t now_ns, std::uint64_t device_bytes) {
+  constexpr double kMib = 1 << 20;
+  const ProcessUse use = ProcessUse::now();
+  const auto place = static_cast<double>(step);
+  record_.cpu_cores.add(place,
+                        (use.cpu_seconds - sampled_.cpu_seconds) * 1e9 / static_cast<double>(now_ns - sampled_ns_));
+  record_.memory_mib.add(place, static_cast<double>(use.resident_bytes) / kMib);
+  if (device_bytes > 0) record_.device_mib.add(place, static_cast<double>(device_bytes) / kMib);
+  sampled_ = use;
+  sampled_ns_ = now_ns;
+}
+
+RankRecord RankRecorder::record() const {
+  RankRecord record = record_;
+  record.steps.assign(steps_.begin(), steps_.end());
+  record.operations = operations_since(steps_.empty() ? 0 : steps_.front().times.begin_ns);
+  record.peak_bytes = ProcessUse::now().peak_resident_bytes;
+  record.monotonic_ns = base::monotonic_ns();
+  record.unix_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return record;
+}
+
+}  // namespace lockstep::train

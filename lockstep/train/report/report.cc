@@ -1,0 +1,219 @@
+#include "lockstep/train/report/report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+#include <limits>
+
+#include "lockstep/train/report/chart.h"
+#include "lockstep/train/report/clock_offsets.h"
+#include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/record_file.h"
+#include "lockstep/train/report/report_css.h"
+#include "lockstep/train/report/timeline.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::size_t kMaxLines = 8;  // of ranks in one drawing: as many as there are colours
+constexpr std::size_t kMaxTimelineRows = 16;
+constexpr std::size_t kMaxTableRows = 256;
+
+std::string card(const std::string& title, const std::string& content, bool wide = false) {
+  return std::string("<section") + (wide ? " class=\"wide\"" : "") + "><h2>" + escaped(title) + "</h2>" + content +
+         "</section>\n";
+}
+
+std::string paragraph(const std::string& text, bool bad = false) {
+  return std::string(bad ? "<p class=\"bad\">" : "<p>") + escaped(text) + "</p>";
+}
+
+std::string key_of(const std::vector<ChartLine>& lines) {
+  if (lines.size() < 2) return "";
+  std::string key;
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    key += "<span><i class=\"" + colour_class(i) + "\"></i>" + escaped(lines[i].name) + "</span>";
+  return "<div class=\"key\">" + key + "</div>";
+}
+
+struct Summary {
+  double last = 0;
+  double least = std::numeric_limits<double>::infinity();
+  double most = -std::numeric_limits<double>::infinity();
+  std::int64_t num_bad = 0;
+  const CurvePoint* first_bad = nullptr;
+};
+
+Summary summary_of(const ChartLine& line) {
+  Summary all;
+  for (const CurvePoint& point : line.points) {
+    all.num_bad += point.num_others;
+    if (point.num_others > 0 && !all.first_bad) all.first_bad = &point;
+    if (point.num_finite == 0) continue;
+    all.last = point.mean();
+    all.least = std::min(all.least, point.min);
+    all.most = std::max(all.most, point.max);
+  }
+  return all;
+}
+
+std::string numbers_of(const ChartLine& line) {
+  const Summary all = summary_of(line);
+  return paragraph(all.least <= all.most ? "last " + short_number(all.last) + ", least " + short_number(all.least) +
+                                               ", most " + short_number(all.most)
+                                         : "no finite number");
+}
+
+/// Since when it is no number; empty when it always is one.
+std::string complaint_of(const ChartLine& line) {
+  const Summary all = summary_of(line);
+  if (!all.first_bad) return "";
+  const std::string first = std::to_string(static_cast<std::int64_t>(all.first_bad->first_step)),
+                    last = std::to_string(static_cast<std::int64_t>(all.first_bad->last_step));
+  return paragraph(line.name + " is NaN or infinite " + std::to_string(all.num_bad) +
+                       (all.num_bad == 1 ? " time" : " times") + ", first " +
+                       (first == last ? "at step " + first : "between steps " + first + " and " + last),
+                   true);
+}
+
+/// train/loss and val/loss are drawn together.
+std::string scalars(const CurveLogger::Curves& curves) {
+  std::vector<std::pair<std::string, std::vector<ChartLine>>> drawings;
+  for (const auto& [name, curve] : curves) {
+    const std::string last_part = name.substr(name.rfind('/') + 1);
+    auto found = std::find_if(drawings.begin(), drawings.end(), [&](const auto& drawing) {
+      return drawing.first == last_part && drawing.second.size() < kMaxLines;
+    });
+    if (found == drawings.end()) {
+      drawings.emplace_back(last_part, std::vector<ChartLine>());
+      found = std::prev(drawings.end());
+    }
+    found->second.push_back({name, curve.points()});
+  }
+  std::string html;
+  for (const auto& [title, lines] : drawings) {
+    std::string notes = lines.size() == 1 ? numbers_of(lines.front()) : "";
+    for (const ChartLine& line : lines) notes += complaint_of(line);
+    html += card(lines.size() == 1 ? lines.front().name : title, notes + line_chart(lines) + key_of(lines));
+  }
+  return html;
+}
+
+std::string step_phases(const RankRecord& record) {
+  std::vector<ChartLine> lines;
+  for (std::size_t i = 0; i < kNumPhases; ++i)
+    lines.push_back({std::string(kPhaseNames[i]), record.phase_ms[i].points()});
+  ChartLine other{"other", record.step_ms.points()};
+  for (std::size_t p = 0; p < other.points.size(); ++p)
+    for (const Curve& curve : record.phase_ms)
+      if (p < curve.points().size()) other.points[p].sum -= curve.points()[p].sum;
+  lines.push_back(std::move(other));
+  const double mean_ms = record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0;
+  return card("time of a step, ms",
+              paragraph("rank " + std::to_string(record.rank) + ", mean " + short_number(mean_ms)) +
+                  stacked_chart(lines) + key_of(lines));
+}
+
+std::string rank_lines(const std::string& title, const std::vector<RankRecord>& ranks, Curve RankRecord::* curve) {
+  std::vector<ChartLine> lines;
+  const std::size_t every = (ranks.size() + kMaxLines - 1) / kMaxLines;
+  for (std::size_t i = 0; i < ranks.size(); i += every)
+    if (!(ranks[i].*curve).points().empty())
+      lines.push_back({"rank " + std::to_string(ranks[i].rank), (ranks[i].*curve).points()});
+  if (lines.empty()) return "";
+  const std::string note =
+      lines.size() < ranks.size()
+          ? paragraph(std::to_string(lines.size()) + " of " + std::to_string(ranks.size()) + " ranks")
+          : "";
+  return card(title, note + line_chart(lines) + key_of(lines));
+}
+
+std::string percent(double part) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%.1f%%", std::clamp(part, 0.0, 1.0) * 100);
+  return text;
+}
+
+std::string phase_bar(const RankRecord& record) {
+  std::string bar;
+  for (std::size_t i = 0; i < kNumPhases; ++i)
+    bar += "<i class=\"" + colour_class(i) +
+           "\" style=\"width: " + percent(record.seconds > 0 ? record.phase_seconds[i] / record.seconds : 0) +
+           "\"></i>";
+  return "<div class=\"bar\">" + bar + "</div>";
+}
+
+std::string table_row(const RankRecord& record) {
+  std::string row =
+      "<tr><td>" + std::to_string(record.rank) + "</td><td>" + escaped(record.host) + "</td><td>" +
+      short_number(record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0) +
+      "</td><td>" + phase_bar(record) + "</td>";
+  for (std::size_t i = 0; i < kNumPhases; ++i)
+    row += "<td>" + percent(record.seconds > 0 ? record.phase_seconds[i] / record.seconds : 0) + "</td>";
+  double cores = 0, count = 0;
+  for (const CurvePoint& point : record.cpu_cores.points()) {
+    cores += point.sum;
+    count += static_cast<double>(point.num_finite);
+  }
+  return row + "<td>" + (count > 0 ? short_number(cores / count) : "-") + "</td><td>" +
+         short_number(static_cast<double>(record.peak_bytes >> 20)) + "</td></tr>";
+}
+
+std::string rank_table(const std::vector<RankRecord>& ranks) {
+  std::string rows;
+  for (std::size_t i = 0; i < std::min(kMaxTableRows, ranks.size()); ++i) rows += table_row(ranks[i]);
+  const std::string note =
+      ranks.size() > kMaxTableRows
+          ? paragraph(std::to_string(kMaxTableRows) + " of " + std::to_string(ranks.size()) + " ranks")
+          : "";
+  std::string head = "<tr><th>rank</th><th>host</th><th>ms a step</th><th>phases</th>";
+  for (const std::string_view name : kPhaseNames) head += "<th>" + std::string(name) + "</th>";
+  return card("ranks",
+              note + "<div class=\"scroll\"><table>" + head + "<th>cores used</th><th>MiB at most</th></tr>" + rows +
+                  "</table></div>",
+              true);
+}
+
+std::string one_step(const std::vector<RankRecord>& ranks) {
+  const auto step = typical_step(ranks);
+  if (!step) return "";
+  std::vector<ChartLine> lines;
+  for (const std::string_view name : kPhaseNames) lines.push_back({std::string(name), {}});
+  std::string key = key_of(lines);
+  key.insert(key.rfind("</div>"), "<span><i class=\"c6\"></i>operations between ranks</span>");
+  const std::string note =
+      ranks.size() > kMaxTimelineRows
+          ? paragraph(std::to_string(kMaxTimelineRows) + " of " + std::to_string(ranks.size()) + " ranks")
+          : "";
+  return card(
+      "step " + std::to_string(*step),
+      note + "<div class=\"scroll\">" + timeline(ranks, clock_offsets(ranks), *step, kMaxTimelineRows) + "</div>" + key,
+      true);
+}
+
+}  // namespace
+
+std::string report_html(const Report& report) {
+  std::string html =
+      "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\"><head><meta charset=\"utf-8\"/>"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/><meta name=\"color-scheme\" "
+      "content=\"light dark\"/><title>";
+  html += escaped(report.title) + "</title><style>" + std::string(kReportStyle) + "</style></head>\n<body><h1>" +
+          escaped(report.title) + "</h1>\n";
+  std::string facts;
+  for (const auto& [name, value] : report.facts)
+    facts += "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>";
+  if (!facts.empty()) html += "<dl>" + facts + "</dl>\n";
+  html += "<main>\n" + scalars(report.curves);
+  if (!report.ranks.empty())
+    html += step_phases(report.ranks.front()) + rank_lines("ms of a step", report.ranks, &RankRecord::step_ms) +
+            rank_lines("CPU use, cores", report.ranks, &RankRecord::cpu_cores) +
+            rank_lines("memory, MiB", report.ranks, &RankRecord::memory_mib) +
+            rank_lines("memory of the GPU, MiB", report.ranks, &RankRecord::device_mib) + one_step(report.ranks) +
+            rank_table(report.ranks);
+  return html + "</main></body></html>\n";
+}
+
+void write_report(const std::string& path, const Report& report) { replace_file(path, report_html(report)); }
+
+}  // namespace lockstep::train

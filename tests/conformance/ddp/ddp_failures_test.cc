@@ -1,0 +1,520 @@
+// Ranks that do not do the same: named on both sides within seconds, and never a gradient of another step. One job a
+// case.
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/ddp/replicas.h"
+#include "lockstep/optim/sgd.h"
+#include "tests/conformance/ddp/test_models.h"
+
+namespace lockstep::tests {
+namespace {
+
+using base::Cause;
+using ddp::DistributedDataParallel;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPrompt = std::chrono::seconds(5);
+
+/// Runs `call`, which must throw an Error of `cause` within `limit` whose text has each of `words`.
+template <typename Call>
+void expect_error(Cause cause, const std::vector<std::string>& words, const Call& call,
+                  Clock::duration limit = kPrompt) {
+  const auto begin = Clock::now();
+  try {
+    call();
+    ADD_FAILURE() << "rank " << world().rank() << ": nothing was thrown";
+  } catch (const base::Error& error) {
+    EXPECT_EQ(name(error.cause()), name(cause)) << error.what();
+    for (const std::string& word : words)
+      EXPECT_NE(std::string(error.what()).find(word), std::string::npos)
+          << "\"" << word << "\" is not in: " << error.what();
+  }
+  EXPECT_LT(Clock::now() - begin, limit);
+}
+
+void forward_backward(Mlp& net, int step) {
+  net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+}
+
+TEST(DdpFailures, BackwardAloneWhileTheOthersAreInABarrier) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  forward_backward(net, 0);
+  expect_error(Cause::kDesync, {"rank 0 called backward()", "barrier"}, [&] {
+    if (world().rank() == 0)
+      forward_backward(net, 1);
+    else
+      world().barrier();
+  });
+}
+
+TEST(DdpFailures, AnAllReduceOfTheUserMeetsABackward) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  forward_backward(net, 0);
+  expect_error(Cause::kDesync, {"all_reduce(float32[3])", "backward()"}, [&] {
+    if (world().rank() == 0) {
+      const at::Tensor t = torch::ones({3});
+      world().all_reduce(t);
+    } else {
+      forward_backward(net, 1);
+    }
+  });
+}
+
+TEST(DdpFailures, OneBackwardTooManyIsNotTheNextStepsGradient) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  const auto step = [&](int number) {
+    optimizer.zero_grad();
+    forward_backward(net, number);
+    if (number == 2 && world().rank() == 0) forward_backward(net, 50);  // an auxiliary loss of rank 0 alone
+    optimizer.step();
+  };
+  step(0);
+  step(1);
+  const at::Tensor before = net->first->weight.detach().clone();
+  int done = 1;
+  expect_error(Cause::kDesync, {"not in the same step"}, [&] {
+    for (int number = 2; number < 6; ++number) {
+      step(number);
+      ++done;
+    }
+  });
+  EXPECT_LE(done, 2);  // step 2 was right on the others; nothing after it was applied anywhere
+}
+
+TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = world().rank() == 0 ? 0.1 : 0.2});
+  const at::Tensor before = net->first->weight.detach().clone();
+  const at::Tensor sharing = torch::full({1}, optimizer.shares_parameters(), at::kInt);
+  world().all_reduce(sharing, comm::ReduceOp::kMax);
+  const bool shared = sharing.item<int>() != 0;
+  // With a copy on each rank it shows as soon as those are compared.
+  expect_error(shared ? Cause::kDesync : Cause::kReplicaDiverged,
+               {shared ? "step() on ranks" : "differs between ranks"}, [&] {
+                 for (int number = 0; number < 4; ++number) {
+                   optimizer.zero_grad();
+                   forward_backward(net, number);
+                   optimizer.step();
+                 }
+               });
+  if (optimizer.shares_parameters()) {
+    EXPECT_TRUE(torch::equal(before, net->first->weight));
+  }
+}
+
+/// Trains until somebody throws; the number of the step in which that was.
+int train_until_it_throws(Mlp& net, const std::function<void(int)>& before_step) {
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int number = 0;; ++number) {
+    before_step(number);
+    optimizer.zero_grad();
+    try {
+      forward_backward(net, number);
+    } catch (const base::Error&) {
+      return number;
+    }
+    optimizer.step();
+    if (number > 60) return number;
+  }
+}
+
+TEST(DdpFailures, AReplicaThatDriftsIsFoundWithinItsInterval) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.compare_every = 10});
+  const int last = world().size() - 1;
+  int found = -1;
+  expect_error(
+      Cause::kReplicaDiverged,
+      {"parameter second.bias differs between ranks", "rank " + std::to_string(last) + " has hash"},
+      [&] {
+        found = train_until_it_throws(net, [&](int number) {
+          if (number != 23 || world().rank() != last) return;
+          const torch::NoGradGuard no_grad;
+          auto* bits = reinterpret_cast<std::uint32_t*>(net->second->bias.mutable_data_ptr<float>());
+          *bits ^= 1 << 12;  // of one number; a difference of the last bit may be rounded away before anybody looks
+        });
+        world().barrier();  // closed by the same error
+      },
+      std::chrono::seconds(60));
+  EXPECT_EQ(found, 30);
+}
+
+/// All ranks but the first: rank 1 of the group is rank 2 of the world.
+comm::Group all_but_the_first() { return world().split(world().rank() == 0 ? 0 : 1); }
+
+TEST(DdpFailures, AReplicaOfAGroupIsNamedAsInTheWorld) {
+  comm::Group others = all_but_the_first();
+  if (others.size() < 2) return;
+  Mlp net;
+  DistributedDataParallel ddp(net, others, {.compare_every = 10});
+  expect_error(
+      Cause::kReplicaDiverged, {"rank 1 has hash", "rank 2 has hash"},
+      [&] {
+        train_until_it_throws(net, [&](int number) {
+          if (number != 23 || world().rank() != 2) return;
+          const torch::NoGradGuard no_grad;
+          net->second->bias.add_(1e-3);
+        });
+        try {
+          others.barrier();
+        } catch (const base::CommError& error) {
+          EXPECT_EQ(error.peer(), 2);
+          throw;
+        }
+      },
+      std::chrono::seconds(60));
+}
+
+TEST(DdpFailures, AModelOfAGroupIsNamedAsInTheWorld) {
+  comm::Group others = all_but_the_first();
+  if (others.size() < 2) return;
+  Mlp net;
+  if (world().rank() == 2) net->register_parameter("extra", torch::ones({2}));
+  expect_error(Cause::kConfigMismatch, {"rank 1 has ", "rank 2 has parameter extra"},
+               [&] { DistributedDataParallel ddp(net, others); });
+}
+
+TEST(DdpFailures, AStepOfAGroupIsNamedAsInTheWorld) {
+  comm::Group others = all_but_the_first();
+  if (others.size() < 2) return;
+  Mlp net;
+  DistributedDataParallel ddp(net, others);
+  if (world().rank() == 2) others.count_batch();
+  expect_error(Cause::kDesync, {"rank 1 has drawn 0 batches, rank 2 has drawn 1 batch"},
+               [&] { forward_backward(net, 0); });
+}
+
+/// Draws batches and trains with them.
+template <typename Loader>
+void train_with(Loader& loader, Mlp& net, std::uint64_t epoch) {
+  for (const auto& batch : loader.epoch(epoch)) net->forward(batch.data).pow(2).sum().backward();
+}
+
+data::Example seven_times(std::size_t index) {
+  return {torch::full({7}, static_cast<double>(index)), torch::tensor(static_cast<std::int64_t>(index))};
+}
+
+TEST(DdpFailures, ALoaderWithAnotherSeed) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2, .seed = world().rank() == 0 ? 1u : 2u});
+  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"}, [&] { train_with(loader, net, 0); });
+}
+
+TEST(DdpFailures, ALoaderInAnotherEpoch) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2});
+  train_with(loader, net, 0);
+  expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"},
+               [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
+}
+
+TEST(DdpFailures, NobodyLooksWhenNotAsked) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.compare_every = 0});
+  const int found = train_until_it_throws(net, [&](int number) {
+    if (number != 23 || world().rank() != 0) return;
+    const torch::NoGradGuard no_grad;
+    net->second->bias.add_(1e-3);
+  });
+  EXPECT_EQ(found, 61);
+}
+
+TEST(DdpFailures, ANaNIsNamedBeforeItIsEverybodys) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.check_finite = true});
+  const at::Tensor before = net->first->weight.detach().clone();
+  const int last = world().size() - 1;
+  expect_error(Cause::kNonFinite, {"the gradient of ", "on rank " + std::to_string(last), "not finite"}, [&] {
+    auto loss = net->forward(batch_of(world().rank(), 0, {4, 7})).pow(2).sum();
+    if (world().rank() == last) loss = loss * std::numeric_limits<double>::infinity();
+    loss.backward();
+  });
+  EXPECT_TRUE(torch::equal(before, net->first->weight));
+}
+
+TEST(DdpFailures, OneRankClipsAndTheOthersStep) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  forward_backward(net, 0);
+  if (!optimizer.shares_parameters()) return;  // nobody waits for anybody then
+  expect_error(Cause::kDesync, {"rank 0 takes the norm of gradients", "updates parameters"}, [&] {
+    if (world().rank() == 0) optimizer.clip_grad_norm(1.0);
+    optimizer.step();
+  });
+}
+
+TEST(DdpFailures, OneRankUpdatesInBackward) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  if (!optimizer.shares_parameters() || world().transport() != "shm") return;  // elsewhere it is the same to the others
+  const at::Tensor before = net->first->weight.detach().clone();
+  optimizer.update_in_backward(world().rank() == 1);
+  expect_error(Cause::kDesync, {"rank 0 updates parameters, rank 1 updates parameters in backward()"}, [&] {
+    forward_backward(net, 0);
+    optimizer.step();
+  });
+  EXPECT_TRUE(torch::equal(before, net->first->weight));
+}
+
+TEST(DdpFailures, RanksUpdateInBackwardByOtherOptions) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  if (!optimizer.shares_parameters() || world().transport() != "shm") return;
+  optimizer.update_in_backward();
+  const auto step = [&](int number) {
+    optimizer.zero_grad();
+    forward_backward(net, number);
+    optimizer.step();
+  };
+  step(0);
+  step(1);  // from here on gradients are used early
+  std::vector<at::Tensor> before;
+  for (const auto& parameter : net->parameters()) before.push_back(parameter.detach().clone());
+  world().barrier();
+  optimizer.param_groups()[0].options().set_lr(world().rank() == 0 ? 0.1 : 0.2);
+  expect_error(Cause::kDesync, {"backward() on ranks", "fingerprint"}, [&] {
+    // Who comes last finds all gradients of the others, and would use them at once.
+    if (world().rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    step(2);
+  });
+  for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(before[i], net->parameters()[i])) << i;
+}
+
+TEST(DdpFailures, AnAliasOfAParameterThatBackwardUpdates) {
+  torch::manual_seed(1);
+  Mlp net(7, 7, 7);
+  DistributedDataParallel ddp(net, world());
+  optim::SGD optimizer(ddp, {.lr = 0.1});
+  optimizer.update_in_backward();
+  const auto run = [&](int number, bool with_alias) {
+    optimizer.zero_grad();
+    at::Tensor x = net->first->forward(batch_of(world().rank(), number, {4, 7}));
+    if (with_alias) x = torch::mm(x, net->second->weight.detach());
+    net->second->forward(x).pow(2).sum().backward();
+    optimizer.step();
+  };
+  run(0, false);
+  run(1, false);
+  EXPECT_THROW(run(2, true),
+               std::exception);  // autograd's own error, or the other ranks' word that a backward() has failed
+}
+
+TEST(DdpFailures, OneBackwardTooManyAfterTheStepShowsByTheBatches) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  int done = 0;
+  expect_error(Cause::kDesync, {"has drawn"}, [&] {
+    for (int number = 0; number < 6; ++number) {
+      world().count_batch();  // as make_loader does
+      optimizer.zero_grad();
+      forward_backward(net, number);
+      optimizer.step();
+      ++done;
+      if (number == 2 && world().rank() == 0) {
+        optimizer.zero_grad();
+        forward_backward(net, 50);
+      }
+    }
+  });
+  EXPECT_EQ(done, 3);
+}
+
+TEST(DdpFailures, ABackwardThatReachesNoParameterOnOneRank) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  int done = 0;
+  expect_error(Cause::kDesync, {"without reaching a parameter"}, [&] {
+    for (int number = 0; number < 6; ++number) {
+      optimizer.zero_grad();
+      if (number == 2 && world().rank() == 0) {
+        at::Tensor unrelated = torch::ones({2}).requires_grad_();
+        unrelated.sum().backward();
+      } else {
+        forward_backward(net, number);
+      }
+      optimizer.step();
+      ++done;
+    }
+  });
+  EXPECT_LE(done, 3);
+}
+
+TEST(DdpFailures, ARankWithFewerBatchesIsNamed) {
+  Mlp net;
+  auto ddp = std::make_unique<DistributedDataParallel>(net, world());
+  forward_backward(net, 0);
+  if (world().rank() == 0) {
+    ddp.reset();
+    leave_world();
+    return;
+  }
+  expect_error(Cause::kUnevenInput, {"rank 0 finished"}, [&] { forward_backward(net, 1); });
+}
+
+template <typename Change>
+void expect_model_difference(const std::vector<std::string>& words, const Change& change) {
+  torch::manual_seed(1);
+  Mlp net;
+  std::vector<at::Tensor> keep = net->parameters();
+  if (world().rank() == world().size() - 1) change(net);
+  expect_error(
+      Cause::kConfigMismatch, words, [&] { DistributedDataParallel ddp(net, world()); }, std::chrono::seconds(2));
+}
+
+TEST(DdpFailures, AnotherShape) {
+  expect_model_difference({"first.weight", "[13, 7]", "[14, 7]"}, [](Mlp& net) { net = Mlp(7, 14, 5); });
+}
+
+TEST(DdpFailures, AnotherNumberOfDimensions) {
+  expect_model_difference({"first.weight", "[13, 7]", "[13, 7, 1]"}, [](Mlp& net) {
+    const at::NoGradGuard no_grad;
+    net->first->weight.set_data(torch::ones({13, 7, 1}));
+  });
+}
+
+TEST(DdpFailures, AnotherDtype) {
+  expect_model_difference({"first.weight", "Float", "Double"}, [](Mlp& net) { net->to(at::kDouble); });
+}
+
+TEST(DdpFailures, AnotherRequiresGrad) {
+  expect_model_difference({"second.bias", "frozen"}, [](Mlp& net) { net->second->bias.requires_grad_(false); });
+}
+
+TEST(DdpFailures, OneMoreParameter) {
+  expect_model_difference({"extra"}, [](Mlp& net) { net->register_parameter("extra", torch::ones({2})); });
+}
+
+TEST(DdpFailures, OneMoreBuffer) {
+  expect_model_difference({"buffer extra"}, [](Mlp& net) { net->register_buffer("extra", torch::ones({2})); });
+}
+
+TEST(DdpFailures, OtherOptions) {
+  Mlp net;
+  const std::int64_t cap = 1000 + world().rank();
+  expect_error(
+      Cause::kConfigMismatch, {"bucket_bytes 1000", "bucket_bytes 1001"},
+      [&] { DistributedDataParallel ddp(net, world(), {.bucket_bytes = {cap}}); }, std::chrono::seconds(2));
+}
+
+/// Pulls the parameters towards copies that it made when it was constructed.
+struct Anchored : torch::optim::SGD {
+  explicit Anchored(const std::vector<at::Tensor>& parameters) : torch::optim::SGD(parameters, 0.05) {
+    for (const at::Tensor& p : parameters) anchors.push_back(p.detach().clone());
+  }
+  at::Tensor step(LossClosure closure = nullptr) override {
+    torch::optim::SGD::step(closure);
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < anchors.size(); ++i) at::Tensor(param_groups()[0].params()[i]).lerp_(anchors[i], 0.5);
+    return {};
+  }
+  std::vector<at::Tensor> anchors;
+};
+
+TEST(DdpFailures, OptimizerStateOfOtherInitialParametersIsNamedAtTheFirstStep) {
+  torch::manual_seed(1 + world().rank());
+  Mlp net;
+  Anchored optimizer(net->parameters());
+  DistributedDataParallel ddp(net, world());
+  int done = 0;
+  expect_error(Cause::kReplicaDiverged, {"parameter first.weight differs between ranks"}, [&] {
+    for (; done < 5; ++done) {
+      optimizer.zero_grad();
+      forward_backward(net, done);
+      optimizer.step();
+    }
+  });
+  EXPECT_EQ(done, 1);
+}
+
+TEST(DdpFailures, OneElementThatARankWritesAloneIsNamed) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  forward_backward(net, 0);
+  if (world().rank() == world().size() - 1) {
+    const at::NoGradGuard no_grad;
+    net->second->bias[4].add_(1);
+  }
+  net->zero_grad();
+  expect_error(Cause::kReplicaDiverged, {"parameter second.bias differs between ranks"},
+               [&] { forward_backward(net, 1); });
+}
+
+/// Throws in its backward on the rank that is told.
+struct Thrower : torch::autograd::Function<Thrower> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool throws) {
+    context->saved_data["throws"] = throws;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list grads) {
+    if (context->saved_data["throws"].toBool()) throw std::logic_error("the user's own error");
+    return {grads[0], at::Tensor()};
+  }
+};
+
+TEST(DdpFailures, AnExceptionInBackwardComesOutUnchangedAndASecondOneWorks) {
+  Mlp net;
+  {
+    DistributedDataParallel ddp(net, world());
+    forward_backward(net, 0);
+    net->zero_grad();
+    const auto begin = Clock::now();
+    // Between the layers: gradients of the second layer are under way when it throws.
+    const at::Tensor h =
+        Thrower::apply(torch::tanh(net->first(batch_of(world().rank(), 1, {4, 7}))), world().rank() == 0);
+    const at::Tensor loss = net->second(h).sum();
+    if (world().rank() == 0) {
+      EXPECT_THROW(loss.backward(), std::logic_error);
+    } else {
+      EXPECT_THROW(loss.backward(), base::PeerLost);
+    }
+    EXPECT_LT(Clock::now() - begin, kPrompt);
+  }
+  net->zero_grad();
+  DistributedDataParallel again(net, world());
+  forward_backward(net, 2);
+  for (const auto& g : gradients(*net)) EXPECT_TRUE(same_bits(g));
+}
+
+TEST(DdpFailures, AnExceptionInAJoinedLoopComesOutUnchanged) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  const auto begin = Clock::now();
+  const auto loop = [&] {
+    for (int step = 0; step < 5; ++step) {
+      if (step == 2 && world().rank() == 0) throw std::logic_error("the user's own error");
+      net->zero_grad();
+      forward_backward(net, step);
+    }
+  };
+  if (world().rank() == 0) {
+    EXPECT_THROW(join(ddp, loop), std::logic_error);
+  } else {
+    EXPECT_THROW(join(ddp, loop), base::PeerLost);
+  }
+  EXPECT_LT(Clock::now() - begin, kPrompt);
+}
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,424 @@
+// Buffers, hooks, joins, optimizers, and what one rank may do alone.
+#include <sstream>
+
+#include "lockstep/ddp/replicas.h"
+#include "tests/conformance/ddp/test_models.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ddp::Buffers;
+using ddp::DistributedDataParallel;
+using ddp::join;
+
+struct NormNetImpl : torch::nn::Module {
+  NormNetImpl() {
+    fc = register_module("fc", torch::nn::Linear(4, 6));
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+  }
+  at::Tensor forward(const at::Tensor& x) { return norm(fc(x)); }
+  torch::nn::Linear fc{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(NormNet);
+
+TEST(DdpBuffers, FollowTheFirstRank) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world());
+  for (int step = 0; step < 4; ++step) {
+    const auto y = net->forward(batch_of(world().rank(), step, {8, 4}));
+    at::Tensor first = net->norm->running_mean.clone();
+    world().broadcast(first, 0);
+    y.pow(2).sum().backward();
+    EXPECT_TRUE(torch::equal(first, net->norm->running_mean));
+    EXPECT_TRUE(same_bits(net->norm->running_var));
+    EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), step + 1);
+  }
+}
+
+TEST(DdpBuffers, OrTheirMean) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world(), {.buffers = Buffers::kMean});
+  for (int step = 0; step < 3; ++step) {
+    const auto y = net->forward(batch_of(world().rank(), step, {8, 4}));
+    at::Tensor mean = net->norm->running_mean.clone();
+    world().all_reduce(mean, comm::ReduceOp::kMean);
+    y.pow(2).sum().backward();
+    EXPECT_TRUE(torch::allclose(mean, net->norm->running_mean, 1e-6, 1e-7));
+    EXPECT_TRUE(same_bits(net->norm->running_mean));
+  }
+}
+
+TEST(DdpBuffers, OrStayLocal) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world(), {.buffers = Buffers::kLocal});
+  const auto y = net->forward(batch_of(world().rank(), 0, {8, 4}));
+  const at::Tensor mine = net->norm->running_mean.clone();
+  y.pow(2).sum().backward();
+  EXPECT_TRUE(torch::equal(mine, net->norm->running_mean));
+}
+
+TEST(DdpBuffers, AGraphThatWaitsForItsBackwardIsNotBroken) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world());
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const auto waiting = net->forward(batch_of(world().rank(), step, {8, 4}));
+    net->eval();
+    const auto evaluated = net->forward(batch_of(world().rank(), step + 9, {8, 4}));  // saves the running statistics
+    net->train();
+    net->forward(batch_of(world().rank(), step + 20, {8, 4})).pow(2).sum().backward();  // writes the buffers
+    EXPECT_NO_THROW(waiting.pow(2).sum().backward());
+    EXPECT_NO_THROW(evaluated.pow(2).sum().backward());
+    EXPECT_TRUE(same_bits(net->fc->weight.grad()));
+  }
+}
+
+TEST(DdpTraining, AnyRankAloneMayEvaluateAndCallAnything) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world());
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    net->forward(batch_of(world().rank(), step, {8, 4})).pow(2).sum().backward();
+    optimizer.step();
+    if (world().rank() == step % world().size()) {
+      const at::NoGradGuard no_grad;
+      net->eval();
+      for (int i = 0; i <= step; ++i) net->forward(batch_of(9, i, {8, 4}));
+      std::stringstream file;
+      torch::save(net, file);
+      net->train();
+    }
+  }
+  for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+}
+
+TEST(DdpTraining, AnOptimizerMadeBetweenBackwardAndStepWorks) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    torch::optim::SGD(net->parameters(), 0.1).step();
+    for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+  }
+}
+
+TEST(DdpTraining, ShardsOnAllRanksEqualOneProcessOnTheWholeBatch) {
+  const int size = world().size();
+  Mlp net, alone;
+  DistributedDataParallel ddp(net, world());
+  copy_values(*net, *alone);
+  torch::optim::Adam together(net->parameters(), 0.01);
+  torch::optim::Adam single(alone->parameters(), 0.01);
+  for (int step = 0; step < 10; ++step) {
+    const at::Tensor whole = batch_of(77, step, {4 * size, 7});
+    together.zero_grad();
+    single.zero_grad();
+    net->forward(whole.narrow(0, 4 * world().rank(), 4)).pow(2).mean().backward();
+    alone->forward(whole).pow(2).mean().backward();
+    together.step();
+    single.step();
+    const auto a = net->parameters();
+    const auto b = alone->parameters();
+    for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-5)) << step;
+  }
+}
+
+TEST(DdpTraining, IgnoredParametersAreNeitherBroadcastNorReduced) {
+  torch::manual_seed(1 + world().rank());
+  Mlp net;
+  const at::Tensor mine = net->second->weight.detach().clone();
+  DistributedDataParallel ddp(net, world(), {.ignore = {"second.weight"}});
+  EXPECT_TRUE(torch::equal(mine, net->second->weight));
+  net->forward(batch_of(world().rank(), 0, {4, 7})).pow(2).sum().backward();
+  EXPECT_TRUE(same_bits(net->first->weight.grad()));
+  if (world().size() > 1) {
+    EXPECT_FALSE(same_bits(net->second->weight.grad()));
+  }
+  EXPECT_THROW(DistributedDataParallel(net, world(), {.ignore = {"secnod.weight"}}), base::UsageError);
+}
+
+TEST(DdpTraining, AModelWithoutTrainableParametersIsRefused) {
+  Mlp net;
+  for (at::Tensor p : net->parameters()) p.requires_grad_(false);
+  EXPECT_THROW(DistributedDataParallel(net, world()), base::UsageError);
+}
+
+TEST(DdpTraining, TheUsersOwnHooksSeeWhatTheySeeInLocalTraining) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  int calls = 0;
+  at::Tensor seen;
+  net->first->weight.register_hook([&](const at::Tensor& g) {
+    ++calls;
+    seen = g.clone();
+    return g * 2;
+  });
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    Mlp alone;
+    copy_values(*net, *alone);
+    alone->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    EXPECT_TRUE(torch::allclose(seen, alone->first->weight.grad()));
+    const auto mean = mean_over_ranks([&](int rank) {
+      Mlp other;
+      copy_values(*net, *other);
+      other->forward(batch_of(rank, step, {4, 7})).pow(2).sum().backward();
+      return std::vector<at::Tensor>{other->first->weight.grad() * 2};
+    });
+    EXPECT_TRUE(torch::allclose(net->first->weight.grad(), mean[0], 1e-5, 1e-6));
+  }
+  EXPECT_EQ(calls, 3);
+}
+
+/// Sends bfloat16 and sums in it.
+class Bf16Hook final : public comm::GradientHook {
+ public:
+  std::string name() const override { return "bf16"; }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override {
+    sent_.resize(std::max(sent_.size(), bucket.index + 1));
+    sent_[bucket.index] = bucket.buffer.to(at::kBFloat16);
+    return wire.all_reduce(sent_[bucket.index]);
+  }
+  void finish(comm::Bucket& bucket, comm::Wire&) override { bucket.buffer.copy_(sent_[bucket.index]); }
+
+ private:
+  std::vector<at::Tensor> sent_;
+};
+
+/// The plain all-reduce, written as a hook that gathers and adds: two operations on the wire, one of them in finish().
+class GatherHook final : public comm::GradientHook {
+ public:
+  std::string name() const override { return "gather"; }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override {
+    all_ = at::empty({wire.size() * bucket.buffer.numel()}, bucket.buffer.options());
+    return wire.all_gather(all_, bucket.buffer.clone());
+  }
+  void finish(comm::Bucket& bucket, comm::Wire& wire) override {
+    bucket.buffer.copy_(all_.view({wire.size(), -1}).sum(0));
+    at::Tensor ones = torch::ones({1});
+    const auto pending = wire.all_reduce(ones);
+    wire.wait(*pending);
+    EXPECT_EQ(ones.item<float>(), static_cast<float>(wire.size()));
+  }
+
+ private:
+  at::Tensor all_;
+};
+
+TEST(DdpHooks, APlainHookEqualsNoHook) {
+  Mlp with, without;
+  testing::internal::CaptureStderr();
+  DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
+  const std::string said = testing::internal::GetCapturedStderr();
+  const bool exchanges = world().size() > 1 && world().rank() == 0;
+  EXPECT_EQ(said.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
+                std::string::npos,
+            exchanges)
+      << said;
+  DistributedDataParallel b(without, world());
+  copy_values(*without, *with);
+  for (int step = 0; step < 4; ++step) {
+    with->zero_grad();
+    without->zero_grad();
+    const at::Tensor x = batch_of(world().rank(), step, {4, 7});
+    with->forward(x).pow(2).sum().backward();
+    without->forward(x).pow(2).sum().backward();
+    const auto p = gradients(*with);
+    const auto q = gradients(*without);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(p[i], q[i], 1e-5, 1e-6));
+      EXPECT_TRUE(same_bits(p[i]));
+    }
+  }
+}
+
+TEST(DdpHooks, CompressionIsNearAndTheSameOnAllRanks) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Bf16Hook>()});
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+    const auto expected = mean_over_ranks([&](int rank) {
+      Mlp alone;
+      copy_values(*net, *alone);
+      alone->forward(batch_of(rank, step, {4, 7})).pow(2).sum().backward();
+      return gradients(*alone);
+    });
+    const auto got = gradients(*net);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(got[i], expected[i], 3e-2, 3e-2));
+      EXPECT_TRUE(same_bits(got[i]));
+    }
+  }
+}
+
+TEST(DdpJoin, DividesByAllRanksOrByThoseThatStillTrain) {
+  for (const bool initial : {true, false}) {
+    struct OneImpl : torch::nn::Module {
+      OneImpl() { w = register_parameter("w", torch::ones({1})); }
+      at::Tensor w;
+    } net;
+    DistributedDataParallel ddp(net, world());
+    const int steps = world().rank() == 0 ? 1 : 3;
+    const float size = static_cast<float>(world().size());
+    join(ddp,
+         [&] {
+           for (int step = 0; step < steps; ++step) {
+             net.zero_grad();
+             (net.w * 50).sum().backward();
+             const bool short_of_one = step > 0 && world().size() > 1;
+             const float expected = short_of_one && initial ? 50 * (size - 1) / size : 50;
+             EXPECT_NEAR(net.w.grad().item<float>(), expected, 1e-4) << step;
+           }
+         },
+         {.divide_by_initial_world_size = initial});
+  }
+}
+
+TEST(DdpJoin, UnequalNumbersOfBatchesEndWithEqualModels) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world());
+  torch::optim::SGD optimizer(net->parameters(), 0.05);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    int steps = 0;
+    join(ddp, [&] {
+      for (; steps < 2 * (world().size() - world().rank()); ++steps) {
+        optimizer.zero_grad();
+        net->forward(batch_of(world().rank(), steps, {8, 4})).pow(2).sum().backward();
+        optimizer.step();
+      }
+    });
+    EXPECT_EQ(steps, 2 * (world().size() - world().rank()));
+    for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+    for (const auto& b : net->buffers()) EXPECT_TRUE(same_bits(b));
+  }
+}
+
+TEST(DdpJoin, BuffersAreThoseOfARankThatStillTrains) {
+  NormNet net;
+  DistributedDataParallel ddp(net, world());
+  const int steps = world().rank() == 0 ? 1 : 3;
+  join(ddp, [&] {
+    for (int step = 0; step < steps; ++step) {
+      net->zero_grad();
+      net->forward(batch_of(world().rank(), step, {8, 4})).pow(2).sum().backward();
+      EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), step + 1);
+    }
+  });
+  EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), world().size() == 1 ? 1 : 3);
+}
+
+TEST(DdpJoin, EqualsALocalRunOfTheSummedSteps) {
+  // Rank r trains 2 (r + 1) steps of SGD; divided by the initial size, each step is the sum of the active ranks'
+  // gradients / W.
+  Mlp net, alone;
+  DistributedDataParallel ddp(net, world());
+  copy_values(*net, *alone);
+  const int size = world().size();
+  torch::optim::SGD optimizer(net->parameters(), 0.05);
+  join(ddp, [&] {
+    for (int step = 0; step < 2 * (world().rank() + 1); ++step) {
+      optimizer.zero_grad();
+      net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
+      optimizer.step();
+    }
+  });
+  torch::optim::SGD single(alone->parameters(), 0.05);
+  for (int step = 0; step < 2 * size; ++step) {
+    single.zero_grad();
+    at::Tensor loss = torch::zeros({});
+    for (int rank = 0; rank < size; ++rank)
+      if (step < 2 * (rank + 1)) loss = loss + alone->forward(batch_of(rank, step, {4, 7})).pow(2).mean() / size;
+    loss.backward();
+    single.step();
+  }
+  const auto a = net->parameters();
+  const auto b = alone->parameters();
+  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-5));
+}
+
+TEST(DdpJoin, SeveralModels) {
+  Mlp first, second;
+  DistributedDataParallel a(first, world());
+  DistributedDataParallel b(second, world());
+  join({&a, &b}, [&] {
+    for (int step = 0; step < 1 + world().rank(); ++step)
+      for (Mlp* net : {&first, &second, &first}) {
+        (*net)->zero_grad();
+        (*net)->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
+        torch::optim::SGD((*net)->parameters(), 0.01).step();
+      }
+  });
+  for (Mlp* net : {&first, &second})
+    for (const auto& p : (*net)->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+}
+
+/// Keeps slow weights that it cloned when it was made, and pulls the fast ones towards them at every step.
+class Lookahead : public torch::optim::SGD {
+ public:
+  Lookahead(const std::vector<at::Tensor>& parameters, double lr) : torch::optim::SGD(parameters, lr) {
+    for (const at::Tensor& p : parameters) slow_.push_back(p.detach().clone());
+  }
+  at::Tensor step(LossClosure closure = nullptr) override {
+    torch::optim::SGD::step(closure);
+    const at::NoGradGuard no_grad;
+    const auto& parameters = param_groups()[0].params();
+    for (std::size_t i = 0; i < slow_.size(); ++i) {
+      slow_[i].lerp_(parameters[i], 0.5);
+      at::Tensor(parameters[i]).copy_(slow_[i]);
+    }
+    return {};
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    for (std::size_t i = 0; i < slow_.size(); ++i) archive.write("slow" + std::to_string(i), slow_[i]);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    for (std::size_t i = 0; i < slow_.size(); ++i) archive.read("slow" + std::to_string(i), slow_[i]);
+  }
+
+ private:
+  std::vector<at::Tensor> slow_;
+};
+
+TEST(DdpOptimizer, StateDerivedFromInitialParametersIsBroadcast) {
+  torch::manual_seed(1 + world().rank());
+  Mlp net;
+  Lookahead optimizer(net->parameters(), 0.05);  // before the parameters are equal
+  DistributedDataParallel ddp(net, world());
+  ddp::broadcast_optimizer_state(optimizer, world());
+  for (int step = 0; step < 12; ++step) {
+    optimizer.zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
+    optimizer.step();
+    for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+  }
+}
+
+TEST(DdpOptimizer, StateOfTorchsOwnOptimizersIsBroadcast) {
+  torch::manual_seed(1 + world().rank());
+  Mlp net;
+  torch::optim::AdamW optimizer(net->parameters(),
+                                torch::optim::AdamWOptions(0.01 * (1 + world().rank())).betas({0.8, 0.9}));
+  for (int step = 0; step < 3; ++step) {  // another history on each rank
+    optimizer.zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
+    optimizer.step();
+  }
+  DistributedDataParallel ddp(net, world());
+  ddp::broadcast_optimizer_state(optimizer, world());
+  const auto& options = static_cast<torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options());
+  EXPECT_DOUBLE_EQ(options.lr(), 0.01);
+  for (int step = 0; step < 5; ++step) {
+    optimizer.zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).mean().backward();
+    optimizer.step();
+    for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::tests

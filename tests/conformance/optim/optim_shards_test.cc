@@ -1,0 +1,197 @@
+// The state of an optimizer is divided between the ranks (FusedOptions.shard_state).
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/lamb.h"
+#include "lockstep/optim/sgd.h"
+#include "tests/conformance/optim/optim_reference.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ddp::DistributedDataParallel;
+using optim::FusedOptions;
+
+/// Among how many state is divided here.
+int num_owners() {
+  if (world().transport() == "shm") return 1;
+  return world().transport() == "hierarchy" ? world().num_nodes() : world().size();
+}
+
+std::int64_t elements_of_state(torch::optim::Optimizer& optimizer) {
+  std::int64_t sum = 0;
+  for (const auto& [key, state] : optimizer.state()) {
+    const auto& one = static_cast<const torch::optim::AdamWParamState&>(*state);
+    sum += one.exp_avg().numel() + one.exp_avg_sq().numel();
+  }
+  return sum;
+}
+
+void step_of(WideImpl& net, optim::AdamW& optimizer, int step) {
+  optimizer.zero_grad();
+  net.loss(world().rank(), step).backward();
+  optimizer.clip_grad_norm(0.5);
+  optimizer.step();
+}
+
+void expect_same(torch::nn::Module& one, torch::nn::Module& other) {
+  const auto others = other.named_parameters();
+  for (const auto& item : one.named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), others[item.key()])) << item.key();
+    EXPECT_TRUE(same_bits(item.value().detach())) << item.key();
+  }
+}
+
+/// Parameters of several pieces, in odd strides, two of them in one storage.
+TEST(OptimShards, AreTheSameBitsAsWithout) {
+  WideImpl whole, divided;
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true});
+  optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true});
+  for (int step = 0; step < 6; ++step) {
+    step_of(whole, plain, step);
+    step_of(divided, sharded, step);
+  }
+  expect_same(divided, whole);
+}
+
+/// By ATen's operations, over every transport: nothing is shared then, and each rank is an owner.
+TEST(OptimShards, ByOperationsAreTheSameBitsAsWithout) {
+  WideImpl whole, divided;
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true}, {}, {.by_operations = true});
+  optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true, .by_operations = true});
+  EXPECT_FALSE(sharded.shares_parameters());
+  for (int step = 0; step < 4; ++step) {
+    step_of(whole, plain, step);
+    step_of(divided, sharded, step);
+  }
+  expect_same(divided, whole);
+  EXPECT_LE(elements_of_state(sharded) * std::min(world().size(), 2), elements_of_state(plain) + 64);
+  const auto state = plain.state_dict();
+  const auto gathered = sharded.state_dict();
+  ASSERT_EQ(gathered.size(), state.size());
+  for (std::size_t i = 0; i < state.size(); ++i)
+    EXPECT_TRUE(torch::equal(gathered[i].second, state[i].second)) << state[i].first;
+}
+
+template <typename Options>
+void train_alike(at::ScalarType dtype, const Options& options, bool early) {
+  torch::manual_seed(4);
+  Mlp whole, divided;
+  whole->to(dtype);
+  divided->to(dtype);
+  copy_values(*whole, *divided);
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::SGD plain(ddp, options);
+  optim::SGD sharded(other, options, {}, {.shard_state = true});
+  sharded.update_in_backward(early);
+  for (int step = 0; step < 5; ++step) {
+    plain.zero_grad();
+    sharded.zero_grad();
+    backward(*whole, world().rank(), step);
+    plain.step();
+    backward(*divided, world().rank(), step);
+    sharded.step();
+  }
+  expect_same(*divided, *whole);
+}
+
+/// Norms of whole parameters are added up over their owners: by another order of additions.
+TEST(OptimShards, NormsAreOfWholeParameters) {
+  WideImpl whole, divided;
+  DistributedDataParallel ddp(whole, world()), other(divided, world());
+  optim::LAMB plain(ddp, {.lr = 0.01});
+  optim::LAMB sharded(other, {.lr = 0.01}, {}, {.shard_state = true});
+  for (int step = 0; step < 4; ++step) {
+    for (auto& [net, optimizer] : {std::pair<WideImpl*, optim::LAMB*>{&whole, &plain}, {&divided, &sharded}}) {
+      optimizer->zero_grad();
+      net->loss(world().rank(), step).backward();
+      optimizer->step();
+    }
+  }
+  expect_equal(divided, whole, 1e-5);
+}
+
+TEST(OptimShards, OfEveryDtype) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    train_alike(dtype, optim::SGDOptions{.lr = 0.001, .momentum = 0.9}, false);
+}
+TEST(OptimShards, WithoutAnyState) { train_alike(at::kFloat, optim::SGDOptions{.lr = 0.01}, false); }
+TEST(OptimShards, UpdatesInBackward) { train_alike(at::kFloat, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}, true); }
+
+TEST(OptimShards, EachOwnerHasItsShareOfTheState) {
+  WideImpl net;
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW sharded(ddp, {.lr = 0.01}, {}, {.shard_state = true});
+  step_of(net, sharded, 0);
+  std::int64_t all = 0;
+  for (const at::Tensor& parameter : net.parameters()) all += 2 * parameter.numel();
+  EXPECT_NEAR(static_cast<double>(elements_of_state(sharded)), static_cast<double>(all) / num_owners(), 64);
+}
+
+TEST(OptimShards, UnusedParametersStay) {
+  torch::manual_seed(2);
+  Mlp net;
+  const at::Tensor unused = net->register_parameter("unused", torch::ones({100}));
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW sharded(ddp, {.lr = 0.01}, {}, {.shard_state = true});
+  for (int step = 0; step < 2; ++step) {
+    sharded.zero_grad();
+    backward(*net, world().rank(), step);
+    sharded.step();
+  }
+  EXPECT_TRUE(torch::equal(unused, torch::ones({100})));
+}
+
+/// What was saved by one kind is loaded by the other, and training goes on as it would have.
+TEST(OptimShards, StateGoesRound) {
+  for (const bool first : {true, false}) {
+    WideImpl net;
+    DistributedDataParallel ddp(net, world());
+    std::vector<std::pair<std::string, at::Tensor>> saved;
+    std::vector<at::Tensor> middle, after;
+    {
+      optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.shard_state = first});
+      for (int step = 0; step < 3; ++step) step_of(net, optimizer, step);
+      saved = optimizer.state_dict();
+      for (const at::Tensor& parameter : net.parameters()) middle.push_back(parameter.detach().clone());
+      for (int step = 3; step < 5; ++step) step_of(net, optimizer, step);
+      for (const at::Tensor& parameter : net.parameters()) after.push_back(parameter.detach().clone());
+    }
+    for (const auto& [name, tensor] : saved) EXPECT_TRUE(same_bits(tensor.contiguous())) << name;
+    ASSERT_EQ(saved.size(), net.parameters().size() * 3);
+    optim::AdamW again(ddp, {.lr = 0.01}, {}, {.shard_state = !first});
+    again.change_parameters([&] {
+      const at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < middle.size(); ++i) net.parameters()[i].copy_(middle[i]);
+    });
+    again.load_state_dict(saved);
+    for (int step = 3; step < 5; ++step) step_of(net, again, step);
+    for (std::size_t i = 0; i < after.size(); ++i)
+      EXPECT_TRUE(torch::equal(net.parameters()[i], after[i])) << net.named_parameters()[i].key();
+  }
+}
+
+TEST(OptimShards, JoinIsRefused) {
+  if (num_owners() == 1) return;
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW sharded(ddp, {.lr = 0.01}, {}, {.shard_state = true});
+  EXPECT_THROW(ddp::join(ddp, [] {}), base::UsageError);
+}
+
+/// Ends the group.
+TEST(OptimShards, OptionsThatDifferAreADesync) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW sharded(ddp, {.lr = world().rank() == 1 ? 0.02 : 0.01}, {}, {.shard_state = true});
+  backward(*net, world().rank(), 0);
+  try {
+    sharded.step();
+    FAIL() << "no error";
+  } catch (const base::DesyncError& error) {
+    EXPECT_NE(std::string(error.what()).find("fingerprint"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,443 @@
+// Fused optimizers: torch::optim's results on the mean of all ranks' gradients, whatever the transport.
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/kernels/kernels.h"
+#include "lockstep/optim/sgd.h"
+#include "tests/conformance/optim/optim_reference.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ddp::DistributedDataParallel;
+
+using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
+struct Kind {
+  const char* name;
+  std::function<Optimizer(DistributedDataParallel&)> fused;
+  std::function<Optimizer(std::vector<at::Tensor>)> plain;
+};
+
+Kind sgd(const char* name, optim::SGDOptions options, optim::FusedOptions how = {}) {
+  return {name,
+          [=](auto& ddp) { return std::make_unique<optim::SGD>(ddp, options, std::vector<optim::SGD::Group>(), how); },
+          [o = options](auto parameters) {
+            return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(o.lr)
+                                                                       .momentum(o.momentum)
+                                                                       .dampening(o.dampening)
+                                                                       .weight_decay(o.weight_decay)
+                                                                       .nesterov(o.nesterov));
+          }};
+}
+Kind adam(const char* name, optim::AdamOptions options, optim::FusedOptions how = {}) {
+  return {
+      name,
+      [=](auto& ddp) { return std::make_unique<optim::Adam>(ddp, options, std::vector<optim::Adam::Group>(), how); },
+      [o = options](auto parameters) {
+        return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(o.lr)
+                                                                    .betas({o.betas[0], o.betas[1]})
+                                                                    .eps(o.eps)
+                                                                    .weight_decay(o.weight_decay)
+                                                                    .amsgrad(o.amsgrad));
+      }};
+}
+Kind adamw(const char* name, optim::AdamWOptions options, optim::FusedOptions how = {}) {
+  return {
+      name,
+      [=](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, options, std::vector<optim::AdamW::Group>(), how); },
+      [o = options](auto parameters) {
+        return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(o.lr)
+                                                                     .betas({o.betas[0], o.betas[1]})
+                                                                     .eps(o.eps)
+                                                                     .weight_decay(o.weight_decay)
+                                                                     .amsgrad(o.amsgrad));
+      }};
+}
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all = {
+      sgd("Sgd", {.lr = 0.02}),
+      sgd("Momentum", {.lr = 0.02, .momentum = 0.9}),
+      sgd("Nesterov", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true}),
+      sgd("Dampened", {.lr = 0.02, .momentum = 0.9, .dampening = 0.3, .weight_decay = 0.01}),
+      adam("Adam", {.lr = 0.01}),
+      adam("AdamDecay", {.lr = 0.01, .betas = {0.8, 0.99}, .eps = 1e-6, .weight_decay = 0.1}),
+      adam("AmsGrad", {.lr = 0.01, .amsgrad = true}),
+      adamw("AdamW", {.lr = 0.01}),
+      adamw("AdamWAmsGrad", {.lr = 0.01, .weight_decay = 0.2, .amsgrad = true}),
+      sgd("SgdByOperations", {.lr = 0.02, .weight_decay = 0.1}, {.by_operations = true}),
+      sgd("NesterovByOperations", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true},
+          {.by_operations = true}),
+      sgd("DampenedByOperations", {.lr = 0.02, .momentum = 0.9, .dampening = 0.3}, {.by_operations = true}),
+      adam("AdamByOperations", {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true}, {.by_operations = true}),
+      adamw("AdamWByOperations", {.lr = 0.01, .weight_decay = 0.1}, {.by_operations = true}),
+  };
+  return all;
+}
+
+class Fused : public ::testing::TestWithParam<std::size_t> {};
+
+void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance) {
+  torch::manual_seed(1 + world().rank());
+  Mlp net;
+  net->to(dtype);
+  DistributedDataParallel ddp(net, world());
+  Mlp reference;
+  reference->to(dtype);
+  copy_values(*net, *reference);
+  const Optimizer fused = kind.fused(ddp);
+  const Optimizer plain = kind.plain(reference->parameters());
+  for (int step = 0; step < 5; ++step) {
+    fused->zero_grad();
+    backward(*net, world().rank(), step);
+    fused->step();
+    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    plain->step();
+    expect_equal(*net, *reference, tolerance);
+    // Rounding must not build up: what is compared is one step.
+    copy_values(*net, *reference);
+  }
+}
+
+TEST_P(Fused, IsTorchsOnTheMeanInDouble) { train_beside_torch(kinds()[GetParam()], at::kDouble, 1e-9); }
+TEST_P(Fused, IsTorchsOnTheMeanInFloat) { train_beside_torch(kinds()[GetParam()], at::kFloat, 1e-5); }
+INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, kinds().size()),
+                         [](const auto& kind) { return kinds()[kind.param].name; });
+
+/// The same bits as one process that adds in the order of the ranks, by the same loops.
+TEST(Optim, BitsOfASerialReference) {
+  if (!on_shm()) return;  // a sum over a wire is added in the wire's order
+  torch::manual_seed(3);
+  Mlp net(33, 40, 9);
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW optimizer(ddp, {.lr = 0.01});
+  Mlp reference(33, 40, 9);
+  copy_values(*net, *reference);
+  std::map<std::string, std::vector<at::Tensor>> states;
+  for (int step = 0; step < 200; ++step) {
+    optimizer.zero_grad();
+    net->forward(batch_of(world().rank(), step, {4, 33})).pow(2).sum().backward();
+    optimizer.step();
+    std::vector<std::vector<at::Tensor>> all;
+    for (int rank = 0; rank < world().size(); ++rank) {
+      reference->zero_grad();
+      reference->forward(batch_of(rank, step, {4, 33})).pow(2).sum().backward();
+      all.push_back(gradients(*reference));
+    }
+    const double now = step + 1;
+    const optim::AdamRule rule = {.lr = 0.01,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.999,
+                                  .eps = 1e-8,
+                                  .weight_decay = 1e-2,
+                                  .bias1 = 1 - std::pow(0.9, now),
+                                  .bias2 = 1 - std::pow(0.999, now),
+                                  .decoupled = true,
+                                  .amsgrad = false};
+    std::size_t i = 0;
+    for (auto& item : reference->named_parameters()) {
+      auto& state = states[item.key()];
+      while (state.size() < 2) state.push_back(at::zeros_like(item.value().detach()));
+      std::vector<const void*> pointers;
+      for (const auto& one : all) pointers.push_back(one[i].const_data_ptr());
+      void* addresses[] = {state[0].mutable_data_ptr(), state[1].mutable_data_ptr()};
+      optim::update({.dtype = at::kFloat,
+                     .gradients = pointers.data(),
+                     .num_gradients = pointers.size(),
+                     .divisor = static_cast<double>(world().size()),
+                     .parameter = item.value().mutable_data_ptr(),
+                     .states = addresses,
+                     .count = static_cast<std::size_t>(item.value().numel())},
+                    rule);
+      ++i;
+    }
+  }
+  for (const auto& item : net->named_parameters()) {
+    EXPECT_TRUE(torch::equal(item.value(), reference->named_parameters()[item.key()])) << item.key();
+    EXPECT_TRUE(same_bits(item.value().detach())) << item.key();
+  }
+}
+
+/// 200 steps from the same start; what the parameters are then.
+std::vector<at::Tensor> two_hundred_steps(bool fused) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  const Kind& kind = kinds()[2];
+  const Optimizer optimizer = fused ? kind.fused(ddp) : kind.plain(net->parameters());
+  for (int step = 0; step < 200; ++step) {
+    optimizer->zero_grad();
+    backward(*net, world().rank(), step);
+    optimizer->step();
+  }
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& parameter : net->parameters()) values.push_back(parameter.detach().clone());
+  return values;
+}
+
+TEST(Optim, TwoHundredStepsAreTheSameBitsOnAllRanksAndAgain) {
+  if (world().size() > 4) return;  // it would take long
+  for (const bool fused : {false, true}) {
+    const auto first = two_hundred_steps(fused), again = two_hundred_steps(fused);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(torch::equal(first[i], again[i])) << "parameter " << i << ", fused " << fused;
+      EXPECT_TRUE(same_bits(first[i])) << "parameter " << i << ", fused " << fused;
+      EXPECT_TRUE(torch::isfinite(first[i]).all().item<bool>());
+    }
+  }
+}
+
+TEST(Optim, LowPrecisionKeepsItsStateInFloat) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    torch::manual_seed(1);
+    Mlp net;
+    net->to(dtype);
+    DistributedDataParallel ddp(net, world());
+    Mlp reference;
+    reference->to(at::kFloat);
+    copy_values(*net, *reference);
+    optim::AdamW fused(ddp, {.lr = 0.01});
+    torch::optim::AdamW plain(reference->parameters(), torch::optim::AdamWOptions(0.01));
+    for (int step = 0; step < 5; ++step) {
+      fused.zero_grad();
+      backward(*net, world().rank(), step);
+      fused.step();
+      mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+      plain.step();
+    }
+    for (const auto& item : net->named_parameters()) {
+      EXPECT_TRUE(torch::allclose(item.value().to(at::kFloat), reference->named_parameters()[item.key()], 3e-2, 3e-2))
+          << item.key();
+      EXPECT_TRUE(same_bits(item.value().detach()));
+    }
+    for (const auto& [name, state] : fused.state_dict())
+      EXPECT_EQ(state.scalar_type(), name.ends_with(".step") ? at::kLong : at::kFloat) << name;
+  }
+}
+
+TEST(Optim, ParametersOfSeveralPieces) {
+  WideImpl net, reference;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1, .momentum = 0.9});
+  torch::optim::SGD plain(reference.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int step = 0; step < 4; ++step) {
+    fused.zero_grad();
+    net.loss(world().rank(), step).backward();
+    fused.step();
+    mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+    plain.step();
+  }
+  expect_equal(net, reference, 1e-5);
+}
+
+TEST(Optim, UnusedParametersStayAndThoseOfSomeRanksMove) {
+  torch::manual_seed(1);
+  Branchy net;
+  DistributedDataParallel ddp(net, world());
+  Branchy reference;
+  copy_values(*net, *reference);
+  optim::Adam fused(ddp, {.lr = 0.01, .weight_decay = 0.1});
+  torch::optim::Adam plain(reference->parameters(), torch::optim::AdamOptions(0.01).weight_decay(0.1));
+  for (int step = 0; step < 6; ++step) {
+    // Head 0 on all ranks, head 1 on the last alone and in some steps, head 2 on none.
+    const auto run = [step](BranchyImpl& one, int rank) {
+      at::Tensor loss = one.forward(batch_of(rank, step, {3, 6}), 0).pow(2).sum();
+      if (rank == world().size() - 1 && step % 2 == 1)
+        loss = loss + one.forward(batch_of(rank, step, {3, 6}), 1).pow(2).sum();
+      loss.backward();
+    };
+    fused.zero_grad();
+    run(*net, world().rank());
+    fused.step();
+    mean_gradients<BranchyImpl>(*reference, run);
+    plain.step();
+    expect_equal(*net, *reference, 1e-5);
+    copy_values(*net, *reference);
+  }
+  bool any = false;
+  for (const auto& [name, state] : fused.state_dict()) {
+    EXPECT_FALSE(name.starts_with("head2")) << name;
+    if (name == "head1.weight.step") {
+      EXPECT_EQ(state.item<std::int64_t>(), 3);
+    }
+    any |= name == "head1.weight.step";
+  }
+  EXPECT_TRUE(any);
+  const auto copies = fused.state_dict(), in_use = fused.state_dict(false), again = fused.state_dict(false);
+  ASSERT_EQ(in_use.size(), copies.size());
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    EXPECT_TRUE(in_use[i].second.equal(copies[i].second)) << copies[i].first;
+    EXPECT_FALSE(copies[i].second.is_alias_of(in_use[i].second));
+    EXPECT_EQ(in_use[i].second.is_alias_of(again[i].second), !copies[i].first.ends_with(".step")) << copies[i].first;
+  }
+}
+
+TEST(Optim, SeveralBackwardsAddUp) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  Mlp reference;
+  copy_values(*net, *reference);
+  optim::SGD fused(ddp, {.lr = 0.01, .momentum = 0.9});
+  torch::optim::SGD plain(reference->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  for (int step = 0; step < 4; ++step) {
+    fused.zero_grad();
+    {
+      const auto quiet = ddp.no_sync();
+      backward(*net, world().rank(), 10 * step);
+    }
+    backward(*net, world().rank(), 10 * step + 1);
+    fused.step();
+    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) {
+      backward(one, rank, 10 * step);
+      backward(one, rank, 10 * step + 1);
+    });
+    plain.step();
+  }
+  expect_equal(*net, *reference, 1e-5);
+}
+
+TEST(Optim, ClippingIsByTheNormOfTheMean) {
+  torch::manual_seed(1);
+  WideImpl net, reference;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  torch::optim::SGD plain(reference.parameters(), 0.1);
+  for (int step = 0; step < 4; ++step) {
+    const double limit = step == 2 ? 1e6 : 1e-3;  // once so high that nothing is clipped
+    fused.zero_grad();
+    net.loss(world().rank(), step).backward();
+    const double norm = fused.clip_grad_norm(limit).item<double>();
+    fused.step();
+    mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+    const double expected = torch::nn::utils::clip_grad_norm_(reference.parameters(), limit);
+    plain.step();
+    EXPECT_NEAR(norm, expected, 1e-5 * expected);
+    at::Tensor norms = torch::full({1}, norm, at::kDouble);
+    EXPECT_TRUE(same_bits(norms));
+    expect_equal(net, reference, 1e-6);
+    copy_values(net, reference);
+    if (step == 2) fused.change_parameters([] {});  // which changes nothing
+  }
+  // What was clipped and then thrown away does not scale the next gradients.
+  net.loss(world().rank(), 7).backward();
+  fused.clip_grad_norm(1e-9);
+  fused.zero_grad();
+  net.loss(world().rank(), 8).backward();
+  fused.step();
+  mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
+  plain.step();
+  expect_equal(net, reference, 1e-6);
+}
+
+/// Values are cut where they are read: they are the means', after they were scaled by a norm.
+TEST(Optim, ClippingOfValuesIsOfTheMean) {
+  for (const bool by_norm : {false, true}) {
+    torch::manual_seed(1);
+    WideImpl net, reference;
+    DistributedDataParallel ddp(net, world());
+    optim::SGD fused(ddp, {.lr = 0.1, .momentum = 0.5});
+    torch::optim::SGD plain(reference.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
+    for (int step = 0; step < 4; ++step) {
+      fused.zero_grad();
+      net.loss(world().rank(), step).backward();
+      mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+      if (by_norm) {
+        fused.clip_grad_norm(1.0);
+        torch::nn::utils::clip_grad_norm_(reference.parameters(), 1.0);
+      }
+      const double limit =
+          0.3 * torch::cat({reference.parameters()[0].grad().flatten(), reference.parameters()[1].grad().flatten()})
+                    .abs()
+                    .max()
+                    .item<double>();
+      if (step != 2) {
+        fused.clip_grad_value(2 * limit);
+        fused.clip_grad_value(limit);  // as if both had been done
+        torch::nn::utils::clip_grad_value_(reference.parameters(), limit);
+      }
+      fused.step();
+      plain.step();
+      expect_equal(net, reference, 1e-6);
+      copy_values(net, reference);
+      fused.change_parameters([] {});  // which changes nothing
+    }
+    // What was thrown away does not cut the next gradients.
+    net.loss(world().rank(), 7).backward();
+    fused.clip_grad_value(1e-9);
+    fused.zero_grad();
+    net.loss(world().rank(), 8).backward();
+    fused.step();
+    mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
+    plain.step();
+    expect_equal(net, reference, 1e-6);
+  }
+}
+
+TEST(Optim, AverageGradientsGivesThemToTheUser) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  Mlp reference;
+  copy_values(*net, *reference);
+  optim::SGD fused(ddp, {.lr = 0.01});
+  torch::optim::SGD plain(reference->parameters(), 0.01);
+  for (int step = 0; step < 3; ++step) {
+    fused.zero_grad();
+    backward(*net, world().rank(), step);
+    fused.average_gradients();
+    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    expect_gradients(*net, gradients(*reference));
+    torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
+    torch::nn::utils::clip_grad_value_(reference->parameters(), 0.5);
+    EXPECT_NEAR(fused.clip_grad_norm(0.7).item<double>(),
+                torch::nn::utils::clip_grad_norm_(reference->parameters(), 0.7), 1e-5);
+    fused.step();
+    plain.step();
+    expect_equal(*net, *reference, 1e-6);
+  }
+}
+
+TEST(Optim, ANormIsOfWhatHasAGradientNow) {
+  torch::manual_seed(1);
+  Branchy net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.01});
+  double norms[3] = {};
+  for (int step = 0; step < 3; ++step) {  // head 0, head 1, head 0 again from the same values
+    fused.zero_grad();
+    net->forward(batch_of(world().rank(), 0, {3, 6}), step % 2).pow(2).sum().backward();
+    norms[step] = fused.clip_grad_norm(1e9).item<double>();
+  }
+  EXPECT_NEAR(norms[0], norms[2], 1e-6 * norms[0]);  // over a wire, buckets are laid out anew in between
+  EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
+}
+
+TEST(Optim, GroupsAndSchedulers) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  Mlp reference;
+  copy_values(*net, *reference);
+  optim::AdamW fused(ddp, {.lr = 0.01},
+                     {{.parameters = net->second->parameters(), .options = {.lr = 0.1, .weight_decay = 0}}});
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(reference->first->parameters());
+  groups.emplace_back(reference->second->parameters(),
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(0.1).weight_decay(0)));
+  torch::optim::AdamW plain(groups, torch::optim::AdamWOptions(0.01));
+  torch::optim::StepLR fused_schedule(fused, 2, 0.5), plain_schedule(plain, 2, 0.5);
+  for (int step = 0; step < 6; ++step) {
+    fused.zero_grad();
+    backward(*net, world().rank(), step);
+    fused.step();
+    fused_schedule.step();
+    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    plain.step();
+    plain_schedule.step();
+    expect_equal(*net, *reference, 1e-5);
+    copy_values(*net, *reference);
+  }
+  EXPECT_THROW(optim::SGD(ddp, {.lr = 0.1}), base::UsageError);  // the second of one DistributedDataParallel
+}
+
+}  // namespace
+}  // namespace lockstep::tests

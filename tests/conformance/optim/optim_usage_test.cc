@@ -1,0 +1,369 @@
+// Fused optimizers: what a program may do around step(), and what is refused.
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/comm/reducers/gradient_hook.h"
+#include "lockstep/ddp/replicas.h"
+#include "lockstep/launch/output/status.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
+#include "tests/conformance/optim/optim_reference.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ddp::DistributedDataParallel;
+
+TEST(OptimUse, WhatIsNotAllowedIsRefusedByName) {
+  Mlp net, other;
+  DistributedDataParallel ddp(net, world());
+  const auto refuses = [&](const std::string& text, const std::function<void()>& make) {
+    try {
+      make();
+      ADD_FAILURE() << "nothing refused: " << text;
+    } catch (const base::UsageError& error) {
+      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+  };
+  refuses("lr is -1", [&] { optim::SGD(ddp, {.lr = -1}); });
+  refuses("with nesterov", [&] { optim::SGD(ddp, {.nesterov = true}); });
+  refuses("betas is 1.0", [&] { optim::AdamW(ddp, {.betas = {0.9, 1.0}}); });
+  refuses("group 0", [&] { optim::Adam(ddp, {}, {{.parameters = other->parameters(), .options = {}}}); });
+  refuses("group 1", [&] {
+    optim::Adam(ddp, {},
+                {{.parameters = net->parameters(), .options = {}}, {.parameters = net->parameters(), .options = {}}});
+  });
+  optim::SGD fused(ddp, {.lr = 0.1});
+  refuses("max_norm is 0", [&] { fused.clip_grad_norm(0); });
+  refuses("max is 0", [&] { fused.clip_grad_value(0); });
+  refuses("clip_grad_value() has been called before", [&] {
+    fused.clip_grad_value(1);
+    fused.clip_grad_norm(1);
+  });
+  refuses("momentum is 0.5", [&] {
+    static_cast<torch::optim::SGDOptions&>(fused.param_groups()[0].options()).momentum(0.5);
+    fused.step();
+  });
+  // A part of something larger.
+  struct PartImpl : torch::nn::Module {
+    PartImpl() { register_parameter("w", torch::ones({10}).narrow(0, 0, 5)); }
+  } part;
+  DistributedDataParallel other_ddp(part, world());
+  if (on_shm()) refuses("w is a part of a tensor", [&] { optim::SGD(other_ddp, {.lr = 0.1}); });
+}
+
+TEST(OptimUse, ChangesBehindItsBackAreNoticed) {
+  if (!on_shm()) return;  // each rank has its own parameters, and averaged gradients
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  ASSERT_TRUE(fused.shares_parameters());
+  const auto step = [&] { fused.step(); };
+  backward(*net, world().rank(), 0);
+  torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);  // of this rank's own gradients, through .data()
+  EXPECT_THROW(step(), base::UsageError);
+  EXPECT_THROW(fused.average_gradients(), base::UsageError);
+  fused.zero_grad();
+  backward(*net, world().rank(), 0);
+  net->first->bias.mutable_grad().add_(1);
+  EXPECT_THROW(step(), base::UsageError);
+  fused.zero_grad();
+  backward(*net, world().rank(), 0);
+  step();
+  {
+    const at::NoGradGuard no_grad;
+    net->first->weight.clamp_(-0.1, 0.1);
+  }
+  EXPECT_THROW(step(), base::UsageError);
+  int calls = 0;
+  fused.change_parameters([&] {
+    ++calls;
+    const at::NoGradGuard no_grad;
+    net->first->weight.fill_(0.25);
+  });
+  at::Tensor all_calls = torch::tensor({calls});
+  world().all_reduce(all_calls);
+  EXPECT_EQ(all_calls.item<int>(), 1);
+  EXPECT_TRUE(torch::equal(net->first->weight, torch::full({13, 7}, 0.25)));
+  world().barrier();  // all have looked
+  step();
+  net->to(at::kDouble);
+  EXPECT_THROW(step(), base::UsageError);
+}
+
+TEST(OptimUse, OthersSeeHowFarTheRanksAre) {
+  const auto own = base::look_at_rank(::getpid());
+  ASSERT_TRUE(own);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  constexpr int kSteps = 3;
+  for (int i = 0; i < kSteps; ++i) {
+    fused.zero_grad();
+    backward(*net, world().rank(), i);
+    fused.clip_grad_norm(1);
+    fused.step();
+  }
+  world().barrier();
+  std::vector<base::RankSeen> ranks = launcher::find_ranks();
+  std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
+  ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
+  for (int rank = 0; rank < world().size(); ++rank) {
+    const base::RankSeen& seen = ranks[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(seen.rank, rank);
+    EXPECT_EQ(seen.transport, world().transport());
+    // A world of one exchanges nothing.
+    EXPECT_GE(seen.exchanges, world().size() > 1 ? own->exchanges + kSteps : 0);
+    EXPECT_TRUE(!on_shm() || seen.live_bytes > 0);
+    EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
+  }
+  world().barrier();
+}
+
+TEST(OptimUse, RanksOfAHostHaveOneCopy) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1, .momentum = 0.9});
+  const comm::Group host = world().split_by_host();
+  const bool can = world().transport() == "shm" || world().transport() == "hierarchy";
+  EXPECT_EQ(fused.shares_parameters(), can && host.size() > 1);
+  fused.change_parameters([&] {
+    const at::NoGradGuard no_grad;
+    net->first->weight.add_(1);  // once for each copy
+  });
+  EXPECT_TRUE(same_bits(net->first->weight.detach()));
+  backward(*net, world().rank(), 0);
+  fused.step();
+  EXPECT_TRUE(same_bits(net->first->weight.detach()));
+}
+
+/// Which host each rank is on.
+std::vector<int> hosts_of_ranks() {
+  const at::Tensor all = at::empty({world().size()}, at::kInt);
+  world().all_gather(all, at::full({1}, world().node_rank(), at::kInt));
+  return {all.const_data_ptr<int>(), all.const_data_ptr<int>() + world().size()};
+}
+
+/// The sum, in buckets.
+class SumHook final : public comm::GradientHook {
+ public:
+  std::string name() const override { return "sum"; }
+  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override { return wire.all_reduce(bucket.buffer); }
+  void finish(comm::Bucket&, comm::Wire&) override {}
+};
+
+TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
+  const std::vector<int> hosts = hosts_of_ranks();
+  for (const auto& [early, hooked] : {std::pair{false, false}, {true, false}, {false, true}}) {
+    torch::manual_seed(1);
+    Mlp net;
+    DistributedDataParallel ddp(net, world(),
+                                {.hook = hooked ? std::make_shared<SumHook>() : nullptr, .host_sync_every = 2});
+    std::vector<Mlp> references(static_cast<std::size_t>(world().num_nodes()));
+    for (Mlp& reference : references) copy_values(*net, *reference);
+    optim::SGD fused(ddp, {.lr = 0.02});
+    if (early) fused.update_in_backward();
+    for (int step = 1; step <= 4; ++step) {
+      fused.zero_grad();
+      backward(*net, world().rank(), step);
+      fused.step();
+      const at::NoGradGuard no_grad;
+      std::vector<at::Tensor> sums(4);
+      for (int host = 0; host < world().num_nodes(); ++host) {
+        Mlp& reference = references[static_cast<std::size_t>(host)];
+        reference->zero_grad();
+        const auto ranks = std::count(hosts.begin(), hosts.end(), host);
+        for (int rank = 0; rank < world().size(); ++rank) {
+          const at::AutoGradMode with_gradients(true);
+          if (hosts[static_cast<std::size_t>(rank)] == host) backward(*reference, rank, step);
+        }
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          at::Tensor parameter = reference->parameters()[i];
+          parameter.sub_(parameter.grad(), 0.02 / static_cast<double>(ranks));
+          const at::Tensor weighed = parameter * ranks;
+          sums[i] = sums[i].defined() ? sums[i] + weighed : weighed;
+        }
+      }
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        if (step % 2 == 0)
+          for (Mlp& reference : references) reference->parameters()[i].copy_(sums[i] / world().size());
+        const at::Tensor& expected = references[static_cast<std::size_t>(world().node_rank())]->parameters()[i];
+        EXPECT_TRUE(torch::allclose(net->parameters()[i], expected, 1e-5, 1e-6))
+            << "early " << early << ", hook " << hooked << ", step " << step << ", parameter " << i;
+      }
+      world().barrier();  // all have looked
+    }
+  }
+}
+
+TEST(OptimUse, AGraphFromBeforeAnUpdateFails) {
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  backward(*net, world().rank(), 0);
+  const at::Tensor late = net->forward(batch_of(world().rank(), 1, {4, 7})).pow(2).sum();
+  fused.step();
+  EXPECT_THROW(late.backward(), c10::Error);
+}
+
+TEST(OptimUse, ParametersAreOfTheirOwnAgainAfterwards) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  const at::Tensor alias = net->first->weight.detach();  // refers to the same storage
+  {
+    optim::SGD fused(ddp, {.lr = 0.1});
+    backward(*net, world().rank(), 0);
+    fused.step();
+    EXPECT_EQ(alias.data_ptr(), net->first->weight.data_ptr());
+    EXPECT_TRUE(torch::equal(alias, net->first->weight));
+  }
+  EXPECT_TRUE(torch::equal(alias, net->first->weight));
+  EXPECT_TRUE(same_bits(net->first->weight.detach()));
+  {
+    const at::NoGradGuard no_grad;
+    net->first->weight.fill_(world().rank());
+  }
+  world().barrier();
+  EXPECT_EQ(net->first->weight[0][0].item<int>(), world().rank());
+  world().barrier();
+  {
+    const at::NoGradGuard no_grad;
+    net->first->weight.fill_(0.5);
+  }
+  net->zero_grad();
+  backward(*net, world().rank(), 1);  // averages again
+  EXPECT_TRUE(same_bits(net->second->bias.grad()));
+}
+
+TEST(OptimUse, StateByNameGoesRound) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  std::vector<std::pair<std::string, at::Tensor>> saved;
+  std::vector<at::Tensor> after;
+  const auto steps = [&](torch::optim::Optimizer& optimizer, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      optimizer.zero_grad();
+      backward(*net, world().rank(), step);
+      optimizer.step();
+    }
+  };
+  std::vector<at::Tensor> middle;
+  {
+    optim::AdamW fused(ddp, {.lr = 0.01});
+    EXPECT_TRUE(fused.state_dict().empty());
+    steps(fused, 0, 3);
+    saved = fused.state_dict();
+    for (const at::Tensor& p : net->parameters()) middle.push_back(p.detach().clone());
+    steps(fused, 3, 6);
+    for (const at::Tensor& p : net->parameters()) after.push_back(p.detach().clone());
+  }
+  EXPECT_EQ(saved.size(), 4 * 3U);
+  optim::AdamW again(ddp, {.lr = 0.01});
+  again.change_parameters([&] {
+    const at::NoGradGuard no_grad;
+    for (std::size_t i = 0; i < middle.size(); ++i) net->parameters()[i].copy_(middle[i]);
+  });
+  auto broken = saved;
+  broken.emplace_back("nobody.exp_avg", at::zeros({1}));
+  EXPECT_THROW(again.load_state_dict(broken), base::UsageError);
+  broken = saved;
+  broken.pop_back();
+  EXPECT_THROW(again.load_state_dict(broken), base::UsageError);
+  EXPECT_TRUE(again.state_dict().empty());
+  again.load_state_dict(saved);
+  steps(again, 3, 6);
+  for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], after[i]));
+}
+
+TEST(OptimUse, TorchsArchiveAndBroadcastWork) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  std::stringstream bytes;
+  std::vector<std::pair<std::string, at::Tensor>> saved;
+  {
+    optim::SGD fused(ddp, {.lr = 0.01, .momentum = 0.9});
+    for (int step = 0; step < 3; ++step) {
+      fused.zero_grad();
+      backward(*net, world().rank(), step);
+      fused.step();
+    }
+    saved = fused.state_dict();
+    torch::serialize::OutputArchive out;
+    fused.save(out);
+    out.save_to(bytes);
+    ddp::broadcast_optimizer_state(fused, world());
+    EXPECT_EQ(fused.state_dict().size(), saved.size());
+  }
+  optim::SGD again(ddp, {.lr = 0.5, .momentum = 0.9});
+  torch::serialize::InputArchive in;
+  in.load_from(bytes);
+  again.load(in);
+  EXPECT_EQ(again.param_groups()[0].options().get_lr(), 0.01);
+  const auto loaded = again.state_dict();
+  ASSERT_EQ(loaded.size(), saved.size());
+  for (std::size_t i = 0; i < saved.size(); ++i)
+    EXPECT_TRUE(torch::equal(loaded[i].second, saved[i].second)) << saved[i].first;
+  world().barrier();
+  backward(*net, world().rank(), 9);
+  again.step();
+  EXPECT_TRUE(same_bits(net->first->weight.detach()));
+}
+
+TEST(OptimUse, JoinedRanksKeepCompany) {
+  torch::manual_seed(1);
+  Mlp net;
+  DistributedDataParallel ddp(net, world());
+  optim::AdamW fused(ddp, {.lr = 0.01});
+  const int batches = 2 + world().rank();
+  if (world().transport() == "hierarchy") {  // between hosts a rank cannot know how many updates the others make
+    EXPECT_THROW(ddp::join(ddp, [] {}), base::UsageError);
+    return;
+  }
+  ddp::join(ddp, [&] {
+    for (int step = 0; step < batches; ++step) {
+      fused.zero_grad();
+      backward(*net, world().rank(), step);
+      fused.clip_grad_norm(1.0);
+      fused.step();
+    }
+  });
+  for (const auto& item : net->named_parameters()) EXPECT_TRUE(same_bits(item.value().detach())) << item.key();
+  for (const auto& [name, state] : fused.state_dict()) {
+    if (on_shm() && name.ends_with(".step")) {
+      EXPECT_EQ(state.item<std::int64_t>(), 1 + world().size());
+    }
+  }
+}
+
+TEST(OptimUse, SparseGradientsAreRefused) {
+  struct WordsImpl : torch::nn::Module {
+    WordsImpl() {
+      words = register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)));
+    }
+    torch::nn::Embedding words{nullptr};
+  } net;
+  DistributedDataParallel ddp(net, world());
+  optim::SGD fused(ddp, {.lr = 0.1});
+  net.words->forward(torch::tensor({1, 2})).sum().backward();
+  EXPECT_THROW(fused.step(), base::UsageError);
+}
+
+TEST(OptimUse, WithoutItsDistributedDataParallelItSaysSo) {
+  Mlp net;
+  auto ddp = std::make_unique<DistributedDataParallel>(net, world());
+  optim::SGD fused(*ddp, {.lr = 0.1});
+  ddp.reset();
+  if (!on_shm()) return;
+  EXPECT_THROW(fused.step(), base::UsageError);
+}
+
+}  // namespace
+}  // namespace lockstep::tests

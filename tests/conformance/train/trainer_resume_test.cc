@@ -1,0 +1,534 @@
+// A training that was stopped and goes on is the training that was never stopped.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/saved_checkpoint.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
+#include "lockstep/train/trainer.h"
+#include "tests/conformance/ddp/test_models.h"
+#include "tests/support/faulty_files.h"
+#include "tests/support/shared_dir.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::tests {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+using namespace lockstep::train;  // NOLINT(google-build-using-namespace): it is what is tested
+using data::Example;
+
+Example sample(std::size_t index) {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(index + 1);
+  return {at::randn({7}, generator), at::randn({5}, generator)};
+}
+
+data::Loader<Example> loader_of() { return data::make_loader(52, sample, world(), {.batch_size = 4, .seed = 3}); }
+data::Loader<Example> exact_loader() {
+  return data::make_loader(11, sample, world(), {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact});
+}
+
+using MakeOptimizers = std::function<std::vector<OptimizerPlan>(torch::nn::Module& net, TrainingSetup& setup)>;
+
+/// Draws random numbers in every step, and has a buffer.
+struct NetImpl : MlpImpl {
+  explicit NetImpl(MakeOptimizers make_them) : make(std::move(make_them)) {
+    norm = register_module("norm", torch::nn::BatchNorm1d(7));
+  }
+  at::Tensor loss(const Example& batch) {
+    const at::Tensor x = norm(batch.data.to(first->weight.scalar_type()));
+    return torch::mse_loss(forward(torch::dropout(x, 0.2, is_training())).to(torch::kFloat),
+                           batch.target.to(torch::kFloat));
+  }
+  at::Tensor training_step(Example& batch, StepLog&) { return loss(batch); }
+  at::Tensor validation_step(Example& batch, StepLog& log) {
+    log.log("near", 0.5);
+    return loss(batch);
+  }
+  std::vector<OptimizerPlan> configure_optimizers(TrainingSetup& setup) { return make(*this, setup); }
+  MakeOptimizers make;
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+/// A value of the user's that each rank has.
+struct Drawn : checkpoint::Stateful {
+  std::int64_t count = 0;
+  checkpoint::StateDict state_dict() const override { return {{"count", count}}; }
+  void load_state_dict(const checkpoint::StateDict& state) override {
+    count = checkpoint::value_of<std::int64_t>(state, "count");
+  }
+};
+
+/// Counts on each rank, and ends the training after a step as a signal would.
+struct Stop : Callback {
+  Stop(std::int64_t step, Drawn& count) : at(step), drawn(count) {}
+  void on_step(Fit& fit) override {
+    drawn.count += fit.world().rank() + 1;
+    if (fit.step() == at) fit.end(EndReason::kStopped);
+  }
+  std::int64_t at;
+  Drawn& drawn;
+};
+
+struct Ran {
+  std::vector<at::Tensor> weights;
+  FitResult result;
+  std::int64_t drawn = 0;
+  double best = 0;
+};
+
+/// One process of a training. Before it weights and random numbers are those of no training.
+Ran run(const MakeOptimizers& make, TrainerOptions options, std::int64_t stop_at) {
+  options.progress_bar = options.model_summary = false;
+  torch::manual_seed(options.resume.empty() ? 1 : 77);
+  Net net(make);
+  torch::manual_seed(options.resume.empty() ? 10 + static_cast<std::uint64_t>(world().rank()) : 5);
+  Trainer trainer(options);
+  Drawn drawn;
+  const auto early = std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 100});
+  trainer.add(early);
+  trainer.add(std::make_shared<Stop>(stop_at, drawn));
+  trainer.remember("drawn", drawn);
+  Ran ran;
+  ran.result = trainer.fit(net, loader_of(), exact_loader());
+  for (const at::Tensor& tensor : net->parameters()) ran.weights.push_back(tensor.detach().clone());
+  for (const at::Tensor& tensor : net->buffers()) ran.weights.push_back(tensor.clone());
+  ran.drawn = drawn.count;
+  ran.best = early->best();
+  return ran;
+}
+
+void expect_equal(const Ran& got, const Ran& expected, std::int64_t stopped_at) {
+  SCOPED_TRACE("stopped after step " + std::to_string(stopped_at));
+  EXPECT_EQ(got.result.steps, expected.result.steps);
+  EXPECT_EQ(got.result.epochs, expected.result.epochs);
+  EXPECT_EQ(got.drawn, expected.drawn);
+  EXPECT_EQ(got.best, expected.best);
+  ASSERT_EQ(got.result.train_values.size(), expected.result.train_values.size());
+  for (std::size_t i = 0; i < got.result.train_values.size(); ++i)  // sums of two parts
+    EXPECT_NEAR(got.result.train_values[i].second, expected.result.train_values[i].second, 1e-12)
+        << got.result.train_values[i].first;
+  EXPECT_EQ(got.result.val_values, expected.result.val_values);
+  ASSERT_EQ(got.weights.size(), expected.weights.size());
+  for (std::size_t i = 0; i < got.weights.size(); ++i)
+    EXPECT_TRUE(torch::equal(got.weights[i], expected.weights[i]))
+        << i << ": " << got.weights[i] << expected.weights[i];
+}
+
+/// Stopped after each of some steps, the last of an epoch of `each` among them, and gone on from there.
+using Points = std::function<std::vector<std::int64_t>(std::int64_t each)>;
+std::vector<std::int64_t> some(std::int64_t each) { return {each - 1, each, each + 2}; }
+std::vector<std::int64_t> many(std::int64_t each) { return {1, each - 1, each, each + 1, 2 * each - 1, 2 * each}; }
+
+void expect_to_go_on(const MakeOptimizers& make, TrainerOptions options, const Points& points = some) {
+  const SharedDir dir;
+  options.folder = dir.path();
+  options.max_epochs = 2;
+  const Ran expected = run(make, options, -1);
+  const std::int64_t each = expected.result.steps / 2;
+  for (const std::int64_t stop_at : points(each)) {
+    TrainerOptions mine = options;
+    mine.name = "stopped-" + std::to_string(stop_at);
+    const Ran stopped = run(make, mine, stop_at);
+    EXPECT_EQ(stopped.result.steps, stop_at);
+    EXPECT_EQ(stopped.result.exit_code(), 75);
+    mine.resume = "auto";
+    expect_equal(run(make, mine, -1), expected, stop_at);
+  }
+}
+
+MakeOptimizers sgd() {
+  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
+             optim::cosine_decay({.steps = setup.total_steps()})}};
+  };
+}
+MakeOptimizers adam_of_torch() {
+  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {
+        {std::make_shared<torch::optim::AdamW>(setup.parameters(), torch::optim::AdamWOptions(0.01).amsgrad(true))}};
+  };
+}
+MakeOptimizers fused(optim::FusedOptions options = {}) {
+  return [options](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01},
+                                            std::vector<optim::AdamW::Group>{}, options),
+             optim::step_decay({.every = 1, .factor = 0.5}), /*schedule_by_epoch=*/true}};
+  };
+}
+
+TEST(Resume, SgdWithMomentumAndASchedule) { expect_to_go_on(sgd(), {}, many); }
+TEST(Resume, AdamOfTorchAccumulatingClippedAndAveraged) {
+  expect_to_go_on(adam_of_torch(), {.accumulate = 2, .clip_norm = 0.5, .ema = 0.9});
+}
+TEST(Resume, AFusedOptimizerAndAScheduleOfEpochs) { expect_to_go_on(fused(), {.ema = 0.9}); }
+TEST(Resume, AFusedOptimizerWhoseStateIsDivided) { expect_to_go_on(fused({.shard_state = true}), {}); }
+TEST(Resume, LossScaling) { expect_to_go_on(sgd(), {.precision = "fp16-mixed"}); }
+TEST(Resume, CopiesOfWeightsInFloat32) { expect_to_go_on(sgd(), {.precision = "O2"}); }
+TEST(Resume, ValidationsInsideAnEpoch) { expect_to_go_on(sgd(), {.val_check_interval = 2}, many); }
+TEST(Resume, TheSameFewBatches) { expect_to_go_on(sgd(), {.overfit_batches = 3}); }
+TEST(Resume, SaysAndReadsItAtOnce) { expect_to_go_on(sgd(), {.save_async = false, .log_every_n_steps = 1}); }
+
+TEST(Resume, TwoOptimizers) {
+  expect_to_go_on(
+      [](torch::nn::Module& module, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+        auto& net = dynamic_cast<NetImpl&>(module);
+        std::vector<at::Tensor> rest = net.second->parameters();
+        for (const at::Tensor& tensor : net.norm->parameters()) rest.push_back(tensor);
+        setup.ddp();
+        return {
+            {std::make_shared<torch::optim::SGD>(net.first->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5))},
+            {std::make_shared<torch::optim::Adam>(rest, torch::optim::AdamOptions(0.01))}};
+      },
+      {});
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  if (std::filesystem::exists(folder))
+    for (const auto& item : std::filesystem::directory_iterator(folder))
+      names.push_back(item.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(Resume, ARunThatBeginsAnewHasAFolderOfItsOwn) {
+  const SharedDir dir;
+  const TrainerOptions options{.max_epochs = 1, .folder = dir.path(), .name = "net"};
+  EXPECT_EQ(run(sgd(), options, -1).result.folder, dir.path() + "/net");
+  EXPECT_EQ(run(sgd(), options, -1).result.folder, dir.path() + "/net-2");
+  EXPECT_EQ(run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "net", .resume = "auto"}, -1).result.folder,
+            dir.path() + "/net-2");
+  world().barrier();
+  EXPECT_THAT(names_in(dir.path()), ElementsAre("net", "net-2"));
+  EXPECT_THAT(names_in(dir.path() + "/net-2/checkpoints"), SizeIs(3)) << "two, and LATEST";
+}
+
+TEST(Resume, TwoTrainingsOfAProgramGoOnEachInItsOwn) {
+  const SharedDir dir;
+  for (const char* resume : {"", "auto"}) {
+    TrainerOptions options{.max_epochs = 1,
+                           .folder = dir.path(),
+                           .name = "net",
+                           .resume = resume,
+                           .progress_bar = false,
+                           .model_summary = false};
+    Trainer trainer(options);
+    Net first(sgd()), second(sgd());
+    EXPECT_EQ(trainer.fit(first, loader_of()).folder, dir.path() + "/net");
+    const FitResult result = trainer.fit(second, loader_of());
+    EXPECT_EQ(result.folder, dir.path() + "/net.2");
+    EXPECT_EQ(result.epochs, 1);
+  }
+}
+
+TEST(Resume, FromAPathIntoAFolderOfItsOwn) {
+  const SharedDir dir;
+  const Ran expected = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "never-stopped"}, -1);
+  run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "first"}, 3);
+  world().barrier();
+  std::string checkpoint;
+  for (const std::string& name : names_in(dir.path() + "/first/checkpoints"))
+    if (name != "LATEST") checkpoint = name;
+  for (const std::string& path :
+       {dir.path() + "/first", dir.path() + "/first/", dir.path() + "/first/checkpoints/" + checkpoint}) {
+    const Ran got = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "second", .resume = path}, -1);
+    EXPECT_THAT(got.result.folder, HasSubstr("/second"));
+    expect_equal(got, expected, 3);
+  }
+  const Ran without_folder = run(sgd(), {.max_epochs = 2, .folder = "", .resume = dir.path() + "/first"}, -1);
+  expect_equal(without_folder, expected, 3);
+}
+
+TEST(Resume, SaysWhatIsWrongWithAPath) {
+  const SharedDir dir;
+  for (const std::string& path : {dir.path() + "/none", dir.path()}) {
+    try {
+      run(sgd(), {.max_epochs = 1, .folder = dir.path() + "/runs", .resume = path}, -1);
+      FAIL() << path;
+    } catch (const base::UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("TrainerOptions.resume is \"" + path + "\", where no checkpoint is"));
+    }
+  }
+}
+
+TEST(Resume, CheckpointsAtStepsAndEpochs) {
+  const SharedDir dir;
+  const Ran ran =
+      run(sgd(),
+          {.max_epochs = 2, .folder = dir.path(), .name = "net", .save_every_n_steps = 2, .keep_checkpoints = 100}, -1);
+  world().barrier();
+  std::vector<std::int64_t> steps;
+  for (const auto& name : checkpoint::list_checkpoints(dir.path() + "/net/checkpoints")) steps.push_back(name.step);
+  std::sort(steps.begin(), steps.end());
+  std::vector<std::int64_t> expected;
+  for (std::int64_t step = 1; step <= ran.result.steps; ++step)
+    if (step % 2 == 0 || step == ran.result.steps / 2 || step == ran.result.steps) expected.push_back(step);
+  EXPECT_EQ(steps, expected);
+  const Ran none = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "none", .save_every_n_epochs = 0}, -1);
+  EXPECT_TRUE(checkpoint::list_checkpoints(none.result.folder + "/checkpoints").empty());
+}
+
+/// From step 3 on the disk of the last rank is full for one operation.
+struct DiskIsFull : Callback {
+  void on_step(Fit& fit) override {
+    if (fit.step() == 3 && fit.world().rank() == fit.world().size() - 1) fail_file_operation(0, ENOSPC);
+  }
+};
+
+FitResult run_with_a_full_disk(Net& net, TrainerOptions options, const std::shared_ptr<Callback>& besides = nullptr) {
+  options.progress_bar = options.model_summary = false;
+  if (options.save_every_n_steps == 0) options.save_every_n_steps = 4;
+  if (options.max_epochs < 0) options.max_epochs = 1;
+  options.csv = options.tensorboard = false;  // what fails is the checkpoint
+  torch::manual_seed(1);
+  net = Net(sgd());
+  torch::manual_seed(10 + static_cast<std::uint64_t>(world().rank()));
+  Trainer trainer(options);
+  trainer.add(std::make_shared<DiskIsFull>());
+  if (besides) trainer.add(besides);
+  struct End {
+    ~End() { end_file_operations(); }
+  } end;
+  return trainer.fit(net, loader_of());
+}
+
+TEST(Resume, ATrainingGoesOnWhenTheDiskIsFull) {
+  for (const bool async : {false, true}) {
+    const SharedDir dir;
+    Net net(nullptr), expected(nullptr);
+    const FitResult result = run_with_a_full_disk(net, {.folder = dir.path(), .name = "full", .save_async = async});
+    EXPECT_EQ(result.reason, EndReason::kDone);
+    const Ran alone = run(sgd(), {.max_epochs = 1, .limit_val_batches = 0, .folder = ""}, -1);
+    for (std::size_t i = 0; i < net->parameters().size(); ++i)
+      EXPECT_TRUE(torch::equal(net->parameters()[i], alone.weights[i]));
+    world().barrier();
+    std::vector<std::int64_t> steps;
+    for (const auto& name : checkpoint::list_checkpoints(dir.path() + "/full/checkpoints")) steps.push_back(name.step);
+    EXPECT_THAT(steps, testing::Not(testing::Contains(4))) << "was to be written when the disk was full";
+    EXPECT_EQ(steps.front(), result.steps);
+  }
+}
+
+TEST(Resume, ATrainingStopsWhenTheDiskIsFull) {
+  const SharedDir dir;
+  Net net(nullptr);
+  try {
+    run_with_a_full_disk(
+        net, {.folder = dir.path(), .name = "full", .save_async = false, .on_disk_error = OnDiskError::kStop});
+    FAIL();
+  } catch (const base::SystemError& error) {
+    EXPECT_EQ(error.cause(), base::Cause::kSaveFailed);
+    EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1)));
+  }
+}
+
+/// A job of its own: the group is closed by it.
+TEST(ResumeFailures, ATrainingStopsWhenTheDiskIsFullBehindItsBack) {
+  std::optional<TempDir> dir;
+  if (world().rank() == 0) dir.emplace();
+  const std::string folder = world().broadcast_bytes(dir ? dir->path() : "", 0);
+  struct Count : Callback {
+    void on_step(Fit& fit) override { steps = fit.step(); }
+    std::int64_t steps = 0;
+  };
+  const auto count = std::make_shared<Count>();
+  Net net(nullptr);
+  try {
+    run_with_a_full_disk(net,
+                         {.max_epochs = 10000,
+                          .folder = folder,
+                          .name = "full",
+                          .save_every_n_steps = 300,
+                          .save_every_n_epochs = 0,
+                          .on_disk_error = OnDiskError::kStop},
+                         count);
+    FAIL();
+  } catch (const base::Error& error) {
+    EXPECT_EQ(error.cause(), base::Cause::kSaveFailed) << error.what();
+  }
+  EXPECT_GE(count->steps, 300);
+  EXPECT_LT(count->steps, 600) << "it was looked at by the next save only";
+}
+
+TEST(Resume, TheBestWeightsAreKept) {
+  const SharedDir dir;
+  struct Noted : Callback {
+    void on_validation_end(Fit&, const NamedValues& values) override { losses.push_back(values.back().second); }
+    std::vector<double> losses;
+  };
+  const auto best = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.top_k = 2});
+  const auto noted = std::make_shared<Noted>();
+  torch::manual_seed(1);
+  Net net(sgd());
+  Trainer trainer({.max_epochs = 6,
+                   .ema = 0.5,
+                   .folder = dir.path(),
+                   .name = "net",
+                   .progress_bar = false,
+                   .model_summary = false});
+  trainer.add(best);
+  trainer.add(noted);
+  trainer.fit(net, loader_of(), exact_loader());
+  world().barrier();
+  EXPECT_THAT(names_in(dir.path() + "/net/best"), SizeIs(2));
+  ASSERT_THAT(best->paths(), SizeIs(2));
+  std::vector<double> sorted = noted->losses;
+  std::sort(sorted.begin(), sorted.end());
+  Net loaded(sgd());
+  checkpoint::load(loaded, best->best_path());
+  Trainer again({.folder = "", .progress_bar = false, .model_summary = false});
+  EXPECT_NEAR(again.validate(loaded, exact_loader()).back().second, sorted.front(), 1e-6)
+      << "of the averages, with which was validated";
+  world().barrier();
+}
+
+TEST(Resume, AUsersErrorSaysWhere) {
+  struct Failing : NetImpl {
+    using NetImpl::NetImpl;
+    at::Tensor training_step(Example& batch, StepLog& log) {
+      if (log.epoch == 1 && log.batch == 2) throw std::invalid_argument("no such word");
+      return loss(batch);
+    }
+  };
+  auto net = std::make_shared<Failing>(sgd());
+  Trainer trainer({.max_epochs = 2, .folder = "", .progress_bar = false, .model_summary = false});
+  const auto each = static_cast<std::int64_t>(loader_of().batches_per_epoch());
+  try {
+    trainer.fit(net, loader_of());
+    FAIL();
+  } catch (const StepError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("training_step() of step " + std::to_string(each + 3) + " (epoch 2, batch 3, samples "));
+    EXPECT_THAT(error.what(), HasSubstr("): no such word"));
+    EXPECT_THROW(std::rethrow_if_nested(error), std::invalid_argument);
+  }
+}
+
+TEST(Resume, ANumberThatIsNoneIsToldWithItsPlace) {
+  struct Broken : NetImpl {
+    using NetImpl::NetImpl;
+    at::Tensor training_step(Example& batch, StepLog& log) {
+      log.log("odd", log.batch == 1 && world().rank() == 0 ? std::nan("") : 1.0);
+      return loss(batch);
+    }
+  };
+  auto net = std::make_shared<Broken>(sgd());
+  Trainer trainer({.max_epochs = 2, .folder = "", .progress_bar = false, .model_summary = false});
+  testing::internal::CaptureStderr();
+  trainer.fit(net, loader_of());
+  const std::string said = testing::internal::GetCapturedStderr();
+  if (world().rank() == 0) {
+    EXPECT_THAT(
+        said,
+        HasSubstr(
+            "NONFINITE odd is infinite or NaN on rank 0 since training_step() of step 2 (epoch 1, batch 2, samples "));
+    EXPECT_EQ(said.find("NONFINITE"), said.rfind("NONFINITE")) << "once: " << said;
+  } else {
+    EXPECT_EQ(said.find("NONFINITE"), std::string::npos) << said;
+  }
+}
+
+/// The steps of a table of values, line by line.
+std::vector<std::int64_t> steps_in(const std::string& table) {
+  std::vector<std::int64_t> steps;
+  for (std::size_t at = table.find('\n') + 1; at < table.size(); at = table.find('\n', at) + 1)
+    steps.push_back(std::stoll(table.substr(at)));
+  return steps;
+}
+
+TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
+  const SharedDir dir;
+  const TrainerOptions options{
+      .max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
+  const Ran first = run(sgd(), options, 2);
+  TrainerOptions again = options;
+  again.resume = "auto";
+  const Ran second = run(sgd(), again, -1);
+  world().barrier();
+  if (world().rank() != 0) return world().barrier();
+  const std::string folder = dir.path() + "/net";
+  const std::string text = read_file(folder + "/metrics.csv");
+  for (const char* column :
+       {"train/loss", "train/lr", "val/loss", "val/near", "throughput/steps_per_second", "time/backward"})
+    EXPECT_THAT(text.substr(0, text.find('\n')), HasSubstr(column));
+  std::vector<std::int64_t> different = steps_in(text);
+  different.erase(std::unique(different.begin(), different.end()), different.end());
+  for (std::int64_t step = 1; step <= second.result.steps; ++step)
+    EXPECT_EQ(std::count(different.begin(), different.end(), step), 1) << step << " in\n" << text;
+  const std::string page = read_file(folder + "/report.html");
+  EXPECT_THAT(page, HasSubstr("went on from step"));
+  // The first drawing is the loss's, with a point a step, and those of the run before.
+  const std::string line = page.substr(std::min(page.size(), page.find("<path class=\"line")));
+  EXPECT_EQ(std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(line.find("/>")), 'L') + 1,
+            second.result.steps);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/trace.json"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/metrics.jsonl"));
+  world().barrier();
+}
+
+TEST(Resume, ValuesOfStepsThatComeAgainAreTakenBack) {
+  struct Failing : NetImpl {
+    using NetImpl::NetImpl;
+    at::Tensor training_step(Example& batch, StepLog& log) {
+      if (fails && log.step == 3) throw std::invalid_argument("no such word");
+      return loss(batch);
+    }
+    bool fails = false;
+  };
+  const SharedDir dir;
+  const auto fit = [&](bool fails) {
+    auto net = std::make_shared<Failing>(sgd());
+    net->fails = fails;
+    TrainerOptions options{.max_epochs = 1,
+                           .folder = dir.path(),
+                           .name = "net",
+                           .save_every_n_steps = 2,
+                           .log_every_n_steps = 1,
+                           .progress_bar = false,
+                           .model_summary = false};
+    if (!fails) options.resume = "auto";
+    return Trainer(options).fit(net, loader_of());
+  };
+  EXPECT_THROW(fit(true), StepError);
+  world().barrier();
+  const std::string table = dir.path() + "/net/metrics.csv";
+  EXPECT_THAT(steps_in(read_file(table)), ElementsAre(1, 2, 3));
+  world().barrier();
+  const FitResult result = fit(false);
+  world().barrier();
+  std::vector<std::int64_t> expected;
+  for (std::int64_t step = 1; step <= result.steps; ++step) expected.push_back(step);
+  EXPECT_EQ(steps_in(read_file(table)), expected) << read_file(table);
+  world().barrier();
+}
+
+TEST(Resume, TheTraceHasTheNewestStepsOfAllRanks) {
+  const SharedDir dir;
+  const Ran ran = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "net", .trace = true}, -1);
+  world().barrier();
+  const std::string trace = read_file(dir.path() + "/net/trace.json");
+  for (std::int64_t step = 1; step <= ran.result.steps; ++step) {
+    const std::string name = "\"step " + std::to_string(step) + "\"";
+    int count = 0;
+    for (std::size_t at = trace.find(name); at != std::string::npos; at = trace.find(name, at + 1)) ++count;
+    EXPECT_EQ(count, world().size()) << name;
+  }
+  world().barrier();
+}
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,241 @@
+// Ranks that live and do not get on: they are found from outside, named, their stacks are written, and everybody is
+// told. And ranks that work for long are left in peace.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/support/lockstep_run.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// lockstep run OPTIONS... rank_probe WORDS..., in `folder`.
+SpawnOptions job(const TempDir& folder, const Words& options, const Words& words) {
+  SpawnOptions spawn = lockstep_run(options);
+  spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_RANK_PROBE_PATH});
+  spawn.argv.insert(spawn.argv.end(), words.begin(), words.end());
+  spawn.argv.insert(spawn.argv.begin(), {"sh", "-c", "cd " + folder.path() + " && exec \"$@\"", "sh"});
+  return spawn;
+}
+
+std::string content(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+struct Stuck {
+  const char* what;
+  const char* function;  // in its stack
+  friend void PrintTo(const Stuck& one, std::ostream* out) { *out << one.what; }
+};
+
+class Hang : public ::testing::TestWithParam<Stuck> {};
+
+TEST_P(Hang, TheOneThatWaitsForNobodyIsNamedWithItsStack) {
+  const TempDir folder;
+  const Exit exit = run_process(
+      job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
+  EXPECT_EQ(exit.code, 124);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
+  EXPECT_EQ(fatal.rank, 1);
+  EXPECT_THAT(
+      fatal.detail,
+      AllOf(HasSubstr("no progress for 3 s; ranks 0,2 wait in all_reduce(votes)#4 of world, 4096 bytes of float32"),
+            HasSubstr("rank 1 finished 0 steps and is in user code")));
+  EXPECT_THAT(fatal.hint, HasSubstr("runs/it/stack.1.txt"));
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"),
+              AllOf(HasSubstr("rank 1, process " + std::to_string(fatal.pid)), HasSubstr(GetParam().function)));
+  EXPECT_FALSE(std::filesystem::exists(folder.path() + "/runs/it/stack.0.txt"));
+  EXPECT_THAT(exit.err, AllOf(HasSubstr("lockstep: where the ranks were:"),
+                              HasSubstr("ranks 0,2, step 0: waits in all_reduce(votes)#4"),
+                              HasSubstr("rank 1, step 0: in user code; last finished all_reduce(votes)#3"),
+                              HasSubstr("rank 1 never came to all_reduce(votes)#4")));
+  EXPECT_EQ(count(exit.out, "told: RANK_STUCK all_reduce(votes)#4: no progress for 3 s"), 2u) << exit.out;
+  EXPECT_LT(exit.after, 11s);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Hang,
+                         ::testing::Values(Stuck{"loop", "loop_for_ever"}, Stuck{"deadlock", "wait_for_itself"}),
+                         [](const auto& one) { return std::string(one.param.what); });
+
+TEST(Stall, AStoppedRankIsNamedWithItsStack) {
+  const TempDir folder;
+  const Exit exit =
+      run_process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6", "--name", "it"}, {"stop", "2"}));
+  EXPECT_EQ(exit.code, 124);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, base::Cause::kRankStalled);
+  EXPECT_EQ(fatal.rank, 2);
+  EXPECT_THAT(fatal.detail, AllOf(HasSubstr("no sign of life for 6 s; it is stopped by a signal (state T)"),
+                                  HasSubstr("ranks 0,1 wait in all_reduce(votes)#4")));
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.2.txt"), AllOf(HasSubstr("state T"), HasSubstr("raise")));
+  EXPECT_THAT(exit.err, HasSubstr("WARN cause=RANK_STALLED rank=2"));
+  EXPECT_LT(exit.after, 14s);
+}
+
+TEST(Stall, AShortStopIsNoMatter) {
+  const TempDir folder;
+  Process process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6"}, {"stop", "2"}));
+  std::vector<pid_t> stopped;
+  ASSERT_TRUE(eventually(Deadline::in(20s), [&] {
+    for (const pid_t pid : process.alive())
+      if (content("/proc/" + std::to_string(pid) + "/stat").find(") T ") != std::string::npos) stopped.push_back(pid);
+    return !stopped.empty();
+  }));
+  const auto since = std::chrono::steady_clock::now();
+  ASSERT_TRUE(eventually(Deadline::in(3s), [&] { return std::chrono::steady_clock::now() - since > 2s; }));
+  ::kill(stopped[0], SIGCONT);
+  const Exit exit = process.wait(Deadline::in(20s));
+  EXPECT_EQ(exit.code, 0) << exit.err;
+  EXPECT_EQ(count(exit.out, "sum 3072"), 3u) << exit.out;
+}
+
+TEST(LongWork, ThatSaysThatItGoesOnIsNotAHang) {
+  for (const char* how : {"alive", "busy"}) {
+    const TempDir folder;
+    const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {how, "0", "7"}));
+    EXPECT_EQ(exit.code, 0) << exit.err;
+    EXPECT_EQ(count(exit.out, "sum 2048"), 2u) << exit.out;
+  }
+}
+
+TEST(LongWork, BatchesThatOneRankDrawsToEvaluateAreNoHang) {
+  const auto hashes_of = [](const char* seconds) {
+    SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--hang-timeout", "5"});
+    spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_TRAIN_PROBE_PATH, "evaluates", seconds});
+    const Exit exit = run_process(spawn);
+    EXPECT_EQ(exit.code, 0) << exit.err;
+    const std::size_t at = exit.out.find("hash ");
+    const std::string hash = at == std::string::npos ? "none" : exit.out.substr(at, 21);
+    EXPECT_EQ(count(exit.out, hash), 3u) << exit.out;
+    return std::pair(hash, exit.after);
+  };
+  const auto [without, quick] = hashes_of("0");
+  const auto [with, slow] = hashes_of("20");
+  EXPECT_EQ(with, without);
+  EXPECT_GE(slow, 20s);
+}
+
+TEST(LongWork, ALastRankThatNobodyWaitsForEndsByALimitThatSomebodyAskedFor) {
+  for (const char* ranks : {"1", "3"}) {
+    const TempDir folder;
+    const Exit exit = run_process(
+        job(folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
+    EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck) << exit.err;
+    EXPECT_EQ(fatal_in(exit.err).rank, 0);
+    EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_for_ever"));
+    EXPECT_LT(exit.after, 10s);
+  }
+}
+
+TEST(LongWork, ThatSaysNothingIs) {
+  const TempDir folder;
+  const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
+  EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
+  EXPECT_EQ(fatal_in(exit.err).rank, 0);
+  EXPECT_THAT(fatal_in(exit.err).hint, HasSubstr("world.busy()"));
+}
+
+TEST(LongWork, NoLimitNoEnd) {
+  const TempDir folder;
+  const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "0"}, {"work", "0", "4"}));
+  EXPECT_EQ(exit.code, 0) << exit.err;
+}
+
+TEST(Hang, ARankThatHangsInTheKernelEndsTheJobAllTheSame) {
+  const TempDir folder;
+  const Exit exit =
+      run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
+  EXPECT_EQ(exit.code, 124);
+  EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
+  EXPECT_EQ(fatal_in(exit.err).rank, 1);
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("state D"));
+  EXPECT_LT(exit.after, 15s);
+}
+
+TEST(Hang, ARankThatTheOthersGiveUpHasItsStackWritten) {
+  const TempDir folder;
+  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"wait_less", "1", "1.5"}));
+  EXPECT_EQ(exit.code, 124);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
+  EXPECT_EQ(fatal.rank, 1);
+  EXPECT_THAT(fatal.detail, HasSubstr("ranks that have not come: 1"));
+  EXPECT_THAT(fatal.hint, HasSubstr("its stack is in runs/it/stack.1.txt"));
+  EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("loop_for_ever"));
+  EXPECT_LT(exit.after, 10s);
+}
+
+TEST(Hang, ALauncherThatAPersonHasStoppedIsNoFault) {
+  const TempDir folder;
+  Process process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "60"}, {"busy", "0", "16"}));
+  ASSERT_TRUE(eventually(Deadline::in(20s), [&] { return process.alive().size() >= 5; }));  // launcher, agent, ranks
+  const auto since = std::chrono::steady_clock::now();
+  const auto passed = [&](auto time) { return [=] { return std::chrono::steady_clock::now() - since > time; }; };
+  ASSERT_TRUE(eventually(Deadline::in(5s), passed(2s)));
+  process.signal(SIGSTOP);
+  ASSERT_TRUE(eventually(Deadline::in(20s), passed(15s)));  // longer than a store that runs takes to answer
+  process.signal(SIGCONT);
+  const Exit exit = process.wait(Deadline::in(20s));
+  EXPECT_EQ(exit.code, 0) << exit.err;
+  EXPECT_EQ(count(exit.out, "sum 3072"), 3u) << exit.out;
+}
+
+struct End {
+  const char* what;
+  int code;
+  base::Cause cause;
+  const char* detail;
+  friend void PrintTo(const End& one, std::ostream* out) { *out << one.what; }
+};
+
+class FirstCause : public ::testing::TestWithParam<End> {};
+
+TEST_P(FirstCause, IsTheSameOnAllRanks) {
+  const End& end = GetParam();
+  const TempDir folder;
+  SpawnOptions spawn = job(folder, {"-n", "4", "--bind", "none"}, {end.what, "2"});
+  spawn.argv[2] = "ulimit -c 0; " + spawn.argv[2];
+  const Exit exit = run_process(spawn);
+  EXPECT_EQ(exit.code, end.code);
+  const job::Fatal fatal = fatal_in(exit.err);
+  EXPECT_EQ(fatal.cause, end.cause);
+  EXPECT_EQ(fatal.rank, 2);
+  EXPECT_THAT(fatal.detail, HasSubstr(end.detail));
+  EXPECT_THAT(fatal.detail, Not(HasSubstr("and more of it")));
+  EXPECT_EQ(fatal.step, 0);
+  EXPECT_EQ(count(exit.out, "told: " + std::string(name(end.cause)) + " all_reduce(votes)#4: "), 3u) << exit.out;
+  EXPECT_EQ(count(exit.out, end.detail), 3u) << exit.out;
+  EXPECT_LT(exit.after, 5s);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, FirstCause,
+    ::testing::Values(End{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
+                      End{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
+                      End{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
+                      End{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
+                      End{"bare", 134, base::Cause::kRankDied,
+                          "an exception that nobody caught: std::runtime_error: no such thing"},
+                      End{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
+                      End{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},
+                      End{"exit", 9, base::Cause::kRankExited, "exited with code 9"}),
+    [](const auto& one) { return std::string(one.param.what); });
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,174 @@
+// What the ranks print, and where it goes.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <pty.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "lockstep/base/parse.h"
+#include "tests/support/lockstep_run.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::tests {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  std::vector<std::string> lines = base::split(text, '\n');
+  std::sort(lines.begin(), lines.end());
+  return lines;
+}
+
+TEST(LauncherOutput, StreamsStayApartAndHavePrefixes) {
+  const Exit exit = run_process(shell_ranks(2, "echo out; echo err >&2"));
+  EXPECT_THAT(sorted_lines(exit.out), ElementsAre("", "[0] out", "[1] out"));
+  EXPECT_THAT(sorted_lines(exit.err), ElementsAre("", "[0] err", "[1] err"));
+}
+
+TEST(LauncherOutput, LinesAreNeverMixed) {
+  const Exit exit =
+      run_process(shell_ranks(4, "for i in $(seq 300); do printf $RANK$RANK$RANK; printf \"$RANK\\n\"; done"));
+  std::map<std::string, int> count;
+  for (const std::string& line : sorted_lines(exit.out)) ++count[line];
+  for (const char* line : {"[0] 0000", "[1] 1111", "[2] 2222", "[3] 3333"}) EXPECT_EQ(count[line], 300);
+  EXPECT_EQ(count.size(), 5u);  // and the empty one behind the last newline
+}
+
+TEST(LauncherOutput, ALastLineWithoutNewlineIsShown) {
+  EXPECT_EQ(run_process(shell_ranks(1, "printf 'a\\nrest'")).out, "[0] a\n[0] rest\n");
+}
+
+TEST(LauncherOutput, ReturnsAreKept) {
+  Process process(shell_ranks(1, "printf '10%%\\r'; sleep 300"));
+  EXPECT_TRUE(process.wait_for("[0] 10%\r", Deadline::in(5s))) << "shown at once, before the line has ended";
+  process.signal(SIGTERM);
+  process.wait(Deadline::in(10s));
+}
+
+TEST(LauncherOutput, MuchOutputArrivesWhole) {
+  const Exit exit = run_process(lockstep_run({"-n", "2", kProbe, "flood", "20000"}));
+  EXPECT_EQ(exit.out.size(), 2u * 20000 * 104);
+  EXPECT_EQ(exit.err, "");
+}
+
+TEST(LauncherOutput, FilesHoldTheRawBytes) {
+  const TempDir folder;
+  const Exit exit = run_process(shell_ranks(2, "echo out$RANK; printf 'err\\r' >&2", {"--output", folder / "a/b"}));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_THAT(exit.out, HasSubstr("[1] out1\n"));
+  EXPECT_EQ(read_file(folder / "a/b/rank.0.out"), "out0\n");
+  EXPECT_EQ(read_file(folder / "a/b/rank.1.out"), "out1\n");
+  EXPECT_EQ(read_file(folder / "a/b/rank.1.err"), "err\r");
+}
+
+TEST(LauncherOutput, AFolderThatCannotBeMadeIsRefusedFirst) {
+  const Exit exit = run_process(shell_ranks(2, "echo started", {"--output", "/proc/no"}));
+  EXPECT_EQ(exit.code, 64);
+  EXPECT_EQ(exit.out, "");
+  EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("--output"), HasSubstr("/proc/no")));
+}
+
+TEST(LauncherOutput, AFullDiskIsSaidAndTheRunGoesOn) {
+  const TempDir folder;
+  std::filesystem::create_symlink("/dev/full", folder / "rank.0.out");
+  const Exit exit = run_process(shell_ranks(1, "echo x", {"--output", folder.path()}));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(exit.out, "[0] x\n");
+  EXPECT_THAT(exit.err, AllOf(HasSubstr("--output"), HasSubstr("No space left")));
+}
+
+TEST(LauncherOutput, QuietRanksShowOnlyRankZeroAndFailures) {
+  const Exit exit = run_process(shell_ranks(2, "echo out; echo err >&2", {"--quiet-ranks"}));
+  EXPECT_EQ(exit.out, "[0] out\n");
+  EXPECT_EQ(exit.err, "[0] err\n");
+  const Exit bad =
+      run_process(shell_ranks(2, "[ $RANK = 1 ] || exec sleep 300; echo why >&2; exit 2", {"--quiet-ranks"}));
+  EXPECT_THAT(bad.err, AllOf(HasSubstr("[1] why\n"), HasSubstr("FATAL cause=RANK_EXITED rank=1")));
+}
+
+TEST(LauncherOutput, APipeThatNobodyReadsStopsNobody) {
+  const TempDir folder;
+  SpawnOptions options =
+      lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
+  options.read_out = false;
+  Process process(options);
+  const Exit exit = process.wait(Deadline::in(30s));
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
+}
+
+TEST(LauncherOutput, AReaderThatLeavesStopsNobody) {
+  const TempDir folder;
+  const Exit exit = run_process(
+      {.argv = {"sh", "-c",
+                kLockstep + " run -n 2 sh -c 'seq 20000; echo done >> " + (folder / "done") + "' | head -1"}});
+  EXPECT_EQ(exit.code, 0);
+  EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
+}
+
+/// A terminal; what is written to it is read by the test, or not.
+struct Terminal {
+  base::Fd master, slave;
+  Terminal() {
+    int m = -1, s = -1;
+    winsize size{24, 80, 0, 0};
+    if (::openpty(&m, &s, nullptr, nullptr, &size) != 0) ADD_FAILURE() << "no terminal can be made";
+    master.reset(m);
+    slave.reset(s);
+    ::fcntl(m, F_SETFD, FD_CLOEXEC);
+    ::fcntl(s, F_SETFD, FD_CLOEXEC);
+    base::set_nonblocking(m);
+  }
+  /// What has come up to now.
+  std::string read_all() const {
+    std::string all;
+    char bytes[4096];
+    for (ssize_t size; (size = ::read(master.get(), bytes, sizeof bytes)) > 0;)
+      all.append(bytes, static_cast<std::size_t>(size));
+    return all;
+  }
+};
+
+TEST(LauncherOutput, ATerminalThatStandsStillStopsNobody) {
+  const TempDir folder;
+  const Terminal terminal;
+  SpawnOptions options =
+      lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
+  options.out = options.err = terminal.slave.get();
+  Process process(options);
+  EXPECT_EQ(process.wait(Deadline::in(30s)).code, 0);
+  EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
+}
+
+TEST(LauncherOutput, OnATerminalABarLeavesNoRests) {
+  const Terminal terminal;
+  const TempDir folder;
+  // Rank 1 speaks when rank 0's bar stands.
+  SpawnOptions options = lockstep_run(
+      {"-n", "2", "sh", "-c",
+       "cd " + folder.path() +
+           "; if [ $RANK = 0 ]; then echo columns $LOCKSTEP_TERMINAL; printf 'a long bar 10%%\\r'; touch bar; "
+           "while [ ! -e said ]; do sleep 0.01; done; sleep 0.2; printf '\\rdone\\n'; else while [ ! -e bar ]; do "
+           "sleep 0.01; done; sleep 0.2; "
+           "echo hi; touch said; fi"},
+      {{"TERM", "xterm"}});
+  options.out = options.err = terminal.slave.get();
+  Process process(options);
+  EXPECT_EQ(process.wait(Deadline::in(30s)).code, 0);
+  const std::string erase = "\r\x1b[K";
+  EXPECT_EQ(terminal.read_all(), "[0] columns 76\r\n" + erase + "[0] a long bar 10%" + erase +
+                                     "[1] hi\r\n[0] a long bar 10%" + erase + "[0] done\r\n");
+}
+
+TEST(LauncherOutput, WithoutATerminalRanksAreNotToldOfOne) {
+  EXPECT_EQ(run_process(shell_ranks(1, "echo \"<$LOCKSTEP_TERMINAL>\"")).out, "[0] <>\n");
+}
+
+}  // namespace
+}  // namespace lockstep::tests

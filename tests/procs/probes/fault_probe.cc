@@ -1,0 +1,115 @@
+// A rank that goes wrong when it is told to. rank_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then
+// RANK does WHAT and the others wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
+//
+//   loop | deadlock | wait_less   for ever
+//   kernel                 for ever, in the kernel (state D), where no debugger reaches it
+//   stop                   by SIGSTOP
+//   after                  a loop when the others have left
+//   work | alive | busy    for SECONDS: saying nothing, world.alive() now and then, under world.busy()
+//   throw | usage | memory | allocate   an exception; under lockstep::main()
+//   bare                   an exception that nobody catches, without lockstep::main()
+//   segv | abort | exit    the process ends so
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "lockstep/comm/uncaught_exception.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/init.h"
+
+namespace {
+
+using lockstep::comm::Group;
+
+volatile bool for_ever = true;
+
+[[gnu::noinline]] void loop_for_ever() {
+  while (for_ever) {
+  }
+}
+
+[[gnu::noinline]] void wait_for_itself() {
+  std::timed_mutex mutex;
+  mutex.lock();
+  while (!mutex.try_lock_for(std::chrono::hours(1))) {
+  }
+}
+
+/// The parent of vfork() sleeps, killable but not interruptible, until its child has ended. By its number: the thread
+/// sanitizer makes a fork() of it.
+void wait_in_the_kernel() {
+  if (::syscall(SYS_clone, CLONE_VFORK | CLONE_VM | SIGCHLD, 0, 0, 0, 0) != 0) return;
+  for (;;) ::pause();
+}
+
+/// Work of many small pieces, each of which may say that it goes on.
+void work(Group& world, double seconds, bool tells) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (tells) world.alive();
+  }
+}
+
+void go_wrong(const std::string& what, Group& world, double seconds) {
+  if (what == "loop" || what == "wait_less") loop_for_ever();
+  if (what == "deadlock") wait_for_itself();
+  if (what == "kernel") wait_in_the_kernel();
+  if (what == "stop") ::raise(SIGSTOP);
+  if (what == "work" || what == "alive") work(world, seconds, what == "alive");
+  if (what == "busy") {
+    const auto busy = world.busy("evaluate");
+    work(world, seconds, false);
+  }
+  if (what == "throw" || what == "bare") throw std::runtime_error("no such thing\nand more of it");
+  if (what == "usage") throw lockstep::base::UsageError("that is not allowed", "do this");
+  if (what == "memory") throw std::bad_alloc();
+  if (what == "allocate") at::empty({std::int64_t{1} << 55});
+  if (what == "segv") ::raise(SIGSEGV);
+  if (what == "abort") {
+    std::fprintf(stderr, "a reason\n");
+    std::abort();
+  }
+  if (what == "exit") ::_exit(9);
+}
+
+int run(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  const int rank = argc > 2 ? std::atoi(argv[2]) : 0;
+  const double seconds = argc > 3 ? std::atof(argv[3]) : 0;
+  Group world = lockstep::comm::init();
+  const at::Tensor tensor = at::ones({1024});
+  try {
+    for (int i = 0; i < 3; ++i) world.all_reduce(tensor, lockstep::comm::ReduceOp::kMean, {.name = "votes"});
+    if (world.rank() == rank) go_wrong(what, world, seconds);
+    lockstep::comm::CallOptions last{.name = "votes"};
+    if (what == "wait_less") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
+    world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
+    std::printf("sum %g\n", tensor.sum().item<double>());
+    if (what == "after" && world.rank() == rank) loop_for_ever();
+    return 0;
+  } catch (const lockstep::base::CommError& error) {
+    std::printf("told: %s %s\n", std::string(name(error.cause())).c_str(), error.what());
+    std::fflush(stdout);
+    return 69;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "bare") == 0) return run(argc, argv);
+  return lockstep::comm::main(argc, argv, run);
+}

@@ -1,0 +1,108 @@
+// A rank that does nothing but save, one checkpoint after another, by turns itself and by a thread, until it is killed.
+// save_probe FOLDER
+//
+// Rank 0 says first "found STEP whole NUMBER": the newest checkpoint that all ranks have compared with what that step
+// must have written (0: none), and how many are whole; then "saved STEP" for each one that is durable. A value that is
+// another one, or what a dead process left and the first save did not remove, ends it with code 3.
+#include <ATen/ops/full.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/comm/uncaught_exception.h"
+#include "lockstep/comm/init.h"
+
+namespace {
+
+using namespace lockstep;
+using checkpoint::SavedCheckpoint;
+using checkpoint::value_of;
+
+constexpr std::int64_t kElements = 1 << 16;
+
+at::Tensor values(std::int64_t step, int rank) {
+  return at::full({kElements + rank}, static_cast<double>(step * 100 + rank));
+}
+
+checkpoint::Parts parts_of(std::int64_t step, int rank) {
+  checkpoint::Parts parts = {{"own", {{"values", values(step, rank)}, {"rank", std::int64_t{rank}}}}};
+  if (rank == 0) parts["model"] = {{"weight", values(step, 50)}, {"step", step}};
+  return parts;
+}
+
+bool is_right(const SavedCheckpoint& saved) {
+  const std::int64_t step = saved.step();
+  const auto model = saved.read("model");
+  bool right =
+      value_of<std::int64_t>(model, "step") == step && value_of<at::Tensor>(model, "weight").equal(values(step, 50));
+  for (int rank = 0; rank < saved.world_size(); ++rank) {
+    const auto own = saved.read("own", rank);
+    right = right && value_of<std::int64_t>(own, "rank") == rank &&
+            value_of<at::Tensor>(own, "values").equal(values(step, rank));
+  }
+  return right;
+}
+
+bool is_whole(const std::string& path) {
+  try {
+    const SavedCheckpoint saved(path);
+    bool whole = true;
+    for (std::size_t i = 0; i < saved.manifest().files.size(); ++i) whole = whole && saved.complaint(i, true).empty();
+    return whole;
+  } catch (const base::Error&) {
+    return false;
+  }
+}
+
+int num_whole(const std::string& folder) {
+  int number = 0;
+  for (const auto& name : checkpoint::list_checkpoints(folder))
+    number += is_whole(folder + "/" + to_text(name)) ? 1 : 0;
+  return number;
+}
+
+bool has_leftovers(const std::string& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().filename().string().starts_with(".lockstep-tmp-")) return true;
+  return false;
+}
+
+void say(const comm::Group& world, const std::string& line) {
+  if (world.rank() != 0) return;
+  std::puts(line.c_str());
+  std::fflush(stdout);
+}
+
+int run(const std::string& folder) {
+  comm::Group world = comm::init();
+  checkpoint::Checkpoints checkpoints(world, folder);
+  const auto found = checkpoints.newest();
+  if (found && !is_right(*found)) return 3;
+  std::int64_t step = found ? found->step() : 0;
+  if (world.rank() == 0) say(world, "found " + std::to_string(step) + " whole " + std::to_string(num_whole(folder)));
+  ++step;
+  checkpoints.save(step, parts_of(step, world.rank()));
+  if (world.rank() == 0 && has_leftovers(folder)) return 3;
+  say(world, "saved " + std::to_string(step));
+  for (;;) {
+    ++step;
+    if (step % 2 == 0) {
+      checkpoints.save_async(step, parts_of(step, world.rank()));
+      checkpoints.wait();
+    } else {
+      checkpoints.save(step, parts_of(step, world.rank()));
+    }
+    say(world, "saved " + std::to_string(step));
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return comm::main(argc, argv, [](int count, char** words) {
+    if (count != 2) throw base::UsageError("save_probe FOLDER");
+    return run(words[1]);
+  });
+}

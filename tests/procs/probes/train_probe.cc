@@ -1,0 +1,247 @@
+// A rank that trains.
+//   train_probe asks               until somebody asks all to stop
+//   train_probe slow RANK          200 steps, of which RANK's take longer
+//   train_probe injected           200 steps, with all checks
+//   train_probe early              rank 0 leaves; the others need each other, and the store, for a while
+//   train_probe joined             until somebody asks all to stop; rank 1 has few batches, and joins
+//   train_probe evaluates SECONDS  30 steps; in the middle rank 0 draws batches for so long, as one that evaluates
+//   train_probe chaos FOLDER STEPS [FAULT RANK STEP]
+//                                  writes what it does to FOLDER/rank.N.jsonl (chaos.py reads it); in STEP, RANK does
+//                                  FAULT: deadlock, late (3 s), or a wrong call: skip, extra, order, shape, dtype, kind
+//                                  or name. No fault is heavy: from STEP on all vote with 16 MiB
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/uncaught_exception.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/ddp/ddp.h"
+
+namespace {
+
+using lockstep::comm::Group;
+using lockstep::ddp::DistributedDataParallel;
+
+int train(const std::string& how, int slow) {
+  Group world = lockstep::comm::init();
+  torch::nn::Linear net(8, 8);
+  DistributedDataParallel ddp(net, world, {.compare_every = 10, .check_finite = true});
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  const bool asks = how == "asks";
+  if (asks) world.stop_requested();  // from here on signals are wishes
+  std::printf("rank %d pid %d\n", world.rank(), static_cast<int>(::getpid()));
+  std::fflush(stdout);
+  const int steps = asks ? 100000 : 200;
+  for (int step = 0; step < steps; ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(world.rank() == slow ? 40 : 5));
+    optimizer.zero_grad();
+    net->forward(torch::ones({4, 8}) * (world.rank() + 1)).sum().backward();
+    optimizer.step();
+    if (asks && world.stop_requested()) {
+      std::printf("left after step %d with %.9g\n", step, net->weight.sum().item<double>());
+      return lockstep::comm::kPreemptedExitCode;
+    }
+  }
+  return 0;
+}
+
+int leave_early() {
+  Group world = lockstep::comm::init();
+  Group others = world.split(world.rank() == 0 ? 0 : 1);
+  if (world.rank() == 0) return 0;
+  // The wait of the last one is long enough for it to look into the store.
+  if (others.rank() == 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+  others.all_reduce(torch::ones({4}));
+  others.split(0).barrier();  // a new group meets in the store
+  std::puts("done");
+  return 0;
+}
+
+std::uint64_t fnv(const std::vector<at::Tensor>& tensors) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const at::Tensor& tensor : tensors) {
+    const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+    for (std::size_t i = 0; i < tensor.nbytes(); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash;
+}
+
+int train_joined() {
+  Group world = lockstep::comm::init();
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 8);
+  DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  world.stop_requested();  // from here on signals are wishes
+  lockstep::ddp::join(ddp, [&] {
+    for (int step = 0; world.rank() != 1 || step < 10; ++step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      optimizer.zero_grad();
+      net->forward(torch::ones({4, 8}) * (world.rank() + 1)).sum().backward();
+      optimizer.step();
+      if (world.stop_requested()) break;
+      if (step == 30 && world.rank() == 0) std::puts("rank 0 goes on alone");
+      std::fflush(stdout);
+    }
+    if (world.rank() == 1) std::printf("rank 1 joins as pid %d\n", static_cast<int>(::getpid()));
+    std::fflush(stdout);
+  });
+  if (!world.stop_requested()) return 1;
+  std::printf("left after join with %.9g\n", net->weight.sum().item<double>());
+  return lockstep::comm::kPreemptedExitCode;
+}
+
+void evaluate(torch::nn::Linear& net, int seconds) {
+  const auto slow_sample = [](std::size_t index) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return lockstep::data::Example{torch::full({8}, static_cast<double>(index)), torch::tensor(0)};
+  };
+  const torch::NoGradGuard no_grad;
+  auto loader = lockstep::data::make_loader(static_cast<std::uint64_t>(seconds) * 50, slow_sample,
+                                            lockstep::data::ShardOf{}, {.batch_size = 10});
+  for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
+}
+
+int train_and_evaluate(int seconds) {
+  Group world = lockstep::comm::init();
+  torch::manual_seed(1);
+  torch::nn::Linear net(8, 8);
+  DistributedDataParallel ddp(net, world);
+  torch::optim::SGD optimizer(net->parameters(), 0.01);
+  for (int step = 0; step < 30; ++step) {
+    optimizer.zero_grad();
+    net->forward(torch::ones({4, 8}) * (world.rank() + step)).sum().backward();
+    optimizer.step();
+    if (step == 15 && world.rank() == 0 && seconds > 0) evaluate(net, seconds);
+  }
+  std::printf("hash %016llx\n", static_cast<unsigned long long>(fnv(net->parameters())));
+  return 0;
+}
+
+/// Lines that are in the file when the process has been killed.
+class History {
+ public:
+  History(const std::string& folder, int rank) : file_(folder + "/rank." + std::to_string(rank) + ".jsonl") {}
+  void write(const std::string& fields) {
+    file_ << "{" << fields << ", \"ns\": " << std::chrono::steady_clock::now().time_since_epoch().count() << "}\n"
+          << std::flush;
+  }
+
+ private:
+  std::ofstream file_;
+};
+
+struct Fault {
+  std::string kind;
+  int rank = -1;
+  int step = -1;
+};
+
+void wait_for_itself() {
+  std::timed_mutex mutex;
+  mutex.lock();
+  while (!mutex.try_lock_for(std::chrono::hours(1))) {
+  }
+}
+
+/// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it
+/// gets none.
+at::Tensor vote(Group& world, int step, const std::string& wrong, std::int64_t num_votes) {
+  const at::Tensor votes = torch::full({wrong == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step,
+                                       wrong == "dtype" ? at::kDouble : at::kFloat);
+  if (wrong == "skip" || wrong == "order") return {};
+  if (wrong == "late") std::this_thread::sleep_for(std::chrono::seconds(3));
+  if (wrong == "extra") world.barrier();
+  if (wrong == "kind")
+    world.broadcast(votes, 0, {.name = "votes"});
+  else
+    world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = wrong == "name" ? "others" : "votes"});
+  return votes;
+}
+
+constexpr std::int64_t kVotes = 64;
+constexpr std::int64_t kManyVotes = 4 << 20;
+constexpr std::uint64_t kBatch = 8;
+constexpr std::uint64_t kStepsAnEpoch = 100;
+
+/// As in a file of samples: what one is depends on its number alone.
+lockstep::data::Example sample(std::size_t index) {
+  return {torch::sin(torch::arange(1, 33, torch::kFloat) * static_cast<double>(1 + index)),
+          torch::tensor(static_cast<std::int64_t>(index))};
+}
+
+std::string list(const at::Tensor& numbers) {
+  std::string text;
+  for (std::int64_t i = 0; i < numbers.numel(); ++i)
+    text += (i ? ", " : "") + std::to_string(numbers[i].item<std::int64_t>());
+  return "[" + text + "]";
+}
+
+/// Trains, and writes after each step what it has come to.
+void train_in_chaos(Group& world, History& history, int steps, const Fault& fault) {
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
+  DistributedDataParallel ddp(net, world, {.compare_every = 50});
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+  auto loader = lockstep::data::make_loader(kBatch * kStepsAnEpoch * static_cast<std::uint64_t>(world.size()), sample,
+                                            world, {.batch_size = kBatch, .seed = 3});
+  for (int step = 0; step < steps;) {
+    const std::uint64_t epoch = static_cast<std::uint64_t>(step) / kStepsAnEpoch;
+    for (const auto& batch : loader.epoch(epoch)) {
+      const std::string wrong = world.rank() == fault.rank && step == fault.step ? fault.kind : "";
+      if (wrong == "deadlock") wait_for_itself();
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      if (wrong == "order") world.all_reduce(torch::ones({kVotes}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
+      optimizer.zero_grad();
+      net->forward(batch.data).pow(2).mean().backward();
+      optimizer.step();
+      std::vector<at::Tensor> all{
+          vote(world, step, wrong, fault.kind == "heavy" && step >= fault.step ? kManyVotes : kVotes)};
+      for (const auto& parameter : net->parameters()) all.push_back(parameter);
+      if (all[0].defined())
+        history.write("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) +
+                      ", \"samples\": " + list(batch.target) + ", \"hash\": \"" + std::to_string(fnv(all)) + "\"");
+      if (++step == steps) break;
+    }
+  }
+}
+
+int chaos(const std::string& folder, int steps, const Fault& fault) {
+  Group world = lockstep::comm::init();
+  History history(folder, world.rank());
+  history.write("\"pid\": " + std::to_string(::getpid()));
+  try {
+    train_in_chaos(world, history, steps, fault);
+  } catch (const lockstep::base::CommError& error) {
+    std::string text = error.what();
+    for (char& c : text)
+      if (c == '"' || c == '\\') c = '\'';
+    history.write("\"told\": \"" + std::string(name(error.cause())) + "\", \"text\": \"" + text + "\"");
+    throw;
+  }
+  history.write("\"done\": true");
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  const std::string how = argc > 1 ? argv[1] : "";
+  if (how == "early") return leave_early();
+  if (how == "joined") return train_joined();
+  if (how == "evaluates") return train_and_evaluate(argc > 2 ? std::atoi(argv[2]) : 0);
+  if (how != "chaos") return train(how, argc > 2 ? std::atoi(argv[2]) : -1);
+  const Fault fault = argc > 6 ? Fault{argv[4], std::atoi(argv[5]), std::atoi(argv[6])} : Fault{};
+  return chaos(argv[2], std::atoi(argv[3]), fault);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return lockstep::comm::main(argc, argv, run); }

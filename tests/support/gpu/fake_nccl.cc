@@ -1,0 +1,379 @@
+// NCCL's part: ranks exchange what they have in files of a folder whose name is the communicator's. It is done on the
+// stream, so that who does not wait for the stream sees old values. Of what is planned (PRETEND_NCCL):
+// "CALL=RESULT@RANK" makes that call return that result on that rank of a communicator; "async=RESULT@RANK" shows it
+// once an operation is on its way, which then does not end; "hang@RANK" lets operations of that rank not begin.
+// PRETEND_NCCL_SAYS is the last error.
+#include <nccl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "tests/support/gpu/fake_gpu.h"
+
+namespace fs = std::filesystem;
+
+struct ncclComm {
+  std::string folder;
+  int rank = 0, size = 1;
+  std::atomic<bool> aborted{false}, connected{false}, busy_for_ever{false};
+  bool leaving = false;
+  int operations = 0, splits = 0;
+  std::map<int, int> sent, received;
+  struct Split {
+    int number, color, key;
+    ncclComm_t* child;
+  };
+  std::vector<Split> splitting;
+};
+
+namespace pretend {
+namespace {
+
+using Bytes = std::vector<char>;
+
+struct Plan {
+  std::string call;
+  int result = 0, rank = -1;
+};
+
+const Plan& plan() {
+  static const Plan all = [] {
+    Plan made;
+    const std::string text = variable("PRETEND_NCCL");
+    made.call = text.substr(0, text.find_first_of("=@"));
+    if (const auto at = text.find('='); at != std::string::npos) made.result = std::atoi(text.c_str() + at + 1);
+    if (const auto at = text.find('@'); at != std::string::npos) made.rank = std::atoi(text.c_str() + at + 1);
+    return made;
+  }();
+  return all;
+}
+
+/// What `call` is to return on `rank`, if something else than success.
+ncclResult_t planned(const char* call, int rank) {
+  return plan().call == call && plan().rank == rank ? static_cast<ncclResult_t>(plan().result) : ncclSuccess;
+}
+
+/// Whole, or not at all.
+void write_file(const std::string& path, const void* data, std::size_t bytes) {
+  const std::string part = path + ".part";
+  std::ofstream(part, std::ios::binary).write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  std::rename(part.c_str(), path.c_str());
+}
+
+Bytes read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// False when the communicator was aborted meanwhile.
+bool wait_for_file(const ncclComm& comm, const std::string& path) {
+  while (!fs::exists(path)) {
+    if (comm.aborted) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  return true;
+}
+
+std::string path_of(const ncclComm& comm, int operation, int rank) {
+  return comm.folder + "/" + std::to_string(operation) + "." + std::to_string(rank);
+}
+
+std::size_t size_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclInt8:
+    case ncclUint8: return 1;
+    case ncclFloat16:
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclFloat32: return 4;
+    default: return 8;
+  }
+}
+
+struct Bf16 {
+  std::uint16_t bits = 0;
+  Bf16() = default;
+  Bf16(float x) : bits(static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(x) + 0x8000U) >> 16)) {}
+  operator float() const { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+};
+
+template <typename T, typename Wide>
+void add_up(std::vector<Bytes>& parts, ncclRedOp_t op, char* to, std::size_t first, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto value = [&](std::size_t rank) {
+      return static_cast<Wide>(reinterpret_cast<const T*>(parts[rank].data())[first + i]);
+    };
+    Wide sum = value(0);
+    for (std::size_t rank = 1; rank < parts.size(); ++rank) {
+      const Wide next = value(rank);
+      sum = op == ncclProd  ? sum * next
+            : op == ncclMax ? std::max(sum, next)
+            : op == ncclMin ? std::min(sum, next)
+                            : sum + next;
+    }
+    if (op == ncclAvg) sum = static_cast<Wide>(sum / static_cast<Wide>(parts.size()));
+    reinterpret_cast<T*>(to)[i] = static_cast<T>(sum);
+  }
+}
+
+void reduce(std::vector<Bytes>& parts, ncclDataType_t type, ncclRedOp_t op, char* to, std::size_t first,
+            std::size_t count) {
+  switch (type) {
+    case ncclInt8: return add_up<std::int8_t, std::int8_t>(parts, op, to, first, count);
+    case ncclUint8: return add_up<std::uint8_t, std::uint8_t>(parts, op, to, first, count);
+    case ncclInt32: return add_up<std::int32_t, std::int32_t>(parts, op, to, first, count);
+    case ncclInt64: return add_up<std::int64_t, std::int64_t>(parts, op, to, first, count);
+    case ncclFloat16: return add_up<_Float16, float>(parts, op, to, first, count);
+    case ncclBfloat16: return add_up<Bf16, float>(parts, op, to, first, count);
+    case ncclFloat32: return add_up<float, float>(parts, op, to, first, count);
+    default: return add_up<double, double>(parts, op, to, first, count);
+  }
+}
+
+/// All parts of operation `number`, this rank's own written before; empty when it was aborted.
+std::vector<Bytes> exchange(const ncclComm& comm, int number, const void* mine, std::size_t bytes) {
+  write_file(path_of(comm, number, comm.rank), mine, bytes);
+  std::vector<Bytes> parts;
+  for (int rank = 0; rank < comm.size; ++rank) {
+    if (!wait_for_file(comm, path_of(comm, number, rank))) return {};
+    parts.push_back(read_file(path_of(comm, number, rank)));
+  }
+  return parts;
+}
+
+thread_local int depth = 0;
+thread_local std::vector<std::function<void()>> sends, receives;
+thread_local cudaStream_t stream_of_group = nullptr;
+
+/// `work` on the stream, unless something else is planned.
+ncclResult_t put(const char* call, ncclComm_t comm, cudaStream_t stream, std::function<void(int number)> work) {
+  if (const ncclResult_t result = planned(call, comm->rank); result != ncclSuccess) return result;
+  const int number = comm->operations++;
+  const bool stuck = planned("hang", comm->rank) != ncclSuccess || (plan().call == "hang" && plan().rank == comm->rank);
+  const bool fails = plan().call == "async" && plan().rank == comm->rank;
+  put_on(stream, [comm, number, stuck, fails, work = std::move(work)] {
+    if (fails) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call has returned by then
+      comm->busy_for_ever = true;
+    }
+    while ((stuck || fails) && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!comm->aborted) work(number);
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t in_group(std::vector<std::function<void()>>& list, std::function<void()> work, cudaStream_t stream) {
+  list.push_back(std::move(work));
+  stream_of_group = stream;
+  if (depth > 0) return ncclSuccess;
+  ++depth;
+  return ncclGroupEnd();
+}
+
+/// Children of splits for which all ranks have come.
+bool splits_are_done(ncclComm_t comm) {
+  while (!comm->splitting.empty()) {
+    const auto& split = comm->splitting.front();
+    const std::string base = comm->folder + "/split" + std::to_string(split.number) + ".";
+    std::vector<std::pair<int, int>> mine;  // (key, rank)
+    for (int rank = 0; rank < comm->size; ++rank) {
+      if (!fs::exists(base + std::to_string(rank))) return false;
+      const Bytes said = read_file(base + std::to_string(rank));
+      std::istringstream text(std::string(said.begin(), said.end()));
+      int color = 0, key = 0;
+      text >> color >> key;
+      if (color == split.color) mine.emplace_back(key, rank);
+    }
+    if (split.color != NCCL_SPLIT_NOCOLOR) {
+      auto* child = new ncclComm;
+      child->folder = comm->folder + "/split" + std::to_string(split.number) + "_" + std::to_string(split.color);
+      fs::create_directories(child->folder);
+      std::sort(mine.begin(), mine.end());
+      child->size = static_cast<int>(mine.size());
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        if (mine[i].second == comm->rank) child->rank = static_cast<int>(i);
+      child->connected = true;
+      *split.child = child;
+    }
+    comm->splitting.erase(comm->splitting.begin());
+  }
+  return true;
+}
+
+bool all_have(ncclComm_t comm, const std::string& what);
+
+/// This rank will not look there again; the last one takes the folder away.
+void let_go(ncclComm_t comm) {
+  if (comm->folder.find("/split") != std::string::npos) return;  // it goes with its parent's
+  write_file(comm->folder + "/gone." + std::to_string(comm->rank), "", 0);
+  std::error_code ignored;
+  if (all_have(comm, "gone")) fs::remove_all(comm->folder, ignored);
+}
+
+bool all_have(ncclComm_t comm, const std::string& what) {
+  for (int rank = 0; rank < comm->size; ++rank)
+    if (!fs::exists(comm->folder + "/" + what + "." + std::to_string(rank))) return false;
+  return true;
+}
+
+}  // namespace
+}  // namespace pretend
+
+using namespace pretend;
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t) { return "unhandled error"; }
+const char* ncclGetLastError(ncclComm_t) {
+  static const std::string said = variable("PRETEND_NCCL_SAYS");
+  return said.c_str();
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  if (const ncclResult_t result = planned("ncclGetUniqueId", 0); result != ncclSuccess) return result;
+  const std::string base = variable("TMPDIR");
+  std::string folder = (base.empty() ? "/tmp" : base) + "/pretend_nccl_XXXXXX";
+  if (!::mkdtemp(folder.data()) || folder.size() >= sizeof id->internal) return ncclSystemError;
+  std::memset(id->internal, 0, sizeof id->internal);
+  folder.copy(id->internal, folder.size());
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
+  *comm = nullptr;
+  if (config->blocking != 0) return ncclInvalidArgument;
+  if (const ncclResult_t result = planned("ncclCommInitRankConfig", rank); result != ncclSuccess) return result;
+  auto* made = new ncclComm;
+  made->folder = id.internal;
+  made->rank = rank;
+  made->size = size;
+  write_file(made->folder + "/here." + std::to_string(rank), "", 0);
+  *comm = made;
+  return ncclInProgress;
+}
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
+  if (const ncclResult_t result = planned("ncclCommSplit", comm->rank); result != ncclSuccess) return result;
+  const std::string said = std::to_string(color) + " " + std::to_string(key);
+  const int number = comm->splits++;
+  write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), said.data(),
+             said.size());
+  comm->splitting.push_back({number, color, key, child});
+  std::fprintf(stderr, "pretended ncclCommSplit\n");
+  return ncclInProgress;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  if (comm->busy_for_ever) {
+    *state = static_cast<ncclResult_t>(plan().result);
+    return ncclSuccess;
+  }
+  if (!comm->connected && all_have(comm, "here")) comm->connected = true;
+  const bool settled = comm->connected && splits_are_done(comm) && (!comm->leaving || all_have(comm, "bye"));
+  *state = settled ? ncclSuccess : ncclInProgress;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  comm->leaving = true;
+  write_file(comm->folder + "/bye." + std::to_string(comm->rank), "", 0);
+  return ncclInProgress;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  let_go(comm);
+  std::fprintf(stderr, "pretended ncclCommDestroy\n");
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  comm->aborted = true;
+  let_go(comm);
+  std::fprintf(stderr, "pretended ncclCommAbort\n");
+  return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return put("ncclAllReduce", comm, stream, [=](int number) {
+    auto parts = exchange(*comm, number, from, count * size_of(type));
+    if (!parts.empty()) reduce(parts, type, op, static_cast<char*>(to), 0, count);
+  });
+}
+ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
+                        ncclComm_t comm, cudaStream_t stream) {
+  return put("ncclReduce", comm, stream, [=](int number) {
+    auto parts = exchange(*comm, number, from, count * size_of(type));
+    if (!parts.empty() && comm->rank == root) reduce(parts, type, op, static_cast<char*>(to), 0, count);
+  });
+}
+ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+  return put("ncclReduceScatter", comm, stream, [=](int number) {
+    auto parts = exchange(*comm, number, from, count * size_of(type) * static_cast<std::size_t>(comm->size));
+    if (!parts.empty())
+      reduce(parts, type, op, static_cast<char*>(to), count * static_cast<std::size_t>(comm->rank), count);
+  });
+}
+ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return put("ncclBroadcast", comm, stream, [=](int number) {
+    const auto parts = exchange(*comm, number, from, comm->rank == root ? count * size_of(type) : 0);
+    if (!parts.empty()) std::memcpy(to, parts[static_cast<std::size_t>(root)].data(), count * size_of(type));
+  });
+}
+ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+  return put("ncclAllGather", comm, stream, [=](int number) {
+    auto* at = static_cast<char*>(to);
+    for (const Bytes& part : exchange(*comm, number, from, count * size_of(type))) {
+      std::memcpy(at, part.data(), part.size());
+      at += part.size();
+    }
+  });
+}
+ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  if (const ncclResult_t result = planned("ncclSend", comm->rank); result != ncclSuccess) return result;
+  const std::string path = comm->folder + "/p." + std::to_string(comm->rank) + "." + std::to_string(peer) + "." +
+                           std::to_string(comm->sent[peer]++);
+  return in_group(sends, [=] { write_file(path, from, count * size_of(type)); }, stream);
+}
+ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  if (const ncclResult_t result = planned("ncclRecv", comm->rank); result != ncclSuccess) return result;
+  const std::string path = comm->folder + "/p." + std::to_string(peer) + "." + std::to_string(comm->rank) + "." +
+                           std::to_string(comm->received[peer]++);
+  const auto take = [=] {
+    if (!wait_for_file(*comm, path)) return;
+    const Bytes bytes = read_file(path);
+    std::memcpy(to, bytes.data(), std::min(bytes.size(), count * size_of(type)));
+  };
+  return in_group(receives, take, stream);
+}
+ncclResult_t ncclGroupStart() {
+  ++depth;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  if (--depth > 0) return ncclSuccess;
+  put_on(stream_of_group, [first = std::move(sends), then = std::move(receives)] {
+    for (const auto& send : first) send();
+    for (const auto& receive : then) receive();
+  });
+  sends.clear();
+  receives.clear();
+  return ncclSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,139 @@
+#include "lockstep/base/net/socket.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <optional>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::base {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using tests::message_of;
+
+const Address kAnyPort{"127.0.0.1", 0};
+
+struct Connected {
+  Fd listener = listen_on(kAnyPort);
+  Fd client = dial(local_address(listener.get()), Deadline::in(5s));
+  Fd server;
+  Connected() {
+    wait_readable(listener.get(), Deadline::in(5s));
+    server = accept_one(listener.get());
+  }
+};
+
+TEST(Socket, AddressesAreReadAndWritten) {
+  EXPECT_EQ(to_string(parse_address("x", "alpha:80")), "alpha:80");
+  EXPECT_EQ(to_string(parse_address("x", "[::1]:65535")), "[::1]:65535");
+  EXPECT_EQ(parse_address("x", "[::1]:1").host, "::1");
+  for (const char* const text : {"", ":", "alpha", ":80", "alpha:"})
+    EXPECT_THROW(parse_address("x", text), UsageError) << text;
+  for (const char* const port : {"0", "65536", "123456", "-1", "12a", " 80"})
+    EXPECT_THAT(message_of<UsageError>([&] { parse_address("LOCKSTEP_STORE", "alpha:" + std::string(port)); }),
+                HasSubstr("the port in LOCKSTEP_STORE is \"" + std::string(port) +
+                          "\"; allowed is an integer from 1 to 65535"));
+}
+
+TEST(Socket, BytesTravelWhole) {
+  Connected c;
+  const std::string sent(1 << 20, 'x');
+  std::thread sender([&] { send_all(c.client.get(), sent, Deadline::in(10s)); });
+  std::string got(sent.size(), '\0');
+  EXPECT_TRUE(recv_all(c.server.get(), got.data(), got.size(), Deadline::in(10s)));
+  sender.join();
+  EXPECT_EQ(got, sent);
+  EXPECT_EQ(peer_address(c.client.get()).port, local_address(c.server.get()).port);
+}
+
+TEST(Socket, EveryDescriptorClosesOnExec) {
+  Connected c;
+  for (const Fd* fd : {&c.listener, &c.client, &c.server}) EXPECT_TRUE(::fcntl(fd->get(), F_GETFD) & FD_CLOEXEC);
+}
+
+TEST(Socket, AWaitEndsAtItsDeadline) {
+  Connected c;
+  char byte;
+  EXPECT_FALSE(wait_readable(c.server.get(), Deadline::in(10ms)));
+  EXPECT_TRUE(wait_writable(c.server.get(), Deadline::in(10ms)));
+  try {
+    recv_all(c.server.get(), &byte, 1, Deadline::in(10ms));
+    FAIL();
+  } catch (const SystemError& error) {
+    EXPECT_EQ(error.error_number(), ETIMEDOUT);
+    EXPECT_EQ(error.cause(), Cause::kRankStuck);
+  }
+  // Nobody reads: the buffers fill.
+  EXPECT_THROW(send_all(c.client.get(), std::string(64 << 20, 'x'), Deadline::in(50ms)), SystemError);
+}
+
+TEST(Socket, TheEndOfAConnectionIsToldFromAHalfMessage) {
+  Connected c;
+  char bytes[4];
+  send_all(c.client.get(), "ab", Deadline::in(1s));
+  c.client.reset();
+  EXPECT_THROW(recv_all(c.server.get(), bytes, 4, Deadline::in(1s)), SystemError);
+  EXPECT_FALSE(recv_all(c.server.get(), bytes, 4, Deadline::in(1s)));
+}
+
+TEST(Socket, APortInUseIsNamed) {
+  const Fd listener = listen_on(kAnyPort);
+  const Address taken = local_address(listener.get());
+  try {
+    listen_on(taken);
+    FAIL();
+  } catch (const SystemError& error) {
+    EXPECT_EQ(error.cause(), Cause::kPortInUse);
+    EXPECT_THAT(error.what(), HasSubstr(to_string(taken)));
+  }
+}
+
+TEST(Socket, AReservedPortCanBeListenedOn) {
+  const Fd reserved = reserve_port(kAnyPort);
+  const Address address = local_address(reserved.get());
+  const Fd listener = listen_on(address);
+  EXPECT_EQ(local_address(listener.get()).port, address.port);
+  EXPECT_TRUE(dial(address, Deadline::in(1s)));
+}
+
+TEST(Socket, DialTriesUntilSomebodyListens) {
+  const Fd reserved = reserve_port(kAnyPort);
+  const Address address = local_address(reserved.get());
+  std::optional<Fd> listener;
+  std::thread late([&] {
+    std::this_thread::sleep_for(100ms);
+    listener = listen_on(address);
+  });
+  EXPECT_TRUE(dial(address, Deadline::in(10s)));
+  late.join();
+}
+
+TEST(Socket, DialEndsAtItsDeadlineAndNamesTheAddress) {
+  const Fd reserved = reserve_port(kAnyPort);
+  const Address address = local_address(reserved.get());
+  const auto begin = Deadline::Clock::now();
+  try {
+    dial(address, Deadline::in(100ms));
+    FAIL();
+  } catch (const PeerLost& error) {
+    EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
+    EXPECT_THAT(error.what(), HasSubstr("cannot connect to " + to_string(address) + ": Connection refused"));
+  }
+  EXPECT_LT(Deadline::Clock::now() - begin, 3s);
+  EXPECT_THROW(dial({"no such host", 80}, Deadline::in(1s)), UsageError);
+}
+
+TEST(Socket, NobodyWaitsAtAQuietListener) {
+  const Fd listener = listen_on(kAnyPort);
+  EXPECT_FALSE(accept_one(listener.get()));
+}
+
+}  // namespace
+}  // namespace lockstep::base

@@ -1,0 +1,92 @@
+#include "lockstep/base/net/unix_socket.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/shared_memory.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::base {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const SystemError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(SharedMemory, IsTheSameWhereItIsMappedTwice) {
+  const SharedMemory one = SharedMemory::create("test", 1 << 20);
+  const SharedMemory other = SharedMemory::map(Fd(::fcntl(one.fd().get(), F_DUPFD_CLOEXEC, 0)), 1 << 20);
+  EXPECT_NE(one.data(), other.data());
+  std::strcpy(one.data() + 500000, "hello");
+  EXPECT_STREQ(other.data() + 500000, "hello");
+}
+
+TEST(SharedMemory, WhatCouldShrinkOrHasAnotherSizeIsRefused) {
+  const SharedMemory one = SharedMemory::create("test", 1 << 20);
+  EXPECT_NE(::ftruncate(one.fd().get(), 10), 0) << "sealed";
+  EXPECT_THAT(error_of([&] { SharedMemory::map(Fd(::fcntl(one.fd().get(), F_DUPFD_CLOEXEC, 0)), 2 << 20); }),
+              HasSubstr("no sealed shared memory of 2097152 bytes"));
+  Fd loose(::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(loose.get(), 1 << 20), 0);
+  EXPECT_THAT(error_of([&] { SharedMemory::map(std::move(loose), 1 << 20); }), HasSubstr("no sealed shared memory"));
+}
+
+TEST(PrivateDoor, OnlyThisUserEntersAndNothingStays) {
+  const tests::TempDir folder;
+  std::string path;
+  {
+    const PrivateDoor door(folder.path());
+    path = door.path();
+    struct stat status{};
+    ASSERT_EQ(::stat(std::filesystem::path(path).parent_path().c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0700u);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  EXPECT_THAT(error_of([&] { knock(path); }), HasSubstr("cannot connect to " + path));
+}
+
+TEST(PrivateDoor, AParcelArrives) {
+  const tests::TempDir folder;
+  PrivateDoor door(folder.path());
+  const Fd outside = knock(door.path());
+  const Fd inside = door.accept(Deadline::in(5s));
+  const SharedMemory memory = SharedMemory::create("test", 4096);
+  send_parcel(outside.get(), 4096, memory.fd().get());
+  Parcel parcel = receive_parcel(inside.get(), Deadline::in(5s));
+  EXPECT_EQ(parcel.label, 4096u);
+  EXPECT_NE(::fcntl(parcel.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+  memory.data()[7] = 'x';
+  EXPECT_EQ(SharedMemory::map(std::move(parcel.fd), parcel.label).data()[7], 'x');
+}
+
+TEST(PrivateDoor, SilenceAndNoiseEndInErrors) {
+  const tests::TempDir folder;
+  PrivateDoor door(folder.path());
+  EXPECT_THAT(error_of([&] { door.accept(Deadline::in(10ms)); }), HasSubstr("nobody came"));
+  Fd outside = knock(door.path());
+  const Fd inside = door.accept(Deadline::in(5s));
+  EXPECT_THAT(error_of([&] { receive_parcel(inside.get(), Deadline::in(10ms)); }), HasSubstr("did not answer"));
+  ASSERT_EQ(::write(outside.get(), "no descriptor!!!", 16), 16);
+  EXPECT_THAT(error_of([&] { receive_parcel(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
+  outside.reset();
+  EXPECT_THAT(error_of([&] { receive_parcel(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
+}
+
+}  // namespace
+}  // namespace lockstep::base

@@ -1,0 +1,104 @@
+#include "lockstep/base/telemetry/flight_ring.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <thread>
+
+namespace lockstep::base {
+namespace {
+
+struct FlightRingTest : ::testing::Test {
+  // As it comes from the system: zeroed.
+  std::unique_ptr<char[]> memory{new char[sizeof(FlightRing) + alignof(FlightRing)]()};
+  FlightRing& ring = *reinterpret_cast<FlightRing*>(memory.get());
+};
+
+TEST_F(FlightRingTest, NothingIsThereAtFirst) { EXPECT_TRUE(read_flight(ring).empty()); }
+
+TEST_F(FlightRingTest, WhatBeganAndWhatEnded) {
+  const std::uint16_t world = ring.add_channel("world");
+  const std::uint16_t other = ring.add_channel("world.0[1]");
+  const auto first = ring.begin({.channel = world,
+                                 .seq = 1,
+                                 .kind = "all_reduce",
+                                 .dtype = "float32",
+                                 .name = "fc.weight",
+                                 .bytes = 4096,
+                                 .step = 7});
+  ring.begin({.channel = other, .seq = 9, .kind = "reduce_scatter", .dtype = "bfloat16"});
+  ring.end(first);
+  const auto seen = read_flight(ring);
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0].channel, "world");
+  EXPECT_EQ(seen[0].seq, 1u);
+  EXPECT_EQ(seen[0].kind, "all_reduce");
+  EXPECT_EQ(seen[0].dtype, "float32");
+  EXPECT_EQ(seen[0].name, "fc.weight");
+  EXPECT_EQ(seen[0].bytes, 4096u);
+  EXPECT_EQ(seen[0].step, 7);
+  EXPECT_FALSE(seen[0].goes_on());
+  EXPECT_GE(seen[0].ended, seen[0].begun);
+  EXPECT_EQ(seen[1].channel, "world.0[1]");
+  EXPECT_EQ(seen[1].kind, "reduce_scatter");  // fills its place
+  EXPECT_EQ(seen[1].dtype, "bfloat16");
+  EXPECT_TRUE(seen[1].goes_on());
+  EXPECT_EQ(ring.begun, 2u);
+}
+
+TEST_F(FlightRingTest, WhatIsGivenUpNeitherGoesOnNorIsFinished) {
+  const std::uint16_t world = ring.add_channel("world"), other = ring.add_channel("other");
+  ring.end(ring.begin({.channel = world, .seq = 1}));
+  const auto broken = ring.begin({.channel = world, .seq = 2});
+  ring.begin({.channel = other, .seq = 1});
+  ring.give_up(world);
+  ring.begin({.channel = world, .seq = 3});
+  const auto seen = read_flight(ring);
+  ASSERT_EQ(seen.size(), 4u);
+  EXPECT_TRUE(seen[0].finished());
+  EXPECT_TRUE(seen[1].given_up());
+  EXPECT_FALSE(seen[1].goes_on() || seen[1].finished());
+  EXPECT_TRUE(seen[2].goes_on());
+  EXPECT_TRUE(seen[3].goes_on());
+  ring.end(broken);  // late, by a thread that did not know
+  EXPECT_TRUE(read_flight(ring)[1].finished());
+}
+
+TEST_F(FlightRingTest, TheLastOnesStay) {
+  const auto early = ring.begin({.seq = 1});
+  for (std::uint64_t i = 2; i <= FlightRing::kEntries + 10; ++i) ring.end(ring.begin({.seq = i}));
+  ring.end(early);  // its entry is another's by now
+  const auto seen = read_flight(ring);
+  ASSERT_EQ(seen.size(), FlightRing::kEntries);
+  EXPECT_EQ(seen.front().seq, 11u);
+  EXPECT_EQ(seen.back().seq, FlightRing::kEntries + 10);
+}
+
+TEST_F(FlightRingTest, TextIsCutAndPrintable) {
+  for (int i = 0; i < 300; ++i) ring.add_channel("c" + std::to_string(i));
+  ring.begin({.channel = 299, .kind = "\x1b[31mabcdefghijklmnopqrst", .name = std::string(200, 'n')});
+  const auto seen = read_flight(ring);
+  EXPECT_EQ(seen.at(0).kind, "?[31mabcdefghi");
+  EXPECT_EQ(seen.at(0).name, std::string(sizeof FlightEntry::name, 'n'));
+  EXPECT_EQ(seen.at(0).channel, "(one of many)");  // and not beyond the table
+}
+
+TEST_F(FlightRingTest, ManyThreadsWrite) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 500; ++i)
+        ring.end(ring.begin({.seq = static_cast<std::uint64_t>(t), .name = std::string(t + 1, 'x')}));
+    });
+  for (std::thread& thread : threads) thread.join();
+  const auto seen = read_flight(ring);
+  ASSERT_EQ(seen.size(), 2000u);
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_EQ(seen[i].number, i + 1);
+    EXPECT_EQ(seen[i].name.size(), seen[i].seq + 1);
+    EXPECT_FALSE(seen[i].goes_on());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::base

@@ -1,0 +1,87 @@
+#include "bench/harness/benchmark_job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::bench {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using tests::message_of;
+using tests::TempDir;
+using namespace std::chrono_literals;
+
+base::Deadline soon() { return base::Deadline::in(20s); }
+
+Entrant shell(const std::string& script, int ranks = 1) {
+  return {.name = "sh", .argv = {"/bin/sh", "-c", script, "sh", kPrefix}, .ranks = ranks};
+}
+
+TEST(Job, TakesTurnsAndEndsWithItsOrders) {
+  const TempDir folder;
+  // Two ranks: the second one's order is read by the first, to show that both got it.
+  Job job(shell("exec 3>$1.answers 4<$1.0 5<$1.1; echo >&3; while read a b <&4 && read c d <&5; do echo $a.5 $((b + "
+                "d)) >&3; done; echo done >$1.end",
+                2),
+          folder.path());
+  EXPECT_THAT(job.wait_ready(soon()), IsEmpty());
+  EXPECT_THAT(job.turn({3, 4}, soon()), ElementsAre(3.5, 8));
+  EXPECT_THAT(job.turn({5, -1}, soon()), ElementsAre(5.5, -2));
+  job.end(soon());
+  EXPECT_EQ(tests::read_file(folder / "sh.end"), "done\n");
+}
+
+TEST(Job, OneThatEndsIsAnErrorWithWhatItSaid) {
+  const TempDir folder;
+  Job job(shell("echo the reason; exit 3"), folder.path());
+  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(soon()); }),
+              AllOf(HasSubstr("sh ended with 3"), HasSubstr("the reason")));
+}
+
+TEST(Job, OneThatSaysNothingIsAnErrorAtTheDeadline) {
+  const TempDir folder;
+  Job job(shell("exec sleep 100"), folder.path());
+  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(base::Deadline::in(100ms)); }),
+              HasSubstr("gave no answer in time"));
+}
+
+TEST(Job, AnAnswerThatIsNoNumbersIsAnError) {
+  const TempDir folder;
+  Job job(shell("echo 1 two 3 >$1.answers; exec sleep 100"), folder.path());
+  EXPECT_THAT(message_of<base::CommError>([&] { job.wait_ready(soon()); }), HasSubstr("no list of numbers"));
+}
+
+TEST(Job, VariablesAreSetAndUnset) {
+  const TempDir folder;
+  ::setenv("BENCH_TEST_UNSET", "1", 1);
+  Entrant entrant = shell("echo ${BENCH_TEST_SET:-0} ${BENCH_TEST_UNSET:-0} >$1.answers; read x <$1.0");
+  entrant.env = {{"BENCH_TEST_SET", "7"}, {"BENCH_TEST_UNSET", ""}};
+  Job job(entrant, folder.path());
+  EXPECT_THAT(job.wait_ready(soon()), ElementsAre(7, 0));
+}
+
+TEST(Job, MemoryIsThatOfTheRanks) {
+  const TempDir folder;
+  Job job(shell("echo $$ >$1.0.pid; echo >$1.answers; read x <$1.0"), folder.path());
+  job.wait_ready(soon());
+  EXPECT_GT(job.pss_bytes(), 50'000u);
+  EXPECT_LT(job.pss_bytes(), 10'000'000u);
+}
+
+TEST(Job, ASignalStopsAWait) {
+  const TempDir folder;
+  throw_on_signals();
+  Job job(shell("kill -TERM $PPID; exec sleep 100"), folder.path());
+  EXPECT_THAT(message_of<base::Error>([&] { job.wait_ready(soon()); }), HasSubstr("stopped by SIGTERM"));
+}
+
+}  // namespace
+}  // namespace lockstep::bench

@@ -1,0 +1,182 @@
+#include "lockstep/checkpoint/checkpointer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/module_io.h"
+#include "lockstep/comm/init.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using tests::message_of;
+using tests::TempDir;
+
+Parts parts_of(std::int64_t step) {
+  return {{"model", {{"weight", torch::full({100}, static_cast<double>(step))}, {"bias", torch::ones({3})}}},
+          {"trainer", {{"step", step}, {"loss", 0.5}}}};
+}
+
+void expect_parts(const SavedCheckpoint& checkpoint, std::int64_t step) {
+  EXPECT_EQ(checkpoint.step(), step);
+  EXPECT_THAT(checkpoint.parts(), ElementsAre("model", "trainer"));
+  EXPECT_EQ(value_of<std::int64_t>(checkpoint.read("trainer"), "step"), step);
+  EXPECT_TRUE(
+      value_of<at::Tensor>(checkpoint.read("model"), "weight").equal(torch::full({100}, static_cast<double>(step))));
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Flips a bit near the end of a file.
+void damage(const std::string& path) {
+  std::string text = tests::read_file(path);
+  text[text.size() - 3] = static_cast<char>(text[text.size() - 3] ^ 16);
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+TEST(Checkpoints, AreSavedFoundAndKept) {
+  const TempDir folder;
+  Checkpoints checkpoints(comm::init(), folder / "runs/x");
+  EXPECT_FALSE(checkpoints.newest());
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto"); }),
+              HasSubstr("there is no whole checkpoint in"));
+  for (const std::int64_t step : {10, 20, 30}) {
+    const auto report = checkpoints.save(step, parts_of(step));
+    EXPECT_GT(report.num_bytes, 400u);
+    EXPECT_GE(report.written.count(), 0);
+    expect_parts(*checkpoints.newest(), step);
+    expect_parts(SavedCheckpoint(report.path), step);
+  }
+  EXPECT_THAT(names_in(folder / "runs/x"), ElementsAre("00000002-step-20", "00000003-step-30", "LATEST"));
+  EXPECT_EQ(tests::read_file(folder / "runs/x/LATEST"), "00000003-step-30\n");
+  EXPECT_THAT(names_in(folder / "runs/x/00000003-step-30"),
+              ElementsAre("MANIFEST.json", "model.safetensors", "trainer.json"));
+  torch::nn::Linear net(torch::nn::LinearOptions(100, 3).bias(false));
+  EXPECT_THAT(message_of<base::UsageError>([&] { load(net, folder / "runs/x/00000003-step-30/model.safetensors"); }),
+              HasSubstr("of another shape (\"weight\" [100] in the file"))
+      << "a part of tensors is a file that a module can be loaded from";
+}
+
+TEST(Checkpoints, WhatIsWrittenLastIsNewestWhateverItsStep) {
+  const TempDir folder;
+  Checkpoints checkpoints(comm::init(), folder.path());
+  for (const std::int64_t step : {10, 20, 10}) checkpoints.save(step, parts_of(step));
+  expect_parts(*checkpoints.newest(), 10);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-10", "LATEST"));
+  expect_parts(checkpoints.load(folder / "00000002-step-20"), 20);
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto").read("nobody"); }),
+              HasSubstr("has no part \"nobody\" of rank 0; allowed are model, trainer"));
+}
+
+TEST(Checkpoints, ADamagedOneIsPassedOverWithAWordAndDoesNotCount) {
+  const TempDir folder;
+  Checkpoints checkpoints(comm::init(), folder.path());
+  for (const std::int64_t step : {10, 20}) checkpoints.save(step, parts_of(step));
+  damage(folder / "00000002-step-20/model.safetensors");
+  testing::internal::CaptureStderr();
+  expect_parts(*checkpoints.newest(), 10);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              HasSubstr("CKPT_SKIPPED the checkpoint " + folder.path() +
+                        "/00000002-step-20 is passed over: " + folder.path() + "/00000002-step-20/model.safetensors:"));
+  EXPECT_THAT(message_of<base::FormatError>([&] { SavedCheckpoint(folder / "00000002-step-20").read("model"); }),
+              HasSubstr("tensor \"weight\" is damaged"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(folder / "00000002-step-20"); }),
+              HasSubstr("cannot load the checkpoint"));
+  fs::resize_file(folder / "00000002-step-20/trainer.json", 3);
+  checkpoints.save(30, parts_of(30));
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("00000001-step-10", "00000002-step-20", "00000003-step-30", "LATEST"))
+      << "two whole ones are kept";
+  checkpoints.save(40, parts_of(40));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("00000003-step-30", "00000004-step-40", "LATEST"));
+}
+
+TEST(Checkpoints, EveryKindOfDamageIsFound) {
+  const TempDir folder;
+  Checkpoints checkpoints(comm::init(), folder.path());
+  checkpoints.save(10, parts_of(10));
+  const std::string newest = checkpoints.save(20, parts_of(20)).path, spare = folder / "spare";
+  fs::copy(newest, spare, fs::copy_options::recursive);
+  const auto restored = [&] {
+    fs::remove_all(newest);
+    fs::copy(spare, newest, fs::copy_options::recursive);
+  };
+  for (const std::string file : {"MANIFEST.json", "model.safetensors", "trainer.json"})
+    for (int how = 0; how < 3; ++how) {
+      restored();
+      if (how == 0) damage(newest + "/" + file);
+      if (how == 1) fs::remove(newest + "/" + file);
+      if (how == 2) fs::resize_file(newest + "/" + file, fs::file_size(newest + "/" + file) - 1);
+      expect_parts(*checkpoints.newest(), 10);
+    }
+  // Files that are whole, but of another checkpoint.
+  for (const std::string file : {"model.safetensors", "trainer.json"}) {
+    restored();
+    fs::copy_file(folder / ("00000001-step-10/" + file), newest + "/" + file, fs::copy_options::overwrite_existing);
+    EXPECT_THAT(message_of<base::FormatError>([&] { SavedCheckpoint(newest).read(file.substr(0, file.find('.'))); }),
+                HasSubstr(file + ":0: the file is damaged, or another one: its hash is "));
+    expect_parts(*checkpoints.newest(), 10);
+  }
+  restored();
+  expect_parts(*checkpoints.newest(), 20);
+}
+
+TEST(Checkpoints, TheThreadWritesWhatThereWasWhenItWasAsked) {
+  const TempDir folder;
+  Checkpoints checkpoints(comm::init(), folder.path());
+  EXPECT_FALSE(checkpoints.wait());
+  Parts parts = parts_of(10);
+  auto& weight = std::get<at::Tensor>(parts["model"]["weight"]);
+  checkpoints.save_async(10, parts);
+  weight.fill_(20);
+  parts["trainer"]["step"] = std::int64_t{20};
+  checkpoints.save_async(20, parts);
+  weight.fill_(-1);
+  const auto report = checkpoints.wait();
+  ASSERT_TRUE(report);
+  EXPECT_FALSE(checkpoints.in_flight());
+  EXPECT_LE(report->stall, report->written);
+  EXPECT_FALSE(checkpoints.wait());
+  expect_parts(SavedCheckpoint(report->path), 20);
+  expect_parts(SavedCheckpoint(folder / "00000001-step-10"), 10);
+}
+
+TEST(Checkpoints, RefusesWhatCannotBeOne) {
+  const TempDir folder;
+  comm::Group world = comm::init();
+  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpoints(world, folder.path(), {.keep = 1}); }),
+              HasSubstr("CheckpointOptions.keep is 1; allowed is 2 or more"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpoints(world, ""); }), HasSubstr("the folder \"\""));
+  EXPECT_THAT(message_of<base::SystemError>([&] { Checkpoints(world, folder.write("file", "") + "/x"); }),
+              HasSubstr("cannot make the folder"));
+  Checkpoints checkpoints(world, folder / "x");
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(-1, {}); }),
+              HasSubstr("checkpoint of step -1: rank 0: the step -1; allowed is 0 or more"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(1, {{"a/b", {}}}); }),
+              HasSubstr("the part \"a/b\"; allowed are 1 to 64 of"));
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(1, {{"a", {{"u", at::Tensor()}}}}); }),
+              HasSubstr("undefined tensor \"u\""));
+  checkpoints.save_async(1, {{"a", {{"s", torch::ones({2, 2}).to_sparse()}}}});
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(2, {}); }),
+              HasSubstr("checkpoint of step 1: rank 0: cannot save tensor \"s\""));
+  EXPECT_TRUE(names_in(folder / "x").empty()) << "nothing is left of what failed";
+  EXPECT_NO_THROW(checkpoints.save(2, {}));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

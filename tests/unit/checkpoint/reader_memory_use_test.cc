@@ -1,0 +1,130 @@
+// What readers take of the memory: no more than the file and 16 MiB, whatever the file says of itself; of a .pt whose
+// values are not tensors, what torch_file.h says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/safetensors/safetensors.h"
+#include "lockstep/checkpoint/torch_file/torch_file.h"
+#include "lockstep/checkpoint/torch_file/zip_reader.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using testing::HasSubstr;
+using tests::TempDir;
+
+constexpr std::int64_t kMiB = 1 << 20;
+constexpr std::size_t kHeader = 15 << 20, kPickle = 20 << 20;
+
+std::int64_t kib_in_status(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1));
+  throw std::runtime_error("no " + name);
+}
+
+// By how much memory grew at most while `action` ran.
+template <typename Action>
+std::int64_t peak_growth(Action action) {
+  ::malloc_trim(0);
+  std::ofstream("/proc/self/clear_refs") << 5;  // the peak is counted from here
+  const std::int64_t before = kib_in_status("VmRSS");
+  action();
+  return (kib_in_status("VmHWM") - before) * 1024;
+}
+
+std::int64_t size_of(const std::string& path) { return static_cast<std::int64_t>(std::filesystem::file_size(path)); }
+
+class ReaderMemory : public testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_ADDRESS__
+    GTEST_SKIP() << "the sanitizer keeps freed memory back";
+#endif
+    // What is only there once.
+    save_tensors({{"x", torch::ones({1000})}}, folder_ / "first");
+    load_tensors(folder_ / "first");
+  }
+  const TempDir folder_;
+};
+
+TEST_F(ReaderMemory, OfLargeFilesIsTheFilesAndLittleMore) {
+  TensorMap tensors;
+  Dict dict{{}, true};
+  for (int i = 0; i < 8; ++i) {
+    const auto tensor = torch::full({2 * kMiB}, i, torch::kFloat32);
+    tensors["layer." + std::to_string(i)] = tensor;
+    dict.add("layer." + std::to_string(i), tensor);
+  }
+  save_tensors(tensors, folder_ / "x.safetensors");
+  save_torch_file(dict, folder_ / "x.pt");
+  tensors.clear();
+  dict = Dict();
+  for (const bool verify : {true, false}) {
+    EXPECT_LE(peak_growth([&] { EXPECT_EQ(load_tensors(folder_ / "x.safetensors", {.verify = verify}).size(), 8u); }),
+              size_of(folder_ / "x.safetensors") + 16 * kMiB);
+    EXPECT_LE(peak_growth([&] { EXPECT_TRUE(load_torch_file(folder_ / "x.pt", {.verify = verify}).as<Dict>()); }),
+              size_of(folder_ / "x.pt") + 16 * kMiB);
+  }
+  EXPECT_LE(peak_growth([&] { SafetensorsReader(folder_ / "x.safetensors").verify(); }), 16 * kMiB)
+      << "comparing keeps nothing";
+}
+
+// Headers of the largest size that is allowed, which say as much as can be said.
+TEST_F(ReaderMemory, OfHostileHeadersToo) {
+  std::string many = "{", deep = "{\"a\":", metadata = "{\"__metadata__\":{";
+  for (int i = 0; many.size() < kHeader; ++i)
+    many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}";
+  for (int i = 0; metadata.size() < kHeader; ++i) metadata += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":\"\"";
+  many += "}";
+  metadata += "}}";
+  deep += std::string(kHeader, '[') + "}";
+  std::string shape = "{\"a\":{\"dtype\":\"U8\",\"data_offsets\":[0,0],\"shape\":[";
+  while (shape.size() < kHeader) shape += "0,";
+  shape += "0]}}";
+  for (const std::string& text : {many, deep, metadata, shape}) {
+    const std::uint64_t length = text.size();
+    const std::string path = folder_.write("x", std::string(reinterpret_cast<const char*>(&length), 8) + text);
+    EXPECT_LE(peak_growth([&] { EXPECT_THROW(load_tensors(path), base::FormatError) << text.substr(0, 20); }),
+              size_of(path) + 16 * kMiB)
+        << text.substr(0, 20);
+  }
+  // A length that nobody has.
+  const std::uint64_t most = ~std::uint64_t{0};
+  const std::string path = folder_.write("x", std::string(reinterpret_cast<const char*>(&most), 8) + "{}");
+  EXPECT_LE(peak_growth([&] { EXPECT_THROW(load_tensors(path), base::FormatError); }), kMiB);
+}
+
+TEST_F(ReaderMemory, OfAPickleThatMakesManyValuesIsBounded) {
+  // 20 MB of a pickle that makes lists, of which each holds the one before: refused on its way.
+  std::string pickle = "\x80\x02](";
+  pickle += std::string(kPickle, ']') + "e.";
+  const std::string path = folder_ / "x.pt";
+  Dict dict;
+  dict.add("x", std::string(kPickle + 40, 'x'));
+  save_torch_file(dict, path);
+  // In the place of the string, in the record of the pickle.
+  std::string bytes = tests::read_file(path);
+  const auto& record = ZipReader(path).records().at("archive/data.pkl");
+  ASSERT_GE(record.num_bytes, pickle.size());
+  bytes.replace(record.begin, pickle.size(), pickle);
+  folder_.write("x.pt", bytes);
+  bytes.clear();
+  bytes.shrink_to_fit();
+  std::string said;
+  EXPECT_LE(peak_growth([&] {
+              said = tests::message_of<base::FormatError>([&] { load_torch_file(path, {.verify = false}); });
+            }),
+            size_of(path) + 256 * kMiB);
+  EXPECT_THAT(said, HasSubstr("the pickle makes more than fits into 128 MiB"));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

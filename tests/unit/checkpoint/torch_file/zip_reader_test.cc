@@ -1,0 +1,130 @@
+#include "lockstep/checkpoint/torch_file/zip_reader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using testing::HasSubstr;
+using tests::TempDir;
+
+std::string number(std::uint64_t value, std::size_t num_bytes) {
+  return {reinterpret_cast<const char*>(&value), num_bytes};
+}
+
+// One record and its entry in the directory, each of whose fields may lie.
+struct Piece {
+  std::string name = "a/data.pkl", content = "N.";
+  std::uint64_t flags = 0, method = 0, crc = 0, stored = 2, size = 2, header = 0;
+  std::string extra = "", local_name = name;
+
+  std::string local() const {
+    return number(0x04034b50, 4) + std::string(22, '\0') + number(local_name.size(), 2) + number(0, 2) + local_name +
+           content;
+  }
+  std::string entry() const {
+    return number(0x02014b50, 4) + std::string(4, '\0') + number(flags, 2) + number(method, 2) + std::string(4, '\0') +
+           number(crc, 4) + number(stored, 4) + number(size, 4) + number(name.size(), 2) + number(extra.size(), 2) +
+           std::string(10, '\0') + number(header, 4) + name + extra;
+  }
+};
+
+std::string end_of(std::size_t num_records, std::size_t num_bytes, std::size_t begin) {
+  return number(0x06054b50, 4) + std::string(4, '\0') + number(num_records, 2) + number(num_records, 2) +
+         number(num_bytes, 4) + number(begin, 4) + number(0, 2);
+}
+
+std::string archive(const std::vector<Piece>& pieces) {
+  std::string records, directory;
+  for (const auto& piece : pieces) records += piece.local();
+  for (const auto& piece : pieces) directory += piece.entry();
+  return records + directory + end_of(pieces.size(), directory.size(), records.size());
+}
+
+std::string reason(const std::string& bytes) {
+  const TempDir folder;
+  const auto path = folder.write("x", bytes);
+  const auto message = tests::message_of<base::FormatError>([&] { ZipReader reader(path); });
+  return message.empty() ? "" : message.substr(path.size());
+}
+
+TEST(Zip, RecordsAreFoundAndRead) {
+  const TempDir folder;
+  Piece second{.name = "a/data/0", .content = "xyz", .stored = 3, .size = 3, .header = Piece().local().size()};
+  second.crc = 0xeb8eba67;  // of "xyz"
+  const ZipReader reader(folder.write("x", archive({Piece(), second})));
+  ASSERT_EQ(reader.records().size(), 2u);
+  const auto& record = reader.records().at("a/data/0");
+  std::string bytes(3, '\0');
+  reader.read(record, bytes.data(), true, "storage 0");
+  EXPECT_EQ(bytes, "xyz");
+  EXPECT_THAT(tests::message_of<base::FormatError>(
+                  [&] { reader.read(reader.records().at("a/data.pkl"), bytes.data(), true, "it"); }),
+              HasSubstr("it is damaged: the CRC-32 of its 2 bytes is "));
+  EXPECT_NO_THROW(reader.read(reader.records().at("a/data.pkl"), bytes.data(), false, "it"));
+  EXPECT_EQ(reason(archive({})), "");
+}
+
+TEST(Zip, FieldsOf64Bits) {
+  Piece piece{.stored = 0xffffffff, .size = 0xffffffff, .header = 0xffffffff};
+  piece.extra =
+      number(9, 2) + number(1, 2) + "?" + number(1, 2) + number(24, 2) + number(2, 8) + number(2, 8) + number(0, 8);
+  EXPECT_EQ(reason(archive({piece})), "");
+  const std::string records = piece.local(), directory = piece.entry();
+  const auto wide = [&](std::uint64_t begin, std::uint64_t at,
+                        const std::string& narrow = end_of(0xffff, 0xffffffff, 0xffffffff)) {
+    return records + directory + number(0x06064b50, 4) + std::string(20, '\0') + number(1, 8) + number(1, 8) +
+           number(directory.size(), 8) + number(begin, 8) + number(0x07064b50, 4) + number(0, 4) + number(at, 8) +
+           number(1, 4) + narrow;
+  };
+  EXPECT_EQ(reason(wide(records.size(), records.size() + directory.size())), "");
+  EXPECT_EQ(
+      reason(wide(records.size(), records.size() + directory.size(), end_of(1, directory.size(), records.size()))), "")
+      << "as torch's writer has it";
+  EXPECT_THAT(
+      reason(wide(records.size(), records.size() + directory.size(), end_of(1, directory.size(), records.size() - 1))),
+      HasSubstr("is another one than that of 32"));
+  EXPECT_THAT(reason(wide(records.size() + 1, records.size() + directory.size())), HasSubstr("does not end at byte"));
+  EXPECT_THAT(reason(wide(records.size(), ~std::uint64_t{0})), HasSubstr("the directory of 64 bits is missing"));
+  EXPECT_THAT(reason(records + directory + end_of(0xffff, 0xffffffff, 0xffffffff)),
+              HasSubstr("the directory of 64 bits is missing"));
+  piece.extra = piece.extra.substr(0, piece.extra.size() - 8);
+  piece.extra[7] = 16;
+  EXPECT_THAT(reason(archive({piece})), HasSubstr("a size of 64 bits is missing"));
+}
+
+TEST(Zip, RefusesWhatTorchSaveDoesNotWrite) {
+  EXPECT_THAT(reason(""), HasSubstr(":0: the file has 0 bytes"));
+  EXPECT_THAT(reason(archive({}).substr(1) + "x"), HasSubstr("the end of a zip archive is expected here"));
+  EXPECT_THAT(reason(archive({{.method = 8}})), HasSubstr("is compressed or encrypted"));
+  EXPECT_THAT(reason(archive({{.flags = 1}})), HasSubstr("is compressed or encrypted"));
+  EXPECT_THAT(reason(archive({{.stored = 1}})), HasSubstr("has 2 bytes and is stored in 1"));
+  EXPECT_THAT(reason(archive({{.stored = 3, .size = 3}})), HasSubstr("ends behind the beginning of the directory"));
+  EXPECT_THAT(reason(archive({{.header = 1}})), HasSubstr("is said to begin here"));
+  EXPECT_THAT(reason(archive({{.header = 0xfffffffe}})), HasSubstr("is said to begin here"));
+  EXPECT_THAT(reason(archive({{.local_name = "a/data.pkm"}})), HasSubstr("is said to begin here"));
+  EXPECT_THAT(reason(archive({{.name = "\xff"}})), HasSubstr("its name is not UTF-8"));
+  EXPECT_THAT(reason(archive({{.name = std::string(1025, 'n')}})), HasSubstr("1 to 1024 bytes"));
+  EXPECT_THAT(reason(archive({Piece(), Piece()})), HasSubstr("is there twice"));
+  Piece inside{.name = "b", .content = "", .stored = 0, .size = 0};
+  Piece around{.content = inside.local(), .stored = inside.local().size(), .size = inside.local().size()};
+  inside.header = around.local().size() - around.content.size();
+  const std::string directory = around.entry() + inside.entry();
+  EXPECT_THAT(reason(around.local() + directory + end_of(2, directory.size(), around.local().size())),
+              HasSubstr("begins inside the one before it"));
+  EXPECT_THAT(reason(Piece().local() + Piece().entry() + end_of(2, Piece().entry().size(), Piece().local().size())),
+              HasSubstr("entry 1 of the directory is expected here"));
+  EXPECT_THAT(
+      reason(Piece().local() + Piece().entry() + "x" + end_of(1, Piece().entry().size() + 1, Piece().local().size())),
+      HasSubstr("goes on after its last entry"));
+  EXPECT_THAT(reason(Piece().local() + Piece().entry() + end_of(1, 1000, 0)), HasSubstr("does not end at byte"));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,112 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <thread>
+
+#include "lockstep/comm/channel/serial_executor.h"
+#include "lockstep/comm/interface/pending.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  }
+  return "";
+}
+
+std::exception_ptr failure(const char* text) { return std::make_exception_ptr(std::runtime_error(text)); }
+
+TEST(Pending, TheFirstEndCounts) {
+  Pending pending;
+  EXPECT_FALSE(pending.done());
+  EXPECT_FALSE(pending.wait_until(Deadline::in(5ms)));
+  pending.finish(failure("first"));
+  pending.finish();
+  pending.finish(failure("third"));
+  EXPECT_TRUE(pending.done());
+  EXPECT_TRUE(pending.wait_until(Deadline::in(0ms)));
+  EXPECT_EQ(text_of(pending.error()), "first");
+  EXPECT_TRUE(finished()->done());
+  EXPECT_EQ(finished()->error(), nullptr);
+}
+
+TEST(Pending, WakesAllThatWait) {
+  Pending pending;
+  std::vector<std::thread> threads;
+  std::atomic<int> woken{0};
+  for (int i = 0; i < 3; ++i)
+    threads.emplace_back([&, i] { woken += pending.wait_until(i ? Deadline::in(20s) : Deadline::never()); });
+  pending.finish();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(woken, 3);
+}
+
+TEST(Lane, KeepsTheOrder) {
+  Lane lane;
+  std::vector<int> order;
+  std::vector<PendingPtr> ends;
+  for (int i = 0; i < 100; ++i) ends.push_back(lane.post([&, i] { order.push_back(i); }));
+  EXPECT_TRUE(ends.back()->wait_until(Deadline::in(20s)));
+  std::vector<int> wanted(100);
+  std::iota(wanted.begin(), wanted.end(), 0);
+  EXPECT_EQ(order, wanted);
+  EXPECT_TRUE(lane.idle());
+}
+
+TEST(Lane, AnErrorBelongsToItsTask) {
+  Lane lane;
+  const PendingPtr bad = lane.post([] { throw std::runtime_error("bad"); });
+  const PendingPtr good = lane.post([] {});
+  EXPECT_TRUE(good->wait_until(Deadline::in(20s)));
+  EXPECT_EQ(text_of(bad->error()), "bad");
+  EXPECT_EQ(good->error(), nullptr);
+}
+
+TEST(Lane, IsBusyWhileATaskRunsOrWaits) {
+  Lane lane;
+  EXPECT_TRUE(lane.idle());
+  Pending gate;
+  const PendingPtr first = lane.post([&] { gate.wait_until(Deadline::in(20s)); });
+  EXPECT_FALSE(lane.idle());
+  gate.finish();
+  EXPECT_TRUE(first->wait_until(Deadline::in(20s)));
+  EXPECT_TRUE(lane.idle()) << "an operation that is done has left the lane";
+}
+
+TEST(Lane, WhatATaskHoldsIsGoneWhenItIsDone) {
+  Lane lane;
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> seen = held;
+  const PendingPtr end = lane.post([held = std::move(held)] {});
+  EXPECT_TRUE(end->wait_until(Deadline::in(20s)));
+  EXPECT_TRUE(seen.expired());
+}
+
+TEST(Lane, ItsThreadKnowsIt) {
+  EXPECT_EQ(Lane::current(), nullptr);
+  Lane lane;
+  const Lane* inside = nullptr;
+  lane.post([&] { inside = Lane::current(); })->wait_until(Deadline::in(20s));
+  EXPECT_EQ(inside, &lane);
+  EXPECT_EQ(Lane::current(), nullptr);
+}
+
+TEST(Lane, WhatIsQueuedAtItsEndStillRuns) {
+  int ran = 0;
+  {
+    Lane lane;
+    for (int i = 0; i < 5; ++i) lane.post([&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 5);
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,80 @@
+#include "lockstep/comm/reducers/bucket_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::ElementsAre;
+using Buckets = std::vector<std::vector<std::size_t>>;
+
+TEST(BucketPlan, ASmallFirstBucketThenLargeOnes) {
+  const std::vector<PartSize> parts(7, PartSize{10, 0});
+  EXPECT_EQ(plan_buckets(parts, {6, 5, 4, 3, 2, 1, 0}, {10, 30}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
+  EXPECT_EQ(plan_buckets(parts, {6, 5, 4, 3, 2, 1, 0}, {10, 25}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
+  EXPECT_EQ(plan_buckets(parts, {0, 1}, {100, 100}), (Buckets{{0, 1}}));
+  EXPECT_EQ(plan_buckets(parts, {}, {10, 30}), Buckets{});
+  EXPECT_EQ(plan_buckets(parts, {3, 1}, {1}), (Buckets{{3}, {1}}));
+}
+
+TEST(BucketPlan, KindsNeverMixAndBucketsComeWhenTheyAreFull) {
+  const std::vector<PartSize> parts = {{10, 0}, {10, 1}, {10, 0}, {10, 1}, {10, 0}};
+  // Kind 0 is full with part 2, before kind 1 with part 3.
+  EXPECT_EQ(plan_buckets(parts, {0, 1, 2, 3, 4}, {20, 20}), (Buckets{{0, 2}, {1, 3}, {4}}));
+  EXPECT_EQ(plan_buckets(parts, {1, 0, 3, 2, 4}, {20, 20}), (Buckets{{1, 3}, {0, 2}, {4}}));
+}
+
+TEST(BucketPlan, APartLargerThanAnyBucketIsOne) {
+  EXPECT_EQ(plan_buckets({{1000, 0}, {1, 0}, {1, 0}}, {0, 1, 2}, {10, 10}), (Buckets{{0}, {1, 2}}));
+}
+
+TEST(BucketPlan, HoldsForAnySizes) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<PartSize> parts(random() % 40);
+    for (PartSize& part : parts) part = {static_cast<std::int64_t>(random() % 50), static_cast<int>(random() % 3)};
+    std::vector<std::size_t> order(parts.size());
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), random);
+    order.resize(order.size() - order.size() / 4);
+    const std::vector<std::int64_t> caps = {static_cast<std::int64_t>(random() % 30),
+                                            static_cast<std::int64_t>(random() % 90)};
+    std::vector<std::size_t> place(parts.size());
+    for (std::size_t i = 0; i < order.size(); ++i) place[order[i]] = i;
+    std::vector<std::size_t> all;
+    std::size_t last_end = 0;
+    for (const auto& bucket : plan_buckets(parts, order, caps)) {
+      ASSERT_FALSE(bucket.empty());
+      std::int64_t before_last = 0;
+      for (std::size_t i = 0; i < bucket.size(); ++i) {
+        EXPECT_EQ(parts[bucket[i]].kind, parts[bucket[0]].kind);
+        if (i > 0) {
+          EXPECT_LT(place[bucket[i - 1]], place[bucket[i]]);
+        }
+        if (i + 1 < bucket.size()) before_last += parts[bucket[i]].bytes;
+      }
+      EXPECT_LT(before_last, std::max<std::int64_t>(1, std::max(caps[0], caps[1]))) << "was full before its last part";
+      EXPECT_GE(place[bucket.back()], last_end);
+      last_end = place[bucket.back()];
+      all.insert(all.end(), bucket.begin(), bucket.end());
+    }
+    std::sort(all.begin(), all.end());
+    std::sort(order.begin(), order.end());
+    EXPECT_EQ(all, order);
+  }
+}
+
+TEST(AgreeOrder, RankZeroFirstThenWhatOthersSaw) {
+  EXPECT_THAT(agree_order({{2, 0}, {0, 1, 2}, {3}}, 4), ElementsAre(2, 0, 1, 3));
+  EXPECT_THAT(agree_order({{}, {1}}, 2), ElementsAre(1));
+  EXPECT_THAT(agree_order({{0, 0, 9}}, 2), ElementsAre(0));
+  EXPECT_TRUE(agree_order({}, 3).empty());
+}
+
+}  // namespace
+}  // namespace lockstep::comm

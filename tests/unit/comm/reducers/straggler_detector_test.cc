@@ -1,0 +1,65 @@
+#include "lockstep/comm/reducers/straggler_detector.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep::comm {
+namespace {
+
+/// What `count` windows of these times report, as "rank:window".
+std::string reports(Stragglers& stragglers, const std::vector<std::uint32_t>& work_us, int count) {
+  std::string text;
+  for (int window = 1; window <= count; ++window)
+    for (int i = 0; i < 20; ++i)
+      if (const auto found = stragglers.add(work_us))
+        text += std::to_string(found->rank) + ":" + std::to_string(window) + " ";
+  return text;
+}
+
+TEST(Stragglers, ThreeTimesTheMedianInThreeWindowsIsReportedOnce) {
+  Stragglers stragglers(4);
+  EXPECT_EQ(reports(stragglers, {50000, 50000, 160000, 50000}, 10), "2:3 ");
+}
+
+TEST(Stragglers, LessIsNot) {
+  Stragglers stragglers(4);
+  EXPECT_EQ(reports(stragglers, {50000, 50000, 140000, 50000}, 10), "");
+}
+
+TEST(Stragglers, AWindowInBetweenBeginsAnew) {
+  Stragglers stragglers(3);
+  EXPECT_EQ(reports(stragglers, {50000, 160000, 50000}, 2), "");
+  EXPECT_EQ(reports(stragglers, {50000, 50000, 50000}, 1), "");
+  EXPECT_EQ(reports(stragglers, {50000, 160000, 50000}, 2), "");
+  EXPECT_EQ(reports(stragglers, {50000, 160000, 50000}, 1), "1:1 ");
+}
+
+TEST(Stragglers, OneOfTwo) {
+  Stragglers stragglers(2);
+  EXPECT_EQ(reports(stragglers, {200000, 50000}, 3), "0:3 ");
+}
+
+TEST(Stragglers, StepsOfMicrosecondsMakeNoWindow) {
+  Stragglers stragglers(2);
+  EXPECT_EQ(reports(stragglers, {10, 100}, 100), "");
+}
+
+TEST(Stragglers, AloneThereIsNobodyToCompare) {
+  Stragglers stragglers(1);
+  EXPECT_EQ(reports(stragglers, {500000}, 9), "");
+}
+
+TEST(Stragglers, TheWarningHasTimesAndShare) {
+  Stragglers stragglers(3);
+  std::optional<Straggler> found;
+  for (int i = 0; i < 60; ++i)
+    if (const auto one = stragglers.add({50000, 50000, 200000})) found = one;
+  ASSERT_TRUE(found);
+  EXPECT_EQ(
+      describe(*found, 7, 2, 60),
+      "WARN cause=STRAGGLER rank=7 host=- pid=- gen=2 step=60 op=- detail=\"it takes 4.0 times as long as the median "
+      "of the ranks, who wait for it 75 % "
+      "of the time\" hint=\"other work on its cores, a slower machine, or larger batches there; nothing is ended\"");
+}
+
+}  // namespace
+}  // namespace lockstep::comm

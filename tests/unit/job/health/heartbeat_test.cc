@@ -1,0 +1,88 @@
+#include "lockstep/job/health/heartbeat.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/job/fatal.h"
+#include "lockstep/job/local_store.h"
+
+namespace lockstep::job {
+namespace {
+
+using namespace std::chrono_literals;
+using base::Deadline;
+
+/// Waits for the next beats of this process.
+void wait_for_beats(std::uint64_t count) {
+  const base::RankPage& page = base::RankPage::process();
+  const std::uint64_t until = page.beats + count;
+  const Deadline limit = Deadline::in(20s);
+  while (page.beats < until && !limit.expired()) std::this_thread::sleep_for(5ms);
+  ASSERT_GE(page.beats, until);
+}
+
+TEST(Heartbeat, TellsProgressAndNothingElse) {
+  const auto store = std::make_shared<LocalStore>();
+  base::RankPage& page = base::RankPage::process();
+  page.alive += 3;
+  const Heartbeat heart(store, 5);
+  wait_for_beats(2);
+  const std::string first = progress_of(*store, {5}, Deadline::in(1s));
+  EXPECT_NE(first, "- ");
+  wait_for_beats(2);
+  EXPECT_EQ(progress_of(*store, {5}, Deadline::in(1s)), first);
+  page.alive += 1;
+  wait_for_beats(2);
+  EXPECT_NE(progress_of(*store, {5}, Deadline::in(1s)), first);
+  EXPECT_EQ(progress_of(*store, {6, 7}, Deadline::in(1s)), "- - ");
+}
+
+TEST(Heartbeat, BusyCountsAsProgress) {
+  const auto store = std::make_shared<LocalStore>();
+  base::RankPage& page = base::RankPage::process();
+  page.busy = 1;
+  const Heartbeat heart(store, 0);
+  wait_for_beats(2);
+  const std::string first = progress_of(*store, {0}, Deadline::in(1s));
+  wait_for_beats(2);
+  EXPECT_NE(progress_of(*store, {0}, Deadline::in(1s)), first);
+  page.busy = 0;
+}
+
+TEST(Heartbeat, WithoutAStoreItStillBeats) {
+  const Heartbeat heart(nullptr, 0);
+  wait_for_beats(1);
+}
+
+std::atomic<int> taken{0}, taken_elsewhere{0};
+pthread_t here;
+
+TEST(Heartbeat, ItsThreadTakesNoSignal) {
+  here = ::pthread_self();
+  struct sigaction action{}, before{};
+  action.sa_handler = [](int) {
+    ++taken;
+    if (!::pthread_equal(here, ::pthread_self())) ++taken_elsewhere;
+  };
+  ::sigaction(SIGUSR1, &action, &before);
+  const Heartbeat heart(nullptr, 0);
+  sigset_t usr1, old;
+  sigemptyset(&usr1);
+  sigaddset(&usr1, SIGUSR1);
+  // While this thread blocks it, the kernel gives it to any other that does not.
+  ::pthread_sigmask(SIG_BLOCK, &usr1, &old);
+  ::kill(::getpid(), SIGUSR1);
+  wait_for_beats(1);
+  ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  EXPECT_EQ(taken, 1);
+  EXPECT_EQ(taken_elsewhere, 0);
+  ::sigaction(SIGUSR1, &before, nullptr);
+}
+
+}  // namespace
+}  // namespace lockstep::job

@@ -1,0 +1,104 @@
+#include "lockstep/launch/agent/frame_queue.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <map>
+
+#include "lockstep/base/fd.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// A pipe that nobody reads until read_all().
+struct Channel {
+  base::Pipe pipe = base::make_pipe();
+  Channel() {
+    base::set_nonblocking(pipe.write.get());
+    base::set_nonblocking(pipe.read.get());
+  }
+  /// Flushes and reads by turns until nothing is left.
+  std::vector<Frame> read_all(Outbox& outbox) {
+    FrameReader reader(kMaxFrame);
+    std::vector<Frame> frames;
+    char bytes[1 << 16];
+    for (ssize_t size = 1; size > 0 || !outbox.empty();) {
+      EXPECT_TRUE(outbox.flush());
+      size = ::read(pipe.read.get(), bytes, sizeof bytes);
+      if (size > 0) reader.feed({bytes, static_cast<std::size_t>(size)});
+      while (auto frame = reader.next()) frames.push_back(*frame);
+    }
+    return frames;
+  }
+};
+
+TEST(Outbox, FramesComeInOrder) {
+  Channel channel;
+  Outbox outbox(channel.pipe.write.get());
+  outbox.push({FrameKind::kStdout, 0, "a"});
+  outbox.push({FrameKind::kEnded, 0, "b"});
+  const auto frames = channel.read_all(outbox);
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(frames[0].payload, "a");
+  EXPECT_EQ(frames[1].payload, "b");
+}
+
+TEST(Outbox, OldOutputIsDroppedAndCountedAndTheRestIsKept) {
+  Channel channel;
+  constexpr std::size_t kChunk = 10000, kChunks = 100, kLimit = 50000;
+  Outbox outbox(channel.pipe.write.get(), kLimit);
+  for (std::size_t i = 0; i < kChunks; ++i) {
+    outbox.push({FrameKind::kStdout, static_cast<int>(i), std::string(kChunk, 'x')});
+    if (i % 10 == 0) outbox.push({FrameKind::kEnded, static_cast<int>(i), ""});
+    ASSERT_TRUE(outbox.flush());
+  }
+  std::size_t output = 0, ends = 0;
+  std::int64_t dropped = 0;
+  int last = -1;
+  for (const Frame& frame : channel.read_all(outbox)) {
+    if (frame.kind == FrameKind::kStdout) {
+      EXPECT_EQ(frame.payload.size(), kChunk);
+      EXPECT_GT(frame.rank, last);
+      last = frame.rank;
+      ++output;
+    }
+    ends += frame.kind == FrameKind::kEnded;
+    if (frame.kind == FrameKind::kDropped) dropped += decode_numbers(frame.payload, 1)[0];
+  }
+  EXPECT_EQ(ends, 10u);
+  EXPECT_EQ(last, 99);
+  EXPECT_GT(dropped, 0);
+  EXPECT_EQ(output * (kChunk + 13) + static_cast<std::size_t>(dropped), kChunks * (kChunk + 13));
+}
+
+TEST(Outbox, PulsesDoNotPileUp) {
+  Channel channel;
+  Outbox outbox(channel.pipe.write.get());
+  // More than the pipe holds, so that one of them is half written.
+  for (int beat = 0; beat < 20000; ++beat) {
+    for (int rank = 0; rank < 2; ++rank) outbox.push({FrameKind::kPulse, rank, std::to_string(beat)});
+    ASSERT_TRUE(outbox.flush());
+  }
+  outbox.push({FrameKind::kEnded, 0, ""});
+  const auto frames = channel.read_all(outbox);
+  EXPECT_LT(frames.size(), 10000u);
+  ASSERT_GE(frames.size(), 3u);
+  EXPECT_EQ(frames.back().kind, FrameKind::kEnded);
+  std::map<int, std::string> last;
+  for (const Frame& frame : frames)
+    if (frame.kind == FrameKind::kPulse) last[frame.rank] = frame.payload;
+  EXPECT_EQ(last, (std::map<int, std::string>{{0, "19999"}, {1, "19999"}}));
+}
+
+TEST(Outbox, AReaderThatIsGoneIsTold) {
+  Channel channel;
+  Outbox outbox(channel.pipe.write.get());
+  channel.pipe.read.reset();
+  ::signal(SIGPIPE, SIG_IGN);
+  outbox.push({FrameKind::kDone, -1, ""});
+  EXPECT_FALSE(outbox.flush());
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

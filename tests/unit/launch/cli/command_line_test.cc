@@ -1,0 +1,180 @@
+#include "lockstep/launch/cli/command_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using tests::message_of;
+using Words = std::vector<std::string>;
+
+RunOptions run_of(Words words) {
+  words.insert(words.begin(), "run");
+  const Command command = parse_command_line(words);
+  EXPECT_EQ(command.verb, Verb::kRun);
+  return command.run;
+}
+
+std::string error_of(Words words) {
+  return message_of<base::UsageError>([&] { parse_command_line(words); });
+}
+
+TEST(Options, DefaultsAreThoseOfTheHeader) {
+  const RunOptions run = run_of({"prog"});
+  EXPECT_EQ(run.ranks, 0);
+  EXPECT_TRUE(run.bind);
+  EXPECT_EQ(run.grace, std::chrono::seconds(10));
+  EXPECT_EQ(run.fail_grace, std::chrono::seconds(2));
+  EXPECT_EQ(run.transport + run.name + run.local_rank_argument + run.output_dir, "");
+  EXPECT_FALSE(run.hang_timeout);
+  EXPECT_FALSE(run.stall_timeout);
+  EXPECT_EQ(run.max_restarts + run.min_hosts, 0);
+  EXPECT_EQ(run.restart_pause, std::chrono::seconds(1));
+  EXPECT_THAT(run.command, ElementsAre("prog"));
+}
+
+TEST(Options, RestartsAndWhatBelongsToThem) {
+  const RunOptions run = run_of({"--max-restarts", "3", "--restart-pause", "0.25", "--min-hosts", "2", "prog"});
+  EXPECT_EQ(run.max_restarts, 3);
+  EXPECT_EQ(run.restart_pause, std::chrono::milliseconds(250));
+  EXPECT_EQ(run.min_hosts, 2);
+  EXPECT_THAT(error_of({"run", "--max-restarts", "-1", "p"}),
+              AllOf(HasSubstr("--max-restarts is \"-1\""), HasSubstr("0 to 1000000")));
+  EXPECT_THAT(error_of({"run", "--max-restarts", "1", "--restart-pause", "61", "p"}),
+              AllOf(HasSubstr("--restart-pause is \"61\""), HasSubstr("0 to 60")));
+  EXPECT_THAT(error_of({"run", "--max-restarts", "1", "--restart-pause", "x", "p"}),
+              HasSubstr("--restart-pause is \"x\""));
+  EXPECT_THAT(error_of({"run", "--max-restarts", "1", "--min-hosts", "0", "p"}),
+              AllOf(HasSubstr("--min-hosts is \"0\""), HasSubstr("1 to")));
+  EXPECT_THAT(error_of({"run", "--min-hosts", "1", "p"}), HasSubstr("--min-hosts is given without --max-restarts"));
+  EXPECT_THAT(error_of({"run", "--restart-pause", "1", "p"}),
+              HasSubstr("--restart-pause is given without --max-restarts"));
+}
+
+TEST(Options, StatusTakesOneOption) {
+  EXPECT_EQ(parse_command_line({"status"}).verb, Verb::kStatus);
+  EXPECT_FALSE(parse_command_line({"status"}).json);
+  EXPECT_TRUE(parse_command_line({"status", "--json"}).json);
+  EXPECT_EQ(parse_command_line({"status", "--help"}).verb, Verb::kPrint);
+  EXPECT_THAT(error_of({"status", "--jsn"}), AllOf(HasSubstr("\"--jsn\""), HasSubstr("allowed are --json")));
+}
+
+TEST(Options, EverySpellingOfTheNumberOfRanks) {
+  for (const Words& words : {Words{"-n", "3", "p"}, Words{"-np", "3", "p"}, Words{"-n3", "p"}, Words{"-np3", "p"},
+                             Words{"--ranks=3", "p"}, Words{"--ranks", "3", "--", "p"}}) {
+    EXPECT_EQ(run_of(words).ranks, 3) << words[0];
+    EXPECT_THAT(run_of(words).command, ElementsAre("p"));
+  }
+}
+
+TEST(Options, WhatFollowsTheProgramIsTheProgramsOwn) {
+  EXPECT_THAT(run_of({"-n", "2", "p", "-n", "7", "-np", "--help", "--", "x"}).command,
+              ElementsAre("p", "-n", "7", "-np", "--help", "--", "x"));
+  EXPECT_THAT(run_of({"--", "--odd", "-n"}).command, ElementsAre("--odd", "-n"));
+  EXPECT_THAT(run_of({"-n", "2", "p", ""}).command, ElementsAre("p", ""));
+}
+
+TEST(Options, AllOfThemTogether) {
+  const RunOptions run = run_of({"--transport",
+                                 "gloo",
+                                 "--bind=none",
+                                 "--pass-local-rank=rank_here",
+                                 "--output",
+                                 "out",
+                                 "--quiet-ranks",
+                                 "--grace",
+                                 "0.5",
+                                 "--fail-grace",
+                                 "0",
+                                 "--hang-timeout",
+                                 "30",
+                                 "--stall-timeout",
+                                 "0",
+                                 "--name",
+                                 "run.1",
+                                 "--trace",
+                                 "-np",
+                                 "4",
+                                 "p",
+                                 "a"});
+  EXPECT_EQ(run.transport, "gloo");
+  EXPECT_FALSE(run.bind);
+  EXPECT_EQ(run.local_rank_argument, "rank_here");
+  EXPECT_EQ(run.output_dir, "out");
+  EXPECT_TRUE(run.quiet_ranks);
+  EXPECT_TRUE(run.trace);
+  EXPECT_EQ(run.grace, std::chrono::milliseconds(500));
+  EXPECT_EQ(run.fail_grace, std::chrono::milliseconds(0));
+  EXPECT_EQ(run.hang_timeout, std::chrono::seconds(30));
+  EXPECT_EQ(run.stall_timeout, std::chrono::seconds(0));
+  EXPECT_EQ(run.name, "run.1");
+  EXPECT_EQ(run.ranks, 4);
+  EXPECT_THAT(run.command, ElementsAre("p", "a"));
+}
+
+TEST(Options, PassLocalRankTakesNoFollowingWord) {
+  const RunOptions run = run_of({"--pass-local-rank", "p"});
+  EXPECT_EQ(run.local_rank_argument, "local_rank");
+  EXPECT_THAT(run.command, ElementsAre("p"));
+}
+
+TEST(Options, RefusalsNameArgumentValueAndWhatIsAllowed) {
+  for (const char* bad : {"0", "-1", "12a", "4097", "99999999999999999999", " 1", "1.5"})
+    EXPECT_THAT(error_of({"run", std::string("--ranks=") + bad, "p"}),
+                AllOf(HasSubstr("-n"), HasSubstr(bad), HasSubstr("1 to 4096")))
+        << bad;
+  EXPECT_THAT(error_of({"run", "-n", "two", "p"}), AllOf(HasSubstr("\"two\""), HasSubstr("1 to 4096")));
+  EXPECT_THAT(error_of({"run", "--transport", "tcp", "p"}),
+              AllOf(HasSubstr("--transport is \"tcp\""), HasSubstr("auto, self, shm, hierarchy, gloo, mpi")));
+  EXPECT_THAT(error_of({"run", "--bind", "x", "p"}), AllOf(HasSubstr("--bind is \"x\""), HasSubstr("cores, none")));
+  EXPECT_THAT(error_of({"run", "--grace", "-1", "p"}), AllOf(HasSubstr("--grace is \"-1\""), HasSubstr("0 or more")));
+  EXPECT_THAT(error_of({"run", "--fail-grace", "inf", "p"}), HasSubstr("--fail-grace is \"inf\""));
+  EXPECT_THAT(error_of({"run", "--join-timeout", "0", "p"}),
+              AllOf(HasSubstr("--join-timeout is \"0\""), HasSubstr("more than 0")));
+  EXPECT_THAT(error_of({"run", "--hang-timeout", "soon", "p"}),
+              AllOf(HasSubstr("--hang-timeout is \"soon\""), HasSubstr("0 or more")));
+  EXPECT_THAT(error_of({"run", "--stall-timeout", "-1", "p"}), HasSubstr("--stall-timeout is \"-1\""));
+  EXPECT_THAT(error_of({"run", "--inject", "fire@rank=1,step=2", "p"}),
+              AllOf(HasSubstr("--inject is \"fire@rank=1,step=2\""), HasSubstr("kill, stop, segv")));
+  for (const char* bad : {".", "..", "a/b", "-x", "a b", "\n"})
+    EXPECT_THAT(error_of({"run", std::string("--name=") + bad, "p"}), HasSubstr("--name is ")) << bad;
+  EXPECT_THAT(error_of({"run", "--pass-local-rank=a b", "p"}), HasSubstr("--pass-local-rank is \"a b\""));
+  EXPECT_THAT(error_of({"run", "--nonsense", "p"}), HasSubstr("\"--nonsense\" is no option"));
+  EXPECT_THAT(error_of({"run", "-n"}), HasSubstr("--ranks"));
+  EXPECT_THAT(error_of({"run", "-n", "2"}), HasSubstr("no program"));
+  EXPECT_THAT(error_of({"run", "--"}), HasSubstr("no program"));
+  EXPECT_THAT(error_of({"walk"}), AllOf(HasSubstr("\"walk\""), HasSubstr("run")));
+  EXPECT_THAT(error_of({}), HasSubstr("no command"));
+}
+
+TEST(Options, RefusalsAreOneLine) {
+  for (const Words& words :
+       {Words{"run", "-n", "1\n2", "p"}, Words{"run", "-n"}, Words{"run", "--a\nb"}, Words{"x\ny"}})
+    EXPECT_EQ(error_of(words).find('\n'), std::string::npos) << error_of(words);
+}
+
+TEST(Options, HelpAndVersionArePrinted) {
+  for (const Words& words :
+       {Words{"--help"}, Words{"run", "--help"}, Words{"run", "-n", "2", "-h"}, Words{"--version"}}) {
+    const Command command = parse_command_line(words);
+    EXPECT_EQ(command.verb, Verb::kPrint);
+    EXPECT_FALSE(command.text.empty());
+  }
+  EXPECT_EQ(parse_command_line({"agent"}).verb, Verb::kAgent);
+}
+
+TEST(Options, WhatFollowsBenchIsForLockstepBench) {
+  const Command command = parse_command_line({"bench", "all-reduce", "-n", "2", "--help"});
+  EXPECT_EQ(command.verb, Verb::kBench);
+  EXPECT_THAT(command.words, ElementsAre("all-reduce", "-n", "2", "--help"));
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,145 @@
+#include "lockstep/launch/doctor/host_facts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "lockstep/launch/process/process.h"
+#include "lockstep/launch/process/stack_dump.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+const Environment kPath = {"PATH=/usr/local/bin:/usr/bin:/bin"};
+
+std::string write(const tests::TempDir& folder, const std::string& name, const std::string& text, int mode = 0755) {
+  const std::string path = folder / name;
+  std::ofstream(path) << text;
+  ::chmod(path.c_str(), static_cast<mode_t>(mode));
+  return path;
+}
+
+TEST(Examination, WhatAProgramIs) {
+  const tests::TempDir folder;
+  const std::string here = folder.path();
+  EXPECT_EQ(look_at_program({}, "", kPath).path, "");
+  EXPECT_EQ(look_at_program({"/nowhere/x"}, "", kPath).error, "No such file or directory");
+  EXPECT_EQ(look_at_program({"no-such-program"}, "", kPath).error, "not in PATH");
+  EXPECT_EQ(look_at_program({"./x"}, "/nowhere", kPath).error, "no such directory");
+  write(folder, "data", "x", 0644);
+  EXPECT_EQ(look_at_program({"./data"}, here, kPath).error, "not executable");
+  const ProgramFile shell = look_at_program({"sh"}, "", kPath);
+  EXPECT_EQ(shell.error, "");
+  EXPECT_EQ(shell.hash.size(), 16u);
+  EXPECT_THAT(shell.loader, HasSubstr("ld"));
+  EXPECT_EQ(shell.python, "");
+}
+
+TEST(Examination, TheSameBytesHaveTheSameHash) {
+  const tests::TempDir folder;
+  const std::string a = write(folder, "a", "#!/bin/sh\necho 1\n"), b = write(folder, "b", "#!/bin/sh\necho 1\n"),
+                    c = write(folder, "c", "#!/bin/sh\necho 2\n");
+  const auto hash = [](const std::string& path) { return look_at_program({path}, "", kPath).hash; };
+  EXPECT_EQ(hash(a), hash(b));
+  EXPECT_NE(hash(a), hash(c));
+}
+
+TEST(Examination, ScriptsOfPython) {
+  const tests::TempDir folder;
+  const std::string python = write(folder, "python3", "#!/bin/sh\n");
+  const std::string script = write(folder, "train.py", "print(1)\n", 0644);
+  const ProgramFile named = look_at_program({python, "train.py"}, folder.path(), kPath);
+  EXPECT_EQ(named.python, python);
+  EXPECT_EQ(named.path, script);
+  EXPECT_EQ(look_at_program({python, "gone.py"}, folder.path(), kPath).error, "No such file or directory");
+  EXPECT_EQ(look_at_program({python, "-c", "x"}, "", kPath).path, python);
+  EXPECT_EQ(look_at_program({write(folder, "direct", "#!" + python + "\n")}, "", kPath).python, python);
+  EXPECT_EQ(
+      look_at_program({write(folder, "by_env", "#!/usr/bin/env python3\n")}, "", {"PATH=" + folder.path()}).python,
+      python);
+  EXPECT_THAT(look_at_program({write(folder, "lost", "#!/nowhere/python3 -u\n")}, "", kPath).error,
+              HasSubstr("its interpreter /nowhere/python3 is not there"));
+}
+
+TEST(Examination, OfThisHost) {
+  const Examination found = examine({.command = {"sh"}, .environment = kPath}, -1);
+  EXPECT_GT(found.memory_bytes, found.available_bytes / 2);
+  EXPECT_GT(found.files_hard, 0u);
+  EXPECT_GE(found.cpus_online, 1);
+  EXPECT_GT(found.copy_bytes_per_s, 1e8);
+  EXPECT_TRUE(found.libraries.good());
+  EXPECT_THAT(found.libraries.out, HasSubstr("libc.so.6 => /"));
+  EXPECT_EQ(found.orted + found.mpirun.path, "");  // not asked for
+}
+
+ToolCall shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
+  return {"/bin/sh", {"sh", "-c", script}, kPath, "", limit};
+}
+
+TEST(Tools, SayWhatTheySaid) {
+  const auto said = run_tools({shell("echo out; echo err >&2; exit 3"),
+                               {},
+                               shell("kill -TERM $$"),
+                               {"/nowhere", {"x"}, {}, "", 1s},
+                               shell("pwd")},
+                              -1);
+  EXPECT_EQ(said[0].out, "out\n");
+  EXPECT_EQ(said[0].err, "err\n");
+  EXPECT_EQ(said[0].code, 3);
+  EXPECT_EQ(said[1].code, ToolSaid::kNotRun);
+  EXPECT_EQ(said[2].code, 128 + 15);
+  EXPECT_EQ(said[3].code, 127);
+  EXPECT_TRUE(said[4].good());
+}
+
+TEST(Tools, ReadWhatTheyAreGiven) {
+  ToolCall cat{"/bin/cat", {"cat"}, kPath};
+  cat.input = std::string(20000, 'a') + std::string("\0'\n", 3);
+  EXPECT_EQ(run_tool(cat).out, cat.input);
+  EXPECT_EQ(run_tool(shell("cat; echo end")).out, "end\n");
+}
+
+TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
+  const tests::TempDir folder;
+  const auto begun = std::chrono::steady_clock::now();
+  const auto said = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
+                               shell("sleep 100 & echo $! >" + folder / "b" + "; echo left")},
+                              -1);
+  for (const char* file : {"a", "b"}) {
+    const pid_t left = std::stoi(tests::read_file(folder / file));
+    const auto runs = [&] { return std::string("Z?").find(state_of_process(left)) == std::string::npos; };
+    while (runs() && std::chrono::steady_clock::now() - begun < 10s) std::this_thread::yield();
+    EXPECT_FALSE(runs()) << file;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
+  EXPECT_EQ(said[0].code, ToolSaid::kNoEnd);
+  EXPECT_EQ(said[0].out, "begun\n");
+  EXPECT_EQ(said[1].out, "left\n");
+  EXPECT_TRUE(said[1].good());
+}
+
+TEST(Tools, EndWhenNobodyListensAnyMore) {
+  base::Pipe pipe = base::make_pipe();
+  pipe.write.reset();
+  const auto begun = std::chrono::steady_clock::now();
+  EXPECT_EQ(run_tools({shell("sleep 100")}, pipe.read.get())[0].code, ToolSaid::kNoEnd);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
+}
+
+TEST(Tools, SayNoMoreThanIsRead) {
+  const auto said = run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
+  EXPECT_TRUE(said[0].good());
+  EXPECT_EQ(said[0].out.size(), kMostText);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,112 @@
+#include "lockstep/launch/hosts/remote_command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Host host(const std::string& name, const std::string& path = "/opt/lockstep") {
+  Host one;
+  one.name = name;
+  one.remote_path = path;
+  return one;
+}
+
+TEST(Remote, SshAsksNothingAndForwardsNothing) {
+  const auto words = ssh_words(host("alpha", "/opt/lockstep/bin/lockstep"), 7s);
+  EXPECT_EQ(words.front(), "ssh");
+  for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"})
+    EXPECT_THAT(words, Contains(word));
+  EXPECT_EQ(words[words.size() - 3], "--");
+  EXPECT_EQ(words[words.size() - 2], "alpha");
+  EXPECT_EQ(words.back(), "exec /opt/lockstep/bin/lockstep agent --guarded");
+}
+
+TEST(Remote, UserPortAndPathOfAHost) {
+  Host one = host("fd00::2");
+  one.user = "eve";
+  one.port = 2222;
+  one.remote_path = "bin/lockstep";
+  const auto words = ssh_words(one, 7s);
+  EXPECT_THAT(words, Contains("2222"));
+  EXPECT_EQ(words[words.size() - 2], "eve@fd00::2");
+  EXPECT_EQ(words.back(), "exec bin/lockstep agent --guarded");
+}
+
+TEST(Remote, APathThatAShellWouldReadOtherwiseIsRefused) {
+  for (const char* path : {"", "/a b", "/a;reboot", "/$HOME", "/a'b", "-x", "/a\nb", "~/lockstep"})
+    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_words(host("alpha", path), 7s); }),
+                HasSubstr("allowed are letters"))
+        << path;
+}
+
+TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
+  auto words = srun_words(host("n1", "/opt/lock step"), {"agent", "--guarded"});
+  EXPECT_THAT(words, Contains("--nodelist=n1"));
+  EXPECT_THAT(words, Contains("--overlap"));
+  EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // no shell reads it
+  EXPECT_EQ(words.back(), "--guarded");
+  Host step = host("n1");
+  EXPECT_THAT(agent_words(step, "12.0"), ElementsAre("agent", "--guarded"));
+  step.step = true;
+  EXPECT_THAT(agent_words(step, "12.0"), ElementsAre("agent", "--guarded", "--attended", "12.0"));
+  EXPECT_THAT(agent_words(step, ""), ElementsAre("agent", "--guarded"));
+}
+
+TEST(Remote, SrunsOwnWishesForOutputAreNotInherited) {
+  EXPECT_THAT(environment_for_srun({"SLURM_LABELIO=1", "SLURM_JOB_ID=5", "SLURM_UNBUFFEREDIO=1", "SLURM_STDOUTMODE=x"}),
+              ElementsAre("SLURM_JOB_ID=5"));
+}
+
+TEST(Remote, AScriptTakesThePlaceOfTheAgent) {
+  EXPECT_EQ(ssh_words(host("alpha", ""), 7s, "put it; exec it").back(), "exec sh -c 'put it; exec it'");
+  const auto words = srun_words(host("n1", ""), {"agent"}, "put it; exec it");
+  EXPECT_EQ(words.back(), "put it; exec it");
+  EXPECT_EQ(words[words.size() - 2], "-c");
+}
+
+TEST(Remote, WhatSrunSaysInWords) {
+  Host one = host("n1");
+  one.step = true;
+  const auto says = [&](const std::string& text) { return std::string(start_error(one, 1, text).what()); };
+  EXPECT_THAT(says("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"),
+              HasSubstr("host \"n1\": there is no such program"));
+  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Invalid node name specified"),
+              HasSubstr("SLURM does not know it"));
+  EXPECT_THAT(says("srun: error: Unable to create step for job 3: Job/step already completing"),
+              HasSubstr("SLURM gives no step there"));
+  EXPECT_THAT(says("odd"), HasSubstr("the agent ended with code 1"));
+}
+
+TEST(Remote, WhatSshSaysInWords) {
+  const auto says = [](const std::string& text, int code = 255) {
+    return std::string(start_error(host("beta"), code, text).what());
+  };
+  EXPECT_THAT(says("ssh: Could not resolve hostname beta: Name or service not known"),
+              HasSubstr("host \"beta\": unknown host"));
+  EXPECT_THAT(says("ssh: connect to host beta port 22: Connection refused"),
+              HasSubstr("refused: nobody listens there"));
+  EXPECT_THAT(says("her@beta: Permission denied (publickey)."), HasSubstr("the key was not accepted"));
+  EXPECT_THAT(says("Host key verification failed."), HasSubstr("its host key is not known"));
+  EXPECT_THAT(says("ssh: connect to host beta port 22: Connection timed out"), HasSubstr("no answer"));
+  EXPECT_THAT(says("ssh: connect to host beta port 22: No route to host"), HasSubstr("no route to it"));
+  EXPECT_THAT(says("bash: line 1: /opt/lockstep: No such file or directory", 127),
+              HasSubstr("there is no program \"/opt/lockstep\""));
+  EXPECT_THAT(says("bash: line 1: /opt/lockstep: Permission denied", 126), HasSubstr("cannot be executed there"));
+  EXPECT_THAT(
+      says("/opt/lockstep: error while loading shared libraries: libsodium.so.23: cannot open shared object file", 127),
+      HasSubstr("a library is missing there"));
+  EXPECT_THAT(says("something else"), HasSubstr("ssh failed: \"something else\""));
+  EXPECT_THAT(says("odd", 3), HasSubstr("the agent ended with code 3"));
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

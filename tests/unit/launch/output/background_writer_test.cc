@@ -1,0 +1,86 @@
+#include "lockstep/launch/output/background_writer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/net/socket.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+/// All that comes until the writer has drained.
+std::string read_while_draining(int fd, Writer& writer) {
+  base::set_nonblocking(fd);
+  std::string all;
+  char bytes[1 << 16];
+  const base::Deadline deadline = base::Deadline::in(20s);
+  for (bool drained = false; !deadline.expired();) {
+    const ssize_t size = ::read(fd, bytes, sizeof bytes);
+    if (size > 0)
+      all.append(bytes, static_cast<std::size_t>(size));
+    else if (drained)
+      break;
+    else
+      drained = writer.drain(1ms, 1ms);
+  }
+  return all;
+}
+
+TEST(Writer, WritesInOrder) {
+  base::Pipe pipe = base::make_pipe();
+  Writer writer(1 << 20, true);
+  std::string want;
+  for (int i = 0; i < 1000; ++i) {
+    writer.write(pipe.write.get(), std::to_string(i) + "\n", 1);
+    want += std::to_string(i) + "\n";
+  }
+  EXPECT_EQ(read_while_draining(pipe.read.get(), writer), want);
+  EXPECT_EQ(writer.dropped(), 0);
+}
+
+TEST(Writer, ADescriptorThatNobodyReadsStopsNobody) {
+  base::Pipe pipe = base::make_pipe();
+  Writer writer(100'000, true);
+  const std::string line = std::string(999, 'x') + "\n";
+  for (int i = 0; i < 1000; ++i) writer.write(pipe.write.get(), line, 1);
+  writer.write(pipe.write.get(), "the end\n", 1, true);
+  EXPECT_FALSE(writer.drain(50ms, 10s));
+  EXPECT_GT(writer.dropped(), 500);
+  const std::string all = read_while_draining(pipe.read.get(), writer);
+  EXPECT_THAT(all, HasSubstr("lines dropped: the terminal was too slow\n"));
+  EXPECT_TRUE(all.ends_with("the end\n"));
+}
+
+TEST(Writer, WhatMustBeKeptIsKept) {
+  base::Pipe pipe = base::make_pipe();
+  Writer writer(1000, true);
+  for (int i = 0; i < 200; ++i) writer.write(pipe.write.get(), std::string(999, 'x') + "\n", 1, true);
+  EXPECT_EQ(read_while_draining(pipe.read.get(), writer).size(), 200'000u);
+  EXPECT_EQ(writer.dropped(), 0);
+}
+
+TEST(Writer, AReaderThatIsGoneIsAnErrorOnce) {
+  ::signal(SIGPIPE, SIG_IGN);
+  base::Pipe gone = base::make_pipe();
+  base::Pipe pipe = base::make_pipe();
+  gone.read.reset();
+  Writer writer(1 << 20, true);
+  writer.write(gone.write.get(), "x\n", 1);
+  writer.write(gone.write.get(), "x\n", 1);
+  writer.write(pipe.write.get(), "y\n", 1);
+  EXPECT_TRUE(writer.drain(10s, 10s));
+  EXPECT_EQ(writer.error(), EPIPE);
+  EXPECT_EQ(read_while_draining(pipe.read.get(), writer), "y\n");
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,353 @@
+#include "lockstep/launch/plan/job_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+RunOptions options(int ranks) {
+  RunOptions run;
+  run.ranks = ranks;
+  run.command = {"train", "--lr", "0.1"};
+  return run;
+}
+
+Surroundings surroundings() {
+  Surroundings s;
+  s.environment = {"HOME=/root", "EMPTY=", "ODD=a=b\nc"};
+  s.program = "/bin/train";
+  s.here = "/home/her";
+  s.store = {"127.0.0.1", 4711};
+  s.job = "abc";
+  s.master = {"127.0.0.1", 2222};
+  return s;
+}
+
+Node node(int ranks, bool here = true, const std::string& name = "alpha") {
+  Node one{.site = {.host = name + ".cluster"}, .name = name, .ranks = ranks, .here = here};
+  one.site.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
+  return one;
+}
+
+JobPlan plan_job(const RunOptions& run, const Surroundings& s) { return plan_jobs(run, s, {node(run.ranks)}).front(); }
+
+TEST(Plan, AllRanksShareTheJobAndWhatTorchrunSets) {
+  const JobPlan job = plan_job(options(2), surroundings());
+  EXPECT_EQ(job.program, "/bin/train");
+  EXPECT_THAT(job.arguments, ElementsAre("train", "--lr", "0.1"));
+  for (const char* variable :
+       {"LOCKSTEP_WORLD_SIZE=2", "LOCKSTEP_LOCAL_WORLD_SIZE=2", "LOCKSTEP_NODE_RANK=0", "LOCKSTEP_NUM_NODES=1",
+        "LOCKSTEP_STORE=127.0.0.1:4711", "LOCKSTEP_JOB=abc", "WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "GROUP_RANK=0",
+        "NODE_RANK=0", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=2222", "HOME=/root", "EMPTY=", "ODD=a=b\nc"})
+    EXPECT_THAT(job.environment, Contains(variable));
+}
+
+TEST(Plan, RanksKnowHowOftenTheJobWasStartedBefore) {
+  Surroundings s = surroundings();
+  s.environment.push_back("TORCHELASTIC_RESTART_COUNT=9");
+  s.environment.push_back("LOCKSTEP_GENERATION=9");
+  s.generation = 2;
+  RunOptions run = options(2);
+  run.max_restarts = 5;
+  const JobPlan job = plan_job(run, s);
+  for (const char* variable : {"LOCKSTEP_GENERATION=2", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5"})
+    EXPECT_THAT(job.environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_GENERATION=9", "TORCHELASTIC_RESTART_COUNT=9"})
+    EXPECT_THAT(job.environment, Not(Contains(variable)));
+}
+
+TEST(Plan, RanksKnowTheRunsNameAndWhetherATraceIsWanted) {
+  RunOptions run = options(2);
+  for (const std::string& variable : plan_job(run, surroundings()).environment) {
+    EXPECT_FALSE(variable.starts_with("LOCKSTEP_NAME")) << variable;
+    EXPECT_FALSE(variable.starts_with("LOCKSTEP_TRACE")) << variable;
+  }
+  run.name = "first";
+  run.trace = true;
+  for (const char* variable : {"LOCKSTEP_NAME=first", "LOCKSTEP_TRACE=1"})
+    EXPECT_THAT(plan_job(run, surroundings()).environment, Contains(variable));
+}
+
+TEST(Plan, EachRankHasItsNumbersCoresAndThreads) {
+  const JobPlan job = plan_job(options(2), surroundings());
+  ASSERT_EQ(job.ranks.size(), 2u);
+  EXPECT_EQ(job.ranks[1].rank, 1);
+  for (const char* variable :
+       {"LOCKSTEP_RANK=1", "LOCKSTEP_LOCAL_RANK=1", "RANK=1", "LOCAL_RANK=1", "OMP_NUM_THREADS=2"})
+    EXPECT_THAT(job.ranks[1].environment, Contains(variable));
+  EXPECT_THAT(job.ranks[1].cpus, ElementsAre(2, 3));
+  EXPECT_THAT(job.ranks[1].arguments, IsEmpty());
+}
+
+TEST(Plan, NoVariableTwiceWhateverWasInherited) {
+  Surroundings s = surroundings();
+  for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"})
+    s.environment.push_back(variable);
+  RunOptions run = options(3);
+  run.transport = "gloo";
+  run.hang_timeout = std::chrono::milliseconds(7500);
+  run.join_timeout = "2.5";
+  const JobPlan job = plan_job(run, s);
+  for (const RankPlan& rank : job.ranks) {
+    std::vector<std::string> names;
+    for (const Environment* part : {&job.environment, &rank.environment})
+      for (const std::string& variable : *part) names.push_back(variable.substr(0, variable.find('=')));
+    std::sort(names.begin(), names.end());
+    EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+  }
+  EXPECT_THAT(job.environment, Contains("LOCKSTEP_TRANSPORT=gloo"));
+  EXPECT_THAT(job.environment, Contains("LOCKSTEP_TIMEOUT=17.5"));
+  EXPECT_THAT(job.environment, Contains("LOCKSTEP_JOIN_TIMEOUT=2.5"));
+}
+
+TEST(Plan, RanksWaitLongerThanTheLauncher) {
+  Surroundings s = surroundings();
+  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=310"));
+  s.environment.push_back("LOCKSTEP_TIMEOUT=5");  // a user's
+  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=5"));
+  RunOptions run = options(2);
+  run.hang_timeout = std::chrono::milliseconds(0);
+  EXPECT_THAT(plan_job(run, s).environment, Contains("LOCKSTEP_TIMEOUT=0"));
+  EXPECT_EQ(pulse_limits(run, {}).stall.count(), 0);  // a debugger stops processes as well
+  run.stall_timeout = std::chrono::milliseconds(9000);
+  EXPECT_EQ(pulse_limits(run, {}).stall.count(), 9000);
+  EXPECT_EQ(pulse_limits(options(2), {}).stall.count(), 30000);
+  EXPECT_EQ(pulse_limits(options(2), {"LOCKSTEP_TIMEOUT=7200"}).hang, std::chrono::hours(2));
+  EXPECT_EQ(pulse_limits(options(2), {"LOCKSTEP_TIMEOUT=0"}).stall.count(), 0);
+}
+
+TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
+  Surroundings s = surroundings();
+  s.environment = {"TORCHELASTIC_RUN_ID=none",
+                   "TORCHELASTIC_USE_AGENT_STORE=True",
+                   "ROLE_RANK=3",
+                   "SLURM_PROCID=0",
+                   "SLURM_JOB_ID=5",
+                   "PMI_RANK=0",
+                   "LOCKSTEP_TERMINAL=80",
+                   "LOCKSTEP_PAGE=5",
+                   "LOCKSTEP_ENV_FROM=slurm"};
+  const JobPlan job = plan_job(options(1), s);
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE", "ROLE_RANK", "SLURM_PROCID", "PMI_",
+                           "LOCKSTEP_TERMINAL", "LOCKSTEP_PAGE", "LOCKSTEP_ENV_FROM"})
+    EXPECT_THAT(job.environment, Not(Contains(StartsWith(name)))) << name;
+  EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
+}
+
+TEST(Plan, AUsersChoiceOfThreadsStays) {
+  Surroundings s = surroundings();
+  s.environment.push_back("OMP_NUM_THREADS=5");
+  const JobPlan job = plan_job(options(2), s);
+  EXPECT_THAT(job.environment, Contains("OMP_NUM_THREADS=5"));
+  EXPECT_THAT(job.ranks[0].environment, Not(Contains(StartsWith("OMP_NUM_THREADS"))));
+}
+
+TEST(Plan, MoreRanksThanCoresHaveOneThreadEach) {
+  const JobPlan job = plan_job(options(6), surroundings());
+  EXPECT_THAT(job.ranks[5].environment, Contains("OMP_NUM_THREADS=1"));
+}
+
+TEST(Plan, UnboundRanksStillDivideTheThreads) {
+  RunOptions run = options(2);
+  run.bind = false;
+  const JobPlan job = plan_job(run, surroundings());
+  EXPECT_THAT(job.ranks[0].cpus, IsEmpty());
+  EXPECT_THAT(job.ranks[0].environment, Contains("OMP_NUM_THREADS=2"));
+}
+
+TEST(Plan, LocalRankIsTheLastArgument) {
+  RunOptions run = options(2);
+  run.local_rank_argument = "local_rank";
+  EXPECT_THAT(plan_job(run, surroundings()).ranks[1].arguments, ElementsAre("--local_rank=1"));
+}
+
+TEST(Plan, ThePrefixTakesItsColumnsFromTheTerminal) {
+  Surroundings s = surroundings();
+  s.columns = 80;
+  EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TERMINAL=76"));
+  EXPECT_THAT(plan_job(options(11), s).environment, Contains("LOCKSTEP_TERMINAL=75"));
+}
+
+int ranks_of(const Environment& environment, int gpus, int cores, const std::string& named = "",
+             const std::string& of_host = "") {
+  RunOptions run = options(0);
+  run.gpus = named;
+  Surroundings s = surroundings();
+  s.environment = environment;
+  Node one{.site = {.gpus = gpus, .visible_gpus = of_host},
+           .name = "beta",
+           .here = of_host.empty(),
+           .step = !of_host.empty()};
+  for (int core = 0; core < cores; ++core) one.site.cpus.push_back({core, core, 0});
+  return default_ranks(run, s, one);
+}
+
+TEST(Plan, DefaultRanks) {
+  EXPECT_EQ(ranks_of({}, 0, 6), 6);
+  EXPECT_EQ(ranks_of({}, 4, 6), 4);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,3"}, 4, 6), 2);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,-1,3"}, 4, 6), 1);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,1"}, 0, 6), 6);
+  EXPECT_EQ(ranks_of({}, 0, 0), 1);
+  EXPECT_EQ(ranks_of({}, 8, 6, "4,5"), 2);
+  EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0"}, 8, 6, "", "2,3"), 2);
+}
+
+TEST(Plan, WhatARankHasOfItsOwnIsNotInheritedOnOtherHostsEither) {
+  EXPECT_THAT(without({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}),
+              ElementsAre("HOME=/root"));
+}
+
+TEST(Plan, RanksAreNeighboursOnTheirHosts) {
+  Surroundings s = surroundings();
+  s.columns = 80;
+  const std::vector<JobPlan> jobs = plan_jobs(options(5), s, {node(2), node(3, false, "beta")});
+  ASSERT_EQ(jobs.size(), 2u);
+  for (const JobPlan& job : jobs)
+    for (const char* variable : {"LOCKSTEP_WORLD_SIZE=5", "WORLD_SIZE=5", "LOCKSTEP_NUM_NODES=2", "GROUP_WORLD_SIZE=2",
+                                 "LOCKSTEP_TERMINAL=70"})
+      EXPECT_THAT(job.environment, Contains(variable));
+  for (const char* variable : {"LOCKSTEP_NODE_RANK=1", "NODE_RANK=1", "GROUP_RANK=1", "LOCAL_WORLD_SIZE=3"})
+    EXPECT_THAT(jobs[1].environment, Contains(variable));
+  ASSERT_EQ(jobs[1].ranks.size(), 3u);
+  EXPECT_EQ(jobs[1].ranks[0].rank, 2);
+  EXPECT_THAT(jobs[1].ranks[2].environment, Contains("RANK=4"));
+  EXPECT_THAT(jobs[1].ranks[2].environment, Contains("LOCAL_RANK=2"));
+  EXPECT_THAT(jobs[1].ranks[2].cpus, ElementsAre(2, 3));  // four cores for three ranks
+}
+
+TEST(Plan, OtherHostsGetWhatTravelsAndWhatIsExported) {
+  Surroundings s = surroundings();
+  s.environment =
+      with_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"},
+                   {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
+  s.exported = {"MINE", "YOURS", "NCCL_DEBUG"};
+  const std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_TRUE(jobs[1].add_to_own);
+  for (const char* variable : {"PATH=/venv/bin", "MINE=1", "YOURS=a=b\n", "NCCL_DEBUG=WARN"}) {
+    EXPECT_THAT(jobs[0].environment, Contains(variable));
+    EXPECT_THAT(jobs[1].environment, Contains(variable));
+  }
+  for (const char* name : {"HOME", "SECRET_WORD", "TORCH_TOKEN"})
+    EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith(name)))) << name;
+  EXPECT_THAT(jobs[0].environment, Contains("SECRET_WORD=x"));
+  EXPECT_THAT(jobs[0].environment, Not(Contains("NCCL_DEBUG=INFO")));
+}
+
+TEST(Plan, AnExportThatIsNotSetIsAnError) {
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { with_exports({"A=1"}, {"B"}); }), HasSubstr("-x \"B\""));
+  EXPECT_THAT(with_exports({"A="}, {"A"}), ElementsAre("A="));
+  EXPECT_THAT(with_exports({}, {"A=1", "A=2"}), ElementsAre("A=2"));
+}
+
+TEST(Plan, TheDirectoryIsEnteredElsewhereToo) {
+  Surroundings s = surroundings();
+  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_EQ(jobs[0].directory, "");
+  EXPECT_EQ(jobs[1].directory, "/home/her");
+  s.directory = "/data";
+  jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
+  EXPECT_EQ(jobs[0].directory, "/data");
+  EXPECT_EQ(jobs[1].directory, "/data");
+}
+
+TEST(Plan, OtherLibrariesUseTheSameInterfaceUnlessAUserHasNamedOne) {
+  Surroundings s = surroundings();
+  Node one = node(1), other = node(1, false, "beta");
+  one.interface = "eth0";
+  other.interface = "ens3";
+  s.environment.push_back("NCCL_SOCKET_IFNAME=ib0");
+  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {one, other});
+  EXPECT_THAT(jobs[0].environment, Contains("GLOO_SOCKET_IFNAME=eth0"));
+  EXPECT_THAT(jobs[1].environment, Contains("GLOO_SOCKET_IFNAME=ens3"));
+  EXPECT_THAT(jobs[1].environment, Contains("NCCL_SOCKET_IFNAME=ib0"));
+  EXPECT_THAT(jobs[1].environment, Not(Contains("NCCL_SOCKET_IFNAME=ens3")));
+  EXPECT_THAT(jobs[1].environment, Not(Contains(StartsWith("LOCKSTEP_INTERFACE"))));
+  RunOptions run = options(2);
+  run.interface = "10.0.0.0/8";
+  jobs = plan_jobs(run, s, {one, other});
+  EXPECT_THAT(jobs[1].environment, Contains("LOCKSTEP_INTERFACE=ens3"));
+}
+
+std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment& environment, int gpus = 0) {
+  Surroundings s = surroundings();
+  s.environment = environment;
+  Node one = node(run.ranks);
+  one.site.gpus = gpus;
+  const JobPlan job = plan_jobs(run, s, {one}).front();
+  std::vector<std::string> seen;
+  for (const RankPlan& rank : job.ranks) {
+    std::string value = "-";
+    for (const Environment* part : {&job.environment, &rank.environment})
+      for (const std::string& variable : *part)
+        if (variable.rfind("CUDA_VISIBLE_DEVICES=", 0) == 0)
+          value = (value == "-" ? "" : value + " and ") + variable.substr(21);
+    seen.push_back(value);
+  }
+  return seen;
+}
+
+TEST(Plan, EachRankSeesTheWholeListOfGpus) {
+  EXPECT_THAT(gpus_of_ranks(options(2), {}), ElementsAre("-", "-"));
+  EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4,5", "4,5"));
+  EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES="}), ElementsAre("", ""));
+  RunOptions run = options(2);
+  run.gpus = "6,7";
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("6,7", "6,7"));
+  run.isolate_gpus = true;
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("6", "7"));
+  run.gpus.clear();
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4", "5"));
+  EXPECT_THAT(gpus_of_ranks(run, {}, 2), ElementsAre("0", "1"));
+}
+
+TEST(Plan, FewerGpusThanRanksIsAnErrorUnlessAskedFor) {
+  RunOptions run = options(3);
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}); }),
+              HasSubstr("2 GPUs in its list for 3 ranks"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,-1,5"}); }),
+              HasSubstr("1 GPUs"));
+  run.share_gpus = true;
+  run.isolate_gpus = true;
+  EXPECT_THAT(gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4", "5", "4"));
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {}); }), HasSubstr("0 GPUs"));
+}
+
+TEST(Plan, SlurmsListOfGpusStaysOnItsHost) {
+  Surroundings s = surroundings();
+  s.environment.push_back("CUDA_VISIBLE_DEVICES=0");
+  Node other = node(1, false, "beta");
+  other.site.visible_gpus = "3";
+  EXPECT_THAT(plan_jobs(options(2), s, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"))
+      << "over ssh the person's counts";
+  other.step = true;
+  std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), other});
+  EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=3"));
+  s.exported = {"CUDA_VISIBLE_DEVICES"};
+  jobs = plan_jobs(options(2), s, {node(1), other});
+  EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"));
+}
+
+TEST(Plan, HostsAreFilledInOrder) {
+  EXPECT_THAT(fill_hosts({4, 4}, 0), ElementsAre(4, 4));
+  EXPECT_THAT(fill_hosts({4, 4}, 5), ElementsAre(4, 1));
+  EXPECT_THAT(fill_hosts({4, 4}, 4), ElementsAre(4, 0));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { fill_hosts({4, 4}, 9); }),
+              HasSubstr("-n is 9, but the hosts have 8 slots"));
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

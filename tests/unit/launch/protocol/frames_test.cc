@@ -1,0 +1,223 @@
+#include "lockstep/launch/protocol/frames.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/job/join.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+JobPlan sample() {
+  JobPlan job;
+  job.program = "/bin/\xff\n";
+  job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
+  job.directory = "/d/\xfe";
+  job.add_to_own = true;
+  job.environment = {"A=\x80", "B="};
+  job.fail_grace = std::chrono::milliseconds(1234);
+  job.run_dir = "runs/it";
+  job.key = job::JobKey(std::string(32, 'k'));
+  job.ranks = {{0, {"RANK=0"}, {"--k=0"}, {0, 7}}, {1, {}, {}, {}}};
+  return job;
+}
+
+TEST(Wire, AJobArrivesByteForByte) {
+  const JobPlan job = decode_job(encode_job(sample()));
+  EXPECT_EQ(job.program, sample().program);
+  EXPECT_EQ(job.arguments, sample().arguments);
+  EXPECT_EQ(job.directory, sample().directory);
+  EXPECT_TRUE(job.add_to_own);
+  EXPECT_EQ(job.environment, sample().environment);
+  EXPECT_EQ(job.fail_grace, sample().fail_grace);
+  EXPECT_EQ(job.run_dir, sample().run_dir);
+  EXPECT_EQ(job.key.bytes(), sample().key.bytes());
+  ASSERT_EQ(job.ranks.size(), 2u);
+  EXPECT_EQ(job.ranks[0].cpus, sample().ranks[0].cpus);
+  EXPECT_EQ(job.ranks[0].environment, sample().ranks[0].environment);
+  EXPECT_EQ(job.ranks[0].arguments, sample().ranks[0].arguments);
+  EXPECT_EQ(job.ranks[1].rank, 1);
+}
+
+TEST(Wire, EveryTruncationIsRefused) {
+  JobPlan job = sample();
+  job.arguments.back() = "short";
+  const std::string bytes = encode_job(job);
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(decode_job(bytes.substr(0, size)), base::Error) << size;
+  EXPECT_THROW(decode_job(bytes + "x"), base::Error);
+}
+
+TEST(Wire, AWildCountAsksForNoMemory) {
+  std::string bytes = encode_job(JobPlan{});
+  bytes.replace(4, 4, "\xff\xff\xff\xff");  // the number of arguments
+  EXPECT_THAT(tests::message_of<base::Error>([&] { decode_job(bytes); }), HasSubstr("4294967295"));
+}
+
+TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
+  const Site site = decode_site(encode_site({.host = "h1",
+                                             .version = LOCKSTEP_VERSION,
+                                             .build = job::build_id(""),
+                                             .cpus = {{0, 0, 0}, {5, 4, 1}},
+                                             .gpus = 2,
+                                             .master_port = 77,
+                                             .visible_gpus = "3,4"}));
+  EXPECT_EQ(site.host + " " + site.version + " " + site.visible_gpus, "h1 " LOCKSTEP_VERSION " 3,4");
+  EXPECT_EQ(site.gpus, 2);
+  EXPECT_EQ(site.master_port, 77);
+  ASSERT_EQ(site.cpus.size(), 2u);
+  EXPECT_EQ(site.cpus[1].core, 4);
+  const MeetOrder order =
+      decode_meet(encode_meet({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
+  EXPECT_EQ(order.self, 3);
+  EXPECT_EQ(order.token, std::string(32, '\0'));
+  EXPECT_EQ(order.interface, "^docker0");
+  ASSERT_EQ(order.launcher.size(), 2u);
+  EXPECT_EQ(base::to_string(order.launcher[1]), "[fd00::1]:65535");
+  const MeetReply reply = decode_met(encode_met({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
+  ASSERT_EQ(reply.doors.size(), 1u);
+  EXPECT_EQ(reply.doors[0].launcher, 1);
+  EXPECT_EQ(reply.doors[0].dial, 7u);
+  EXPECT_EQ(reply.doors[0].address.port, 6);
+  EXPECT_EQ(reply.doors[0].interface + reply.error, "eth0why");
+  const ProbeOrder probe = decode_probe(encode_probe({1, {{"a", 1}, {"b", 2}}}));
+  EXPECT_EQ(probe.launcher, 1);
+  EXPECT_EQ(probe.peers.at(1).host, "b");
+  const auto failures = decode_probed(encode_probed({{2, "refused"}}));
+  ASSERT_EQ(failures.size(), 1u);
+  EXPECT_EQ(failures[0].why, "refused");
+  EXPECT_EQ(decode_texts(encode_texts({"a", "b"}), 2).at(1), "b");
+  EXPECT_THROW(decode_texts(encode_texts({"a", "b"}), 3), base::Error);
+}
+
+TEST(Wire, AnotherVersionSaysWhichAndMaySayMore) {
+  const Site site = decode_site(encode_site({.host = "h1", .version = "9.9", .build = "ab"}) + "what comes with 9.9");
+  EXPECT_EQ(site.host + site.version + site.build, "h19.9ab");
+  EXPECT_EQ(decode_site(encode_site({.host = "h1", .version = LOCKSTEP_VERSION, .build = "ab"}) + "more").build, "ab");
+}
+
+TEST(Wire, WhatAHostSaysIsMadePrintable) {
+  EXPECT_EQ(decode_site(encode_site({.host = "a\x1b[2Jb"})).host.find('\x1b'), std::string::npos);
+  EXPECT_EQ(decode_texts(encode_texts({"\x1b"}), 1)[0].find('\x1b'), std::string::npos);
+}
+
+TEST(Wire, FramesComeWholeHoweverTheyAreCut) {
+  const std::string stream = encode({FrameKind::kStdout, 3, "hello"}) + encode({FrameKind::kDone, -1, ""}) +
+                             encode({FrameKind::kStderr, 0, "x"});
+  for (std::size_t step = 1; step <= stream.size(); ++step) {
+    FrameReader reader(kMaxFrame);
+    std::vector<Frame> frames;
+    for (std::size_t at = 0; at < stream.size(); at += step) {
+      reader.feed(std::string_view(stream).substr(at, step));
+      while (auto frame = reader.next()) frames.push_back(*frame);
+    }
+    ASSERT_EQ(frames.size(), 3u) << step;
+    EXPECT_EQ(frames[0].kind, FrameKind::kStdout);
+    EXPECT_EQ(frames[0].rank, 3);
+    EXPECT_EQ(frames[0].payload, "hello");
+    EXPECT_EQ(frames[1].rank, -1);
+    EXPECT_EQ(frames[2].payload, "x");
+  }
+}
+
+TEST(Wire, LengthAndKindAreCheckedBeforeThePayloadComes) {
+  FrameReader reader(100);
+  reader.feed(encode({FrameKind::kStdout, 0, std::string(101, 'x')}).substr(0, 12));
+  EXPECT_THAT(tests::message_of<base::Error>([&] { reader.next(); }), HasSubstr("101 bytes; allowed are 100"));
+  FrameReader other(100);
+  other.feed(std::string("\0\0\0\0\x63\0\0\0\0\0\0\0", 12));
+  EXPECT_THAT(tests::message_of<base::Error>([&] { other.next(); }), HasSubstr("kind 99"));
+}
+
+TEST(Wire, StopsPulsesAndRanks) {
+  const Stop stop =
+      decode_stop(encode_stop({.signal = 15, .warning = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
+  EXPECT_EQ(stop.signal, 15);
+  EXPECT_EQ(stop.warning, std::chrono::seconds(1));
+  EXPECT_EQ(stop.grace, std::chrono::seconds(2));
+  const job::Pulse pulse =
+      decode_pulse(encode_pulse({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
+  EXPECT_EQ(pulse.rank, 3);
+  EXPECT_EQ(pulse.silent.count(), 5);
+  EXPECT_EQ(pulse.idle.count(), 7);
+  EXPECT_FALSE(pulse.in_world);
+  EXPECT_EQ(pulse.state, 'T');
+  EXPECT_EQ(decode_ranks(encode_ranks({4, 0, 7})), (std::vector<int>{4, 0, 7}));
+  EXPECT_TRUE(decode_ranks("").empty());
+  EXPECT_THROW(decode_ranks("123"), base::Error);
+}
+
+base::RankSeen seen_with(int going_on, int ended) {
+  base::RankSeen seen{.pid = 4711,
+                      .rank = 2,
+                      .world_size = 4,
+                      .job = "j",
+                      .transport = "shm",
+                      .steps = 9,
+                      .batches = 10,
+                      .waiting = true,
+                      .left = true,
+                      .busy_with = "evaluate",
+                      .looked_ns = 77};
+  for (int i = 0; i < going_on + ended; ++i)
+    seen.operations.push_back({.number = static_cast<std::uint64_t>(i),
+                               .seq = 5,
+                               .bytes = 6,
+                               .step = 7,
+                               .begun = 8,
+                               .ended = i < ended ? 9 : 0,
+                               .channel = "world",
+                               .kind = "barrier",
+                               .dtype = "float32",
+                               .name = "a\x1b]b"});
+  return seen;
+}
+
+TEST(Wire, WhatARankHasDone) {
+  const base::RankSeen seen = decode_seen(encode_seen(seen_with(1, 1)));
+  EXPECT_EQ(seen.rank, 2);
+  EXPECT_EQ(seen.pid, 4711);
+  EXPECT_EQ(seen.steps, 9);
+  EXPECT_TRUE(seen.waiting);
+  EXPECT_TRUE(seen.left);
+  EXPECT_EQ(seen.busy_with, "evaluate");
+  EXPECT_EQ(seen.looked_ns, 77);
+  ASSERT_EQ(seen.operations.size(), 2u);
+  EXPECT_EQ(seen.operations[0].ended, 9);
+  EXPECT_TRUE(seen.operations[1].goes_on());
+  EXPECT_EQ(seen.operations[1].name, "a?]b");  // what a terminal would obey does not pass
+  EXPECT_EQ(seen.operations[1].dtype, "float32");
+}
+
+TEST(Wire, OfManyOperationsTheLastOfEachKindPass) {
+  const base::RankSeen seen = decode_seen(encode_seen(seen_with(40, 4000)));
+  ASSERT_EQ(seen.operations.size(), 64u);
+  EXPECT_EQ(seen.operations.front().number, 3968u);
+  EXPECT_EQ(seen.operations.back().number, 4039u);
+}
+
+TEST(Wire, EveryTruncationOfItIsRefused) {
+  const std::string bytes = encode_seen(seen_with(1, 1));
+  for (std::size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(decode_seen(bytes.substr(0, size)), base::Error) << size;
+  EXPECT_THROW(decode_seen(bytes + "x"), base::Error);
+}
+
+TEST(Wire, Ends) {
+  const RankEnd end = decode_end(encode_end({5, 4711, 0, 9}));
+  EXPECT_EQ(end.rank, 5);
+  EXPECT_EQ(end.pid, 4711);
+  EXPECT_EQ(end.signal, 9);
+  EXPECT_EQ(to_text(end), "killed by SIGKILL");
+  EXPECT_EQ(end.exit_code(), 137);
+  EXPECT_EQ(to_text({0, 1, 7, 0}), "exited with code 7");
+  EXPECT_EQ(to_text({0, 1, 0, 50}), "killed by signal 50");
+  EXPECT_THROW(decode_numbers("short", 1), base::Error);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

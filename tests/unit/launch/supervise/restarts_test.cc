@@ -1,0 +1,148 @@
+#include "lockstep/launch/supervise/restarts.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <map>
+
+namespace lockstep::launcher {
+namespace {
+
+using base::Cause;
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+
+Verdict verdict(Cause cause, int exit_code) {
+  Verdict one;
+  one.fatal.cause = cause;
+  one.fatal.detail = "it failed";
+  one.exit_code = exit_code;
+  return one;
+}
+Verdict verdict(Cause cause) { return verdict(cause, base::exit_code(cause)); }
+Verdict died() { return verdict(Cause::kRankDied, 128 + SIGKILL); }
+
+TEST(IsWorthARestart, OfEachCause) {
+  const std::map<Cause, bool> table = {
+      {Cause::kRankExited, true},      {Cause::kRankDied, true},         {Cause::kInterrupted, false},
+      {Cause::kBadArg, false},         {Cause::kBadFile, false},         {Cause::kPortInUse, false},
+      {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},
+      {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},
+      {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},       {Cause::kNoProgress, false},
+      {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kSaveFailed, false},
+      {Cause::kProtocol, false},       {Cause::kWrongJob, false},        {Cause::kAuthFailed, false},
+      {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
+      {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}};
+  EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
+      << "the enumeration has values that stand not here";
+  for (const auto& [cause, worth] : table) EXPECT_EQ(is_worth_a_restart(verdict(cause)), worth) << base::name(cause);
+}
+
+TEST(IsWorthARestart, OfEachExitCode) {
+  for (int code = 1; code < 256; ++code) {
+    const bool mistake =
+        code == 2 || code == 64 || code == 65 || code == 70 || code == 75 || code == 76 || code == 126 || code == 127;
+    const bool asked = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGUSR1 ||
+                       code == 128 + SIGUSR2;
+    EXPECT_EQ(is_worth_a_restart(verdict(Cause::kRankExited, code)), !mistake && !asked) << code;
+  }
+}
+
+TEST(IsWorthARestart, OfEachSignal) {
+  for (const int signal : {SIGKILL, SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPIPE, SIGXCPU})
+    EXPECT_TRUE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
+    EXPECT_FALSE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
+}
+
+TEST(Restarts, NoneWhenNoneIsAllowed) {
+  Restarts restarts(0, 1s);
+  Verdict last = died();
+  EXPECT_FALSE(restarts.next({}, last));
+  EXPECT_EQ(last.fatal.detail, "it failed");
+  EXPECT_EQ(restarts.made(), 0);
+}
+
+TEST(Restarts, PausesDoubleUpToAMinute) {
+  Restarts restarts(100, 1s);
+  for (const auto pause : {1s, 2s, 4s, 8s, 16s, 32s, 60s, 60s}) {
+    Verdict last = died();
+    EXPECT_EQ(restarts.next({.began = false}, last), pause);
+  }
+}
+
+TEST(Restarts, PausesBeginAnewAfterProgress) {
+  Restarts restarts(100, 1s);
+  Verdict last = died();
+  EXPECT_EQ(restarts.next({}, last), 1s);
+  EXPECT_EQ(restarts.next({}, last), 2s);
+  EXPECT_EQ(restarts.next({.saved = 1}, last), 1s);
+  EXPECT_TRUE(restarts.progressed());
+  EXPECT_EQ(restarts.next({.saved = 1}, last), 2s);
+  EXPECT_FALSE(restarts.progressed());
+  EXPECT_EQ(restarts.newest(), 1);
+}
+
+TEST(Restarts, ThreeInARowWithoutANewerCheckpoint) {
+  Restarts restarts(100, 0s);
+  Verdict last = died();
+  EXPECT_TRUE(restarts.next({.saved = 5}, last));  // the first start is no restart
+  EXPECT_TRUE(restarts.next({.saved = 5}, last));
+  EXPECT_TRUE(restarts.next({.saved = 4}, last));
+  EXPECT_TRUE(restarts.next({.saved = 6}, last));
+  EXPECT_TRUE(restarts.next({}, last));
+  EXPECT_TRUE(restarts.next({.saved = 6}, last));
+  last = verdict(Cause::kRankStuck);
+  last.fatal.rank = 3;
+  EXPECT_FALSE(restarts.next({}, last));
+  EXPECT_EQ(last.fatal.cause, Cause::kNoProgress);
+  EXPECT_EQ(last.exit_code, 70);
+  EXPECT_EQ(last.fatal.rank, 3);
+  EXPECT_THAT(last.fatal.detail, HasSubstr("3 restarts in a row"));
+  EXPECT_THAT(last.fatal.detail, HasSubstr("RANK_STUCK: it failed"));
+}
+
+TEST(Restarts, AStartThatNeverBeganIsNotWithoutProgress) {
+  Restarts restarts(10, 0s);
+  Verdict last = verdict(Cause::kPeerUnreachable);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.next({.began = i == 0}, last)) << i;
+  EXPECT_FALSE(restarts.next({.began = false}, last));
+  EXPECT_EQ(last.fatal.cause, Cause::kPeerUnreachable);
+  EXPECT_EQ(last.fatal.detail, "it failed; all 10 restarts are used up");
+}
+
+TEST(Restarts, OneIsOne) {
+  Restarts restarts(1, 0s);
+  Verdict last = died();
+  EXPECT_TRUE(restarts.next({}, last));
+  EXPECT_FALSE(restarts.next({}, last));
+  EXPECT_EQ(last.fatal.detail, "it failed; the one restart is used up");
+  EXPECT_EQ(last.exit_code, 137);
+}
+
+TEST(Restarts, AProgramThatTellsOfNoCheckpointGetsOnByLasting) {
+  const auto starts_until_the_end = [](const Attempt& each) {
+    Restarts restarts(50, 0s);
+    Verdict last = died();
+    int starts = 1;
+    while (restarts.next(each, last)) ++starts;
+    return starts;
+  };
+  EXPECT_EQ(starts_until_the_end({.lasted = 10min}), 51);
+  EXPECT_EQ(starts_until_the_end({.lasted = 9min}), 4);
+  EXPECT_EQ(starts_until_the_end({.saved = 1, .lasted = 24h}), 4);
+}
+
+TEST(Restarts, AMistakeEndsItWhateverIsLeft) {
+  Restarts restarts(5, 0s);
+  Verdict last = died();
+  EXPECT_TRUE(restarts.next({}, last));
+  last = verdict(Cause::kDesync);
+  EXPECT_FALSE(restarts.next({}, last));
+  EXPECT_EQ(last.fatal.detail, "it failed");
+  EXPECT_EQ(restarts.made(), 1);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,125 @@
+#include "lockstep/launch/supervise/verdict.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace lockstep::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+RankEnd exited(int rank, int code) { return {rank, 100 + rank, code, 0}; }
+RankEnd died(int rank, int signal) { return {rank, 100 + rank, 0, signal}; }
+
+TEST(Verdict, TheFirstFailureInOrder) {
+  const std::vector<RankEnd> ends = {exited(0, 0), exited(2, 7), exited(1, 9)};
+  EXPECT_EQ(first_failure(ends)->rank, 2);
+  EXPECT_EQ(first_failure({exited(0, 0)}), nullptr);
+  EXPECT_EQ(first_failure({}), nullptr);
+}
+
+TEST(Verdict, ADeathOutranksExitsAndAborts) {
+  const std::vector<RankEnd> ends = {exited(0, 1), died(1, SIGABRT), died(2, SIGKILL), died(3, SIGSEGV)};
+  EXPECT_EQ(first_failure(ends)->rank, 2);
+  const std::vector<RankEnd> aborts = {exited(0, 1), died(1, SIGABRT)};
+  EXPECT_EQ(first_failure(aborts)->rank, 0);
+}
+
+TEST(Verdict, ADeadRankIsNamed) {
+  RankEnd killed = died(3, SIGKILL);
+  killed.oom_kills = 1;
+  const Verdict verdict = judge(killed, {.tail = "", .published = {}, .places = {{"a"}, {"a"}, {"b"}, {"beta"}}});
+  EXPECT_EQ(verdict.exit_code, 137);
+  const std::string line = job::to_line(verdict.fatal);
+  EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by "
+                              "SIGKILL; the kernel counts 1 out-of-memory kill\""));
+  EXPECT_THAT(line, HasSubstr("lower batch_size"));
+}
+
+TEST(Verdict, AnExitCodeIsPassedOn) {
+  const Verdict verdict =
+      judge(exited(1, 7), {.tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
+  EXPECT_EQ(verdict.exit_code, 7);
+  EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
+  EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
+  EXPECT_THAT(verdict.fatal.hint, HasSubstr("stderr"));
+}
+
+TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
+  const auto detail_of = [](const std::string& tail) {
+    return judge(died(2, SIGABRT), {.tail = tail, .prefix = "[2] ", .published = {}, .places = {}}).fatal.detail;
+  };
+  EXPECT_EQ(detail_of(""), "killed by SIGABRT");
+  EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
+  EXPECT_EQ(
+      detail_of("[2] terminate called after throwing an instance of 'c10::Error'\n[2]   what():  no\n[2] frame #0\n"),
+      "killed by SIGABRT; it said: what():  no");
+}
+
+TEST(Verdict, APublishedCauseExplainsMore) {
+  job::Fatal cause;
+  cause.cause = base::Cause::kDesync;
+  cause.rank = 0;
+  cause.detail = "calls differ";
+  const Verdict verdict = judge(died(1, SIGABRT), {.tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
+  EXPECT_EQ(verdict.exit_code, 70);
+  EXPECT_EQ(verdict.fatal.pid, 50);
+  EXPECT_EQ(verdict.fatal.host, "a");
+  EXPECT_EQ(verdict.fatal.detail, "calls differ");
+}
+
+TEST(Verdict, PublishedFieldsAreKept) {
+  job::Fatal cause;
+  cause.cause = base::Cause::kRankDied;
+  cause.rank = 99;
+  cause.host = "b";
+  const Verdict verdict = judge(exited(1, 9), {.tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
+  EXPECT_EQ(verdict.fatal.host, "b");
+  EXPECT_EQ(verdict.fatal.pid, -1);
+  EXPECT_EQ(verdict.exit_code, 9);
+}
+
+TEST(Verdict, WhereTheRankWasIsSaid) {
+  base::FlightSeen ended{
+      .number = 6, .seq = 6, .bytes = 8, .begun = 1, .ended = 2, .channel = "world", .kind = "barrier"};
+  base::FlightSeen goes_on{.number = 7,
+                           .seq = 7,
+                           .bytes = 256,
+                           .begun = 3,
+                           .channel = "world",
+                           .kind = "all_reduce",
+                           .dtype = "float32",
+                           .name = "votes"};
+  job::Fatal in_user_code{.rank = 1, .detail = "it died"};
+  add_place(in_user_code, {{.rank = 1, .steps = 4, .operations = {ended}}});
+  EXPECT_EQ(in_user_code.step, 4);
+  EXPECT_EQ(in_user_code.op, "");
+  EXPECT_EQ(in_user_code.detail, "it died; the last operation that it finished was barrier#6 of world, 8 bytes");
+  job::Fatal in_operation{.rank = 1, .detail = "it died"};
+  add_place(in_operation, {{.rank = 1, .steps = 4, .operations = {ended, goes_on}}});
+  EXPECT_EQ(in_operation.op, "all_reduce(votes)#7");
+  EXPECT_EQ(in_operation.detail, "it died");
+}
+
+TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
+  const auto stacks_of = [](base::Cause cause, int rank, std::vector<RankEnd> ends) {
+    Verdict verdict;
+    verdict.fatal = {.cause = cause, .rank = rank, .hint = "more"};
+    add_stack(verdict, ends, "runs/it", {{"a"}, {"a"}, {"a"}});
+    EXPECT_EQ(verdict.fatal.hint, verdict.stacks.empty() ? "more" : "its stack is in runs/it/stack.2.txt; more");
+    return verdict.stacks;
+  };
+  EXPECT_EQ(stacks_of(base::Cause::kRankStuck, 2, {{0, 1, 1, 0}}), std::vector<int>{2});
+  EXPECT_EQ(stacks_of(base::Cause::kRankStuck, 2, {{2, 1, 1, 0}}), std::vector<int>{});
+  EXPECT_EQ(stacks_of(base::Cause::kRankStuck, -1, {}), std::vector<int>{});
+  EXPECT_EQ(stacks_of(base::Cause::kDesync, 2, {}), std::vector<int>{});
+}
+
+TEST(Verdict, AStackOnOneOfSeveralHostsIsThere) {
+  EXPECT_EQ(place_of_stack("runs/it", 1, {{"a"}, {"a"}}), "runs/it/stack.1.txt");
+  EXPECT_EQ(place_of_stack("runs/it", 1, {{"a"}, {"b"}}), "runs/it/stack.1.txt on b");
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,303 @@
+#include "lockstep/train/loggers/logger_collection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <limits>
+
+#include "lockstep/base/error.h"
+#include "lockstep/train/loggers/csv_logger.h"
+#include "lockstep/train/loggers/tfrecord.h"
+#include "lockstep/train/loggers/json_logger.h"
+#include "lockstep/train/loggers/text_escaping.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::train {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using tests::message_of;
+using tests::read_file;
+using tests::TempDir;
+
+constexpr Moment at(std::int64_t step) { return {step, 1700000000.25}; }
+
+/// No file of this process grows beyond `bytes` while it lives; what goes beyond is an error, as on a full disk.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    before_handler_ = ::signal(SIGXFSZ, SIG_IGN);
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    ::signal(SIGXFSZ, before_handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*before_handler_)(int) = nullptr;
+};
+
+TEST(Csv, HasALineForEachCall) {
+  const TempDir folder;
+  CsvLogger csv(folder / "a/b/m.csv", {});
+  csv.scalars(at(1), {{"loss", 0.1}, {"lr", 1e-5}});
+  csv.scalars(at(2), {{"lr", 2}, {"loss", -std::numeric_limits<double>::infinity()}});
+  csv.flush();
+  EXPECT_EQ(read_file(folder / "a/b/m.csv"),
+            "step,time,loss,lr\n1,1700000000.250,0.1,1e-05\n2,1700000000.250,-inf,2\n");
+}
+
+TEST(Csv, StaysATableWhenANameIsNew) {
+  const TempDir folder;
+  CsvLogger csv(folder / "m.csv", {});
+  csv.scalars(at(1), {{"loss", 1}});
+  csv.scalars(at(1), {{"val,loss", -std::numeric_limits<double>::quiet_NaN()}});
+  csv.scalars(at(2), {{"loss", 3}});
+  csv.scalars(at(3), {{"a \"b\"\nc", 4}});
+  csv.flush();
+  EXPECT_EQ(read_file(folder / "m.csv"),
+            "step,time,loss,\"val,loss\",\"a \"\"b\"\" c\"\n"
+            "1,1700000000.250,1,,\n1,1700000000.250,,nan,\n2,1700000000.250,3,,\n3,1700000000.250,,,4\n");
+  EXPECT_EQ(folder.num_entries(), 1U);
+}
+
+TEST(Csv, GoesOnWithAFileThatIsThere) {
+  const TempDir folder;
+  folder.write("m.csv", "step,time,\"a,b\",c\n5,1.000,1,2\n6,2.000,3,4\n7,3.0");  // killed while it wrote the last one
+  CsvLogger csv(folder / "m.csv", {});
+  csv.scalars(at(7), {{"c", 5}, {"a,b", 6}});
+  csv.flush();
+  EXPECT_EQ(read_file(folder / "m.csv"), "step,time,\"a,b\",c\n5,1.000,1,2\n6,2.000,3,4\n7,1700000000.250,6,5\n");
+}
+
+TEST(Csv, LeavesOutStepsThatComeAgain) {
+  const TempDir folder;
+  folder.write("m.csv", "step,time,c\n5,1.000,1\n6,2.000,3\n7,3.000,4\n5,4.000,4\n");
+  CsvLogger csv(folder / "m.csv", 6);
+  csv.scalars(at(6), {{"c", 9}});
+  csv.flush();
+  EXPECT_EQ(read_file(folder / "m.csv"), "step,time,c\n5,1.000,1\n5,4.000,4\n6,1700000000.250,9\n");
+}
+
+TEST(Csv, RefusesAnotherTable) {
+  const TempDir folder;
+  folder.write("m.csv", "name,age\nx,3\n");
+  CsvLogger csv(folder / "m.csv", {});
+  EXPECT_EQ(message_of<base::UsageError>([&] { csv.scalars(at(1), {{"c", 9}}); }),
+            folder / "m.csv" + " begins with \"name,age\"; a table to go on with begins with step,time");
+  EXPECT_EQ(read_file(folder / "m.csv"), "name,age\nx,3\n");
+  EXPECT_EQ(folder.num_entries(), 1U);
+}
+
+TEST(Csv, FieldsAreReadAsTheyWereWritten) {
+  EXPECT_THAT(csv_fields("a,,\"b,\"\"c\"\"\",d"), ElementsAre("a", "", "b,\"c\"", "d"));
+  EXPECT_THAT(csv_fields(""), ElementsAre(""));
+}
+
+TEST(Csv, NumbersAreReadAsTheyWereWritten) {
+  const TempDir folder;
+  const auto read = [&](std::int64_t end) {
+    std::string text;
+    read_csv(folder / "m.csv", end, [&](const Moment& when, const NamedValues& values) {
+      text += std::to_string(when.step) + "@" + std::to_string(when.seconds);
+      for (const auto& [name, value] : values) text += " " + name + "=" + std::to_string(value);
+      text += "\n";
+    });
+    return text;
+  };
+  EXPECT_EQ(read(100), "");  // there is no file
+  CsvLogger csv(folder / "m.csv", {});
+  csv.scalars(at(1), {{"loss", 0.1}});
+  csv.scalars(at(2), {{"val,\"x\"", HUGE_VAL}});
+  csv.scalars(at(3), {{"loss", std::numeric_limits<double>::quiet_NaN()}, {"val,\"x\"", -2e-9 * 1e9}});
+  csv.flush();
+  EXPECT_EQ(read(100),
+            "1@1700000000.250000 loss=0.100000\n2@1700000000.250000 val,\"x\"=inf\n3@1700000000.250000 loss=nan "
+            "val,\"x\"=-2.000000\n");
+  EXPECT_EQ(read(2), "1@1700000000.250000 loss=0.100000\n");
+  folder.write("m.csv", "step,time,loss\n\n1,2,3,4\nx,2,3\n4,,5\n6,7,8");
+  EXPECT_EQ(read(100), "4@0.000000 loss=5.000000\n");
+}
+
+TEST(Json, LeavesOutStepsThatComeAgain) {
+  const TempDir folder;
+  folder.write("m.jsonl", "{\"step\":5}\n{\"step\":6}\nno json\n{\"step\":7}\n{\"step\":8");
+  JsonLogger json(folder / "m.jsonl", 6);
+  json.scalars(at(6), {{"c", 9}});
+  json.flush();
+  EXPECT_EQ(read_file(folder / "m.jsonl"), "{\"step\":5}\nno json\n{\"step\":6,\"time\":1700000000.250,\"c\":9}\n");
+}
+
+TEST(EventRecord, HasTheChecksumsOfTheFormat) {
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283U);  // RFC 3720, B.4, has others
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAU);
+  EXPECT_EQ(event_record("").size(), 16U);
+}
+
+TEST(Histogram, CountsEachNumberOnce) {
+  const Histogram seen =
+      histogram_of(std::vector<double>{0, 1, 64, 64, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL});
+  EXPECT_EQ(seen.num_finite, 4);
+  EXPECT_EQ(seen.num_nan, 1);
+  EXPECT_EQ(seen.num_infinite, 2);
+  EXPECT_EQ(seen.sum, 129);
+  EXPECT_EQ(seen.counts[0], 2);  // what lies on a limit is below it
+  EXPECT_EQ(seen.counts[63], 2);
+  EXPECT_EQ(seen.limits[0], 1);
+  EXPECT_EQ(seen.limits[63], 64);
+}
+
+TEST(Histogram, OfTheWidestNumbers) {
+  const double most = std::numeric_limits<double>::max();
+  const Histogram seen = histogram_of(std::vector<double>{-most, 0, most});
+  EXPECT_EQ(seen.counts[0], 1);
+  EXPECT_EQ(seen.counts[31], 1);
+  EXPECT_EQ(seen.counts[63], 1);
+  EXPECT_TRUE(histogram_of(std::vector<float>{}).limits.empty());
+}
+
+TEST(Image, RefusesWhatIsNone) {
+  EXPECT_EQ(message_of<base::UsageError>([] { png_of({.width = 2, .height = 2, .channels = 2, .bytes = {1}}); }),
+            "an image of 2 x 2 pixels, 2 channels and 1 bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, "
+            "and a byte for each of a pixel");
+}
+
+TEST(PlainText, IsEscapedAndValid) {
+  EXPECT_EQ(escaped("<a href='x'>&\"\x01\xff\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\uFFFD\n");
+}
+
+TEST(Loggers, MakeNothingBeforeThereIsSomething) {
+  const TempDir folder;
+  Loggers loggers(0, {.directory = folder / "runs/x", .json_lines = true});
+  loggers.flush();
+  loggers.scalars(0, {});
+  EXPECT_EQ(folder.num_entries(), 0U);
+  loggers.scalars(0, {{"loss", 1}});
+  loggers.flush();
+  EXPECT_EQ(
+      std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 3);
+}
+
+TEST(Loggers, OfOtherRanksDoNothing) {
+  const TempDir folder;
+  Loggers loggers(1, {.directory = folder / "x"});
+  EXPECT_FALSE(loggers.active());
+  loggers.scalars(0, {{"loss", 1}});
+  loggers.flush();
+  EXPECT_EQ(folder.num_entries(), 0U);
+}
+
+TEST(Loggers, AreOnDiskAfterAWhile) {
+  const TempDir folder;
+  Loggers loggers(0, {.directory = folder.path(), .tensorboard = false, .flush_every = std::chrono::milliseconds(0)});
+  loggers.scalars(0, {{"loss", 1}});
+  EXPECT_THAT(read_file(folder / "metrics.csv"), EndsWith(",1\n"));
+}
+
+TEST(Loggers, RefuseNamesThatFilesNeedThemselves) {
+  const TempDir folder;
+  Loggers loggers(0, {.directory = folder.path()});
+  const auto refused = [&](const NamedValues& values, std::int64_t step = 0) {
+    return message_of<base::UsageError>([&] { loggers.scalars(step, values); });
+  };
+  EXPECT_EQ(
+      refused({{"x", 1}, {"step", 1}}),
+      "Loggers: a value is called \"step\"; allowed is every name but an empty one, step, time, text and histogram");
+  EXPECT_EQ(refused({{"x", 1}, {"x", 1}}, 3), "Loggers: \"x\" comes twice in one call at step 3");
+  EXPECT_EQ(refused({{"x", 1}}, -1), "Loggers: \"x\" at step -1; allowed is 0 or more");
+  EXPECT_EQ(folder.num_entries(), 0U);
+}
+
+TEST(Loggers, RefuseOptionsThatMakeNoSense) {
+  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {}); }),
+            "LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
+  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {.directory = "x", .first_step = -2}); }),
+            "LoggerOptions: first_step is -2; allowed is 0 or more");
+  EXPECT_EQ(message_of<base::UsageError>(
+                [] { Loggers(0, {.directory = "x", .flush_every = std::chrono::milliseconds(-1)}); }),
+            "LoggerOptions: flush_every is -1 ms; allowed is 0 or more");
+}
+
+TEST(Loggers, GoOnWhenTheDiskIsFull) {
+  const TempDir folder;
+  std::string before;
+  testing::internal::CaptureStderr();
+  {
+    Loggers loggers(0, {.directory = folder.path(), .tensorboard = false});
+    for (int step = 0; step < 20; ++step) loggers.scalars(step, {{"loss", 1}});
+    loggers.flush();
+    before = read_file(folder / "metrics.csv");
+    {
+      const FullDisk full(before.size() + 10);  // what is captured of stderr has room
+      for (int step = 20; step < 25; ++step) {
+        loggers.scalars(step, {{"loss", 2}});
+        loggers.flush();
+      }
+    }
+    loggers.scalars(28, {{"loss", 3}});
+  }
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              MatchesRegex("lockstep: warning: cannot write 1 records to .*/metrics.csv: File too large; the training "
+                           "goes on without them\n"
+                           "lockstep: warning: the disk takes what is logged again, after 5 times that it did not\n"));
+  const std::string after = read_file(folder / "metrics.csv");
+  EXPECT_EQ(after.substr(0, before.size()), before);
+  EXPECT_THAT(after.substr(before.size()), MatchesRegex("28,[0-9.]*,3\n"));
+}
+
+TEST(Loggers, StopWhenTheDiskIsFullAndTheOptionSaysSo) {
+  const TempDir folder;
+  Loggers loggers(0, {.directory = folder.path(), .csv = false, .on_disk_error = OnDiskError::kStop});
+  const FullDisk full(10);
+  EXPECT_THAT(message_of<base::SystemError>([&] { loggers.scalars(1, {{"loss", 1}}); }), HasSubstr("File too large"));
+}
+
+TEST(Loggers, OfAFolderThatCannotBeMadeNameIt) {
+  const TempDir folder;
+  folder.write("runs", "a file");
+  Loggers loggers(0, {.directory = folder / "runs/x", .on_disk_error = OnDiskError::kStop});
+  EXPECT_EQ(message_of<base::SystemError>([&] { loggers.scalars(1, {{"loss", 1}}); }),
+            "cannot make the folder " + folder / "runs/x" + ": Not a directory");
+}
+
+TEST(Loggers, OfUsersGetAllAndAreFlushed) {
+  struct Own : Logger {
+    explicit Own(std::string* said) : said_(said) {}
+    void scalars(const Moment& when, const NamedValues& values) override {
+      *said_ += std::to_string(when.step) + values.front().first + " ";
+    }
+    void text(const Moment&, const std::string& name, const std::string&) override { *said_ += name + " "; }
+    void histogram(const Moment&, const std::string& name, const Histogram&) override { *said_ += name + " "; }
+    void image(const Moment&, const std::string& name, const Image&) override { *said_ += name + " "; }
+    void flush() override { *said_ += "flush "; }
+    std::string* said_;
+  };
+  std::string said;
+  {
+    Loggers loggers(0, {.csv = false, .tensorboard = false});
+    EXPECT_FALSE(loggers.active());
+    loggers.add(std::make_unique<Own>(&said));
+    loggers.scalars(3, {{"a", 1}});
+    loggers.text(3, "b", "");
+    loggers.histogram(3, "c", {});
+    loggers.image(3, "d", {});
+  }
+  EXPECT_EQ(said, "3a b c d flush ");
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,137 @@
+#include "lockstep/train/report/throughput.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/train/report/resource_usage.h"
+#include "tests/support/temp_dir.h"
+
+namespace lockstep::train {
+namespace {
+
+using ::testing::DoubleEq;
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
+using ::testing::Pair;
+using tests::message_of;
+
+/// A step of 10 ms: 1 of data, 3 forward in two pieces, 4 backward, 1 of the optimizer.
+StepTimes ten_ms() {
+  constexpr std::int64_t kMs = 1'000'000;
+  return {.begin_ns = 0,
+          .end_ns = 10 * kMs,
+          .spans = {{Phase::kData, 0, kMs},
+                    {Phase::kForward, kMs, 2 * kMs},
+                    {Phase::kBackward, 2 * kMs, 6 * kMs},
+                    {Phase::kForward, 6 * kMs, 8 * kMs},
+                    {Phase::kOptimizer, 8 * kMs, 9 * kMs}}};
+}
+
+TEST(PhaseTimer, MeasuresWhatLiesInPhases) {
+  PhaseTimer timer;
+  {
+    const auto in = timer.in(Phase::kData);
+  }
+  {
+    const auto in = timer.in(Phase::kForward);
+  }
+  {
+    const auto in = timer.in(Phase::kForward);
+  }
+  const StepTimes first = timer.end_step();
+  ASSERT_EQ(first.spans.size(), 3U);
+  EXPECT_EQ(first.spans[2].phase, Phase::kForward);
+  EXPECT_LE(first.begin_ns, first.spans[0].begin_ns);
+  EXPECT_LE(first.spans[0].begin_ns, first.spans[0].end_ns);
+  EXPECT_LE(first.spans[2].end_ns, first.end_ns);
+  const StepTimes& second = timer.end_step();
+  EXPECT_EQ(second.begin_ns, first.end_ns);
+  EXPECT_TRUE(second.spans.empty());
+}
+
+TEST(PhaseTimer, DoesNotCountWhatLiesBetweenSteps) {
+  PhaseTimer timer;
+  timer.end_step();
+  const std::int64_t before = base::monotonic_ns();
+  timer.begin();
+  EXPECT_GE(timer.end_step().begin_ns, before);
+}
+
+TEST(PhaseTimer, CostsLittle) {
+  PhaseTimer timer;
+  auto best = std::chrono::nanoseconds::max();
+  for (int turn = 0; turn < 20; ++turn) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int step = 0; step < 250; ++step) {
+      for (const Phase phase : {Phase::kData, Phase::kForward, Phase::kBackward, Phase::kOptimizer})
+        const auto in = timer.in(phase);
+      timer.end_step();
+    }
+    best = std::min(
+        best, std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin) / 250);
+  }
+  EXPECT_LT(best.count(), 3000) << "nanoseconds a step of four phases";
+  RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
+}
+
+TEST(StepTimes, AddUpInPhases) {
+  EXPECT_THAT(ten_ms().phase_seconds(),
+              ElementsAre(DoubleEq(0.001), DoubleNear(0.003, 1e-12), DoubleEq(0.004), DoubleEq(0.001)));
+  EXPECT_DOUBLE_EQ(ten_ms().seconds(), 0.01);
+}
+
+TEST(Throughput, AveragesOverTheWindow) {
+  Throughput throughput({.window = 2, .flops_per_step = 5e9, .peak_flops = 1e12});
+  EXPECT_EQ(throughput.rates().steps_per_second, 0);
+  StepTimes slow;
+  slow.end_ns = 1'000'000'000;
+  throughput.add(slow, 1);
+  throughput.add(ten_ms(), 64);
+  EXPECT_NEAR(throughput.rates().steps_per_second, 2 / 1.01, 1e-9);
+  throughput.add(ten_ms(), 32);
+  const Rates rates = throughput.rates();
+  EXPECT_NEAR(rates.steps_per_second, 100, 1e-9);
+  EXPECT_NEAR(rates.samples_per_second, 4800, 1e-9);
+  EXPECT_NEAR(rates.phase_shares[1], 0.3, 1e-9);
+  EXPECT_NEAR(rates.mfu, 0.5, 1e-9);
+}
+
+TEST(Throughput, HasNamesForLoggers) {
+  Throughput throughput({});
+  throughput.add(ten_ms(), 1);
+  const auto near = [](double value) { return DoubleNear(value, 1e-9); };
+  EXPECT_THAT(
+      throughput.values(),
+      ElementsAre(Pair("throughput/steps_per_second", near(100)), Pair("throughput/samples_per_second", near(100)),
+                  Pair("time/data", near(0.1)), Pair("time/forward", near(0.3)), Pair("time/backward", near(0.4)),
+                  Pair("time/optimizer", near(0.1)), Pair("time/other", near(0.1))));
+}
+
+TEST(Throughput, RefusesOptionsThatMakeNoSense) {
+  EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.window = 0}); }),
+            "ThroughputOptions: window is 0; allowed is 1 or more");
+  EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.peak_flops = 1}); }),
+            "ThroughputOptions: flops_per_step is 0.000000, peak_flops 1.000000; allowed are two numbers above 0, or "
+            "neither");
+  EXPECT_NE(message_of<base::UsageError>([] { Throughput({.flops_per_step = NAN, .peak_flops = 1}); }), "");
+}
+
+TEST(ProcessUse, GrowsWithWhatIsUsed) {
+  const ProcessUse before = ProcessUse::now();
+  std::vector<char> memory(32 << 20, 1);
+  volatile double sum = 0;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  while (std::chrono::steady_clock::now() < end) sum = sum + memory[static_cast<std::size_t>(sum) % memory.size()];
+  const ProcessUse after = ProcessUse::now();
+  EXPECT_GT(after.cpu_seconds, before.cpu_seconds);
+  EXPECT_GT(after.resident_bytes, before.resident_bytes + (24 << 20));
+  EXPECT_GE(after.peak_resident_bytes, after.resident_bytes);
+}
+
+}  // namespace
+}  // namespace lockstep::train
