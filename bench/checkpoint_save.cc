@@ -1,8 +1,8 @@
 // A rank that trains, and saves every tenth step while it goes on: how long a save keeps it, and what steps take beside
 // it. What saves.py measures.
 //
-//   bench_saves OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER      OPTIMIZER: torch, fused; WRITERS: one (rank 0
-//   writes all), all (each its part)
+//   bench_checkpoint_save OPTIMIZER WRITERS WIDTH LAYERS ROWS ROUNDS FOLDER      OPTIMIZER: torch, fused; WRITERS: one
+//   (rank 0 writes all), all (each its part)
 //
 // A round is 10 steps without saves and 20 with two. Prints, on rank 0, a line of JSON: bytes (of a checkpoint),
 // medians in milliseconds: step (without saves), step_saving (all steps of those with saves, the saves among them),
@@ -79,7 +79,7 @@ class Training {
     optimizer_->step();
   }
 
-  checkpoint::Parts parts() {
+  checkpoint::CheckpointParts parts() {
     const bool all = options_.writers == "all";
     checkpoint::StateDict state;
     if (fused_) {
@@ -87,7 +87,7 @@ class Training {
     } else {
       state = checkpoint::optimizer_state_dict(*optimizer_, *net_);
     }
-    checkpoint::Parts parts;
+    checkpoint::CheckpointParts parts;
     int number = 0;
     const auto mine = [&] { return all ? number++ % world_.size() == world_.rank() : world_.rank() == 0; };
     for (const auto& item : net_->named_parameters())
@@ -110,7 +110,7 @@ class Training {
 int run(const Options& options) {
   Group world = lockstep::init();
   Training training(world, options);
-  checkpoint::Checkpoints checkpoints(world, options.folder);
+  checkpoint::Checkpointer checkpoints(world, options.folder);
   std::vector<double> steps, steps_saving, stalls, written;
   double num_bytes = 0;
   const auto finished = [&] {

@@ -39,7 +39,7 @@ def main():
     for rows in args.rows.split(","):
         size = [str(args.width), str(args.layers), rows, str(args.rounds)]
         sides = [
-            [f"{args.bin}/bench_saves", optimizer, writers, *size]
+            [f"{args.bin}/bench_checkpoint_save", optimizer, writers, *size]
             for optimizer, writers in (("torch", "one"), ("torch", "all"), ("fused", "one"))
         ]
         if args.python:

@@ -77,7 +77,7 @@ void take_turn(const Forward& forward, torch::optim::Optimizer& optimizer, std::
 }
 
 /// Rank 0 alone, on both cores; the others look every 20 ms whether it is done, so that they take no processor time.
-void alone(lockstep::Group& world, const std::filesystem::path& done, const std::function<void()>& work) {
+void run_on_rank_0(lockstep::Group& world, const std::filesystem::path& done, const std::function<void()>& work) {
   world.barrier();
   if (world.rank() == 0) {
     at::set_num_threads(2);
@@ -107,7 +107,7 @@ void measure(const std::string& name, bool has_batch_norm, lockstep::Group& worl
     if (has_batch_norm)
       take_turn([&](const at::Tensor& x) { return synced->forward(x); }, of_synced, kBatch / world.size(),
                 times["DDP, batch norm synced"]);
-    alone(world, done, [&] {
+    run_on_rank_0(world, done, [&] {
       const auto quiet = ddp.no_sync(), quiet_too = synced_ddp.no_sync();  // these backward() are this rank's own
       take_turn([&](const at::Tensor& x) { return single->forward(x); }, of_single, kBatch, times["one process"]);
       take_turn([&](const at::Tensor& x) { return replicas(x); }, of_parallel, kBatch, times["DataParallel"]);
@@ -123,7 +123,7 @@ void measure(const std::string& name, bool has_batch_norm, lockstep::Group& worl
     std::cout << "  " << std::left << std::setw(26) << way << "forward " << median(taken.forward_ms) << "  step "
               << median(taken.step_ms) << '\n';
   std::cout << "  one clone() of the module " << median(clone_ms) << '\n'
-            << lockstep::nn::use_table(replicas.use()) << std::endl;
+            << lockstep::nn::format_device_usage(replicas.device_usage()) << std::endl;
 }
 
 int run(int, char**) {

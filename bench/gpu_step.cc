@@ -32,7 +32,7 @@ namespace {
 using lockstep::Group;
 using nlohmann::json;
 
-struct Wish {
+struct StepOptions {
   std::string impl, model;
   bool tiny = false;
   lockstep::amp::Precision precision;
@@ -57,18 +57,18 @@ std::string one_of(const std::string& what, const std::string& word, const std::
   throw lockstep::UsageError(what + " is " + lockstep::base::quoted(word, 80) + "; allowed are " + list);
 }
 
-Wish read(int count, char** words) {
+StepOptions parse_arguments(int count, char** words) {
   if (count != 8 && count != 9)
     throw lockstep::UsageError("bench_gpu_step IMPL MODEL SIZE PRECISION BATCH DEVICE THREADS [STEPS]");
-  Wish wish;
+  StepOptions wish;
   wish.impl = one_of("IMPL", words[1], {"lockstep", "lockstep-fused"});
   wish.model = one_of("MODEL", words[2], {"gpt", "resnet50"});
   wish.tiny = one_of("SIZE", words[3], {"full", "tiny"}) == "tiny";
   wish.precision = lockstep::amp::parse_precision(one_of("PRECISION", words[4], {"32", "bf16-mixed", "fp16-mixed"}));
-  wish.batch = lockstep::base::parse_int_in("BATCH", words[5], 1, 1 << 24);
+  wish.batch = lockstep::base::parse_int_in_range("BATCH", words[5], 1, 1 << 24);
   wish.device = one_of("DEVICE", words[6], {"cpu", "cuda"});
-  wish.threads = lockstep::base::parse_int_in("THREADS", words[7], 1, 1024);
-  if (count == 9) wish.steps = lockstep::base::parse_int_in("STEPS", words[8], 1, 1000000);
+  wish.threads = lockstep::base::parse_int_in_range("THREADS", words[7], 1, 1024);
+  if (count == 9) wish.steps = lockstep::base::parse_int_in_range("STEPS", words[8], 1, 1000000);
   return wish;
 }
 
@@ -87,7 +87,7 @@ void set_weights(torch::nn::Module& net) {
   }
 }
 
-Task make_gpt(const Wish& wish) {
+Task make_gpt(const StepOptions& wish) {
   const GptOptions options =
       wish.tiny ? GptOptions{.vocabulary = 101, .block = 16, .width = 32, .layers = 2, .heads = 4}
                 : GptOptions{.vocabulary = 50257, .block = 1024, .width = 768, .layers = 12, .heads = 12};
@@ -101,7 +101,7 @@ Task make_gpt(const Wish& wish) {
 }
 
 /// ResNet-50 on 224 x 224; tiny: ResNet-18 on 64 x 64.
-Task make_resnet(const Wish& wish) {
+Task make_resnet(const StepOptions& wish) {
   const std::int64_t side = wish.tiny ? 64 : 224, classes = wish.tiny ? 10 : 1000;
   resnet::Net net(resnet::kArchs.at(wish.tiny ? "resnet18" : "resnet50"), classes);
   set_weights(*net);
@@ -113,7 +113,7 @@ Task make_resnet(const Wish& wish) {
           }};
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch::nn::Module& net,
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const StepOptions& wish, torch::nn::Module& net,
                                                         lockstep::DistributedDataParallel& ddp) {
   const bool fused = wish.impl == "lockstep-fused";
   if (wish.model == "gpt") {
@@ -128,7 +128,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Wish& wish, torch:
 /// This rank's training.
 class Training {
  public:
-  Training(const Wish& wish, Group world)
+  Training(const StepOptions& wish, Group world)
       : world_(std::move(world)),
         device_(world_.device()),
         precision_(wish.precision),
@@ -209,9 +209,9 @@ json take_turn(Training& training, std::int64_t uncounted, std::int64_t counted)
   return answer;
 }
 
-void say(const json& answer) { std::cout << answer.dump() << std::endl; }
+void print_json(const json& answer) { std::cout << answer.dump() << std::endl; }
 
-void run(const Wish& wish) {
+void run(const StepOptions& wish) {
   at::set_num_threads(static_cast<int>(wish.threads));
   Group world = lockstep::init({.device = wish.device});
   Training training(wish, world);
@@ -220,12 +220,12 @@ void run(const Wish& wish) {
     const at::Tensor means = torch::tensor(losses, torch::kDouble);
     world.all_reduce(means, lockstep::ReduceOp::kMean);
     losses.assign(means.data_ptr<double>(), means.data_ptr<double>() + means.numel());
-    if (world.rank() == 0) say({{"losses", losses}, {"ranks", world.size()}, {"transport", world.transport()}});
+    if (world.rank() == 0) print_json({{"losses", losses}, {"ranks", world.size()}, {"transport", world.transport()}});
     return;
   }
-  say(training.about());
+  print_json(training.about());
   for (std::int64_t uncounted = 0, counted = 0; std::cin >> uncounted >> counted;)
-    say(take_turn(training, uncounted, counted));
+    print_json(take_turn(training, uncounted, counted));
 }
 
 /// Torch's text has a stack below its first line.
@@ -233,15 +233,15 @@ std::string first_line(const std::string& text) { return text.substr(0, text.fin
 
 }  // namespace
 
-int main(int argc, char** argv) try { run(read(argc, argv)); } catch (const lockstep::Error& error) {
-  say({{"refused", error.what()}});
+int main(int argc, char** argv) try { run(parse_arguments(argc, argv)); } catch (const lockstep::Error& error) {
+  print_json({{"refused", error.what()}});
   return lockstep::base::exit_code(error.cause());
 } catch (const std::bad_alloc&) {
-  say({{"out_of_memory", "std::bad_alloc"}});
+  print_json({{"out_of_memory", "std::bad_alloc"}});
 } catch (const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   const bool full =
       dynamic_cast<const c10::OutOfMemoryError*>(&error) || text.find("can't allocate memory") != std::string::npos;
-  say({{full ? "out_of_memory" : "refused", first_line(text)}});
+  print_json({{full ? "out_of_memory" : "refused", first_line(text)}});
   return full ? 0 : 1;
 }

@@ -16,9 +16,9 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests/support"))
-import hosts_bed  # noqa: E402
-import hosts_job  # noqa: E402
-from hosts_job import Job, MpiJob, places, run  # noqa: E402
+import host_cluster  # noqa: E402
+import cluster_job  # noqa: E402
+from cluster_job import Job, MpiJob, places, run  # noqa: E402
 
 PAYLOAD_BITS_PER_S = 955e6  # of TCP on a link of 1 Gb/s: 950 to 958, measured
 
@@ -33,7 +33,7 @@ def line_rate(bed):
     server = bed.start(2, [sys.executable, "-c", listener], stdout=subprocess.PIPE, text=True)
     try:
         port = server.stdout.readline().strip()
-        bed.start(1, [sys.executable, "-c", code, f"{hosts_bed.SUBNET}2", port]).wait(timeout=60)
+        bed.start(1, [sys.executable, "-c", code, f"{host_cluster.SUBNET}2", port]).wait(timeout=60)
         return float(server.stdout.readline())
     finally:
         server.kill()
@@ -80,12 +80,12 @@ def all_reduces(args, bed, hosts, ranks, orders, impls, sizes):
                         env = {
                             "LOCKSTEP_TRANSPORT": transport.partition("+")[0],
                             "LOCKSTEP_LOG": "quiet",
-                            **({"LOCKSTEP_OUTER": outer} if outer else {}),
+                            **({"LOCKSTEP_CROSS_HOST_TRANSPORT": outer} if outer else {}),
                         }
                         kind = Job
                         if "mpi" in transport:
                             kind = MpiJob
-                            env["LOCKSTEP_STORE"] = f"{hosts_bed.SUBNET}{where[0]}:{hosts_job.PORT}"
+                            env["LOCKSTEP_STORE"] = f"{host_cluster.SUBNET}{where[0]}:{cluster_job.PORT}"
                         answer, crossed = run(
                             bed,
                             kind,
@@ -117,7 +117,7 @@ def steps(args, bed):
                     "impl": "hierarchy",
                     "optimizer": optimizer,
                     "wire": wire,
-                    "host_sync_every": every,
+                    "average_hosts_every": every,
                     "ranks": 4,
                     "hosts": 2,
                     "order": "contiguous",
@@ -139,7 +139,7 @@ def steps(args, bed):
 
 
 def gpt(args, bed):
-    """A character-level GPT on this project's headers: its loss at the end, and what crosses, by host_sync_every."""
+    """A character-level GPT on this project's headers: its loss at the end, and what crosses, by average_hosts_every."""
     where = places(2, 2, "contiguous")
     first = 0
     for every in (1, 4, 16):
@@ -179,7 +179,7 @@ def gpt(args, bed):
                 {
                     "what": "char_gpt",
                     "impl": "hierarchy",
-                    "host_sync_every": every,
+                    "average_hosts_every": every,
                     "ranks": 4,
                     "hosts": 2,
                     "order": "contiguous",
@@ -214,12 +214,12 @@ def main():
         "--steps",
         nargs="+",
         default=["1/float32/fused", "1/float32/torch", "1/bfloat16/fused", "4/float32/fused", "16/float32/fused"],
-        help="host_sync_every, wire and optimizer",
+        help="average_hosts_every, wire and optimizer",
     )
     parser.add_argument("--gpt-steps", type=int, default=200)
     parser.add_argument("--bytes", type=int, default=250_000_000)
     args = parser.parse_args()
-    hosts_bed.enter_cell(("ip", "tc"))
+    host_cluster.enter_sandbox(("ip", "tc"))
     has_mpi = (args.bin / "bench_hosts_mpi").exists()
     if not has_mpi:
         print(
@@ -228,7 +228,7 @@ def main():
     mpi = ["openmpi"] if has_mpi else []
     by_mpi = ["hierarchy+mpi"] if has_mpi else []
     with tempfile.TemporaryDirectory() as folder:
-        bed = hosts_bed.Bed(4 if "4x4" in args.only else 2, folder)
+        bed = host_cluster.HostCluster(4 if "4x4" in args.only else 2, folder)
         bed.shape(args.rate)
         print(json.dumps({"what": "line_rate", "bits_per_s": round(line_rate(bed))}), flush=True)
         if "large" in args.only:

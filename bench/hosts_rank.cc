@@ -1,6 +1,6 @@
-// A rank of the jobs of bench/hosts.py and of tests/procs/hosts/traffic.py: all_reduce, or training steps, between hosts.
-// Rank 0 prints "ready" when everything is warm, waits for a line on its standard input, and prints its seconds as a
-// line of JSON.
+// A rank of the jobs of bench/hosts.py and of tests/procs/hosts/traffic.py: all_reduce, or training steps, between
+// hosts. Rank 0 prints "ready" when everything is warm, waits for a line on its standard input, and prints its seconds
+// as a line of JSON.
 //
 //   bench_hosts_rank all_reduce BYTES WIRE RUNS
 //   bench_hosts_rank step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES OPTIMIZER (torch or fused)
@@ -20,7 +20,7 @@ namespace {
 
 using lockstep::Group;
 
-at::ScalarType wire_of(const std::string& name) {
+at::ScalarType parse_wire_dtype(const std::string& name) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     if (lockstep::comm::name(dtype) == name) return dtype;
   throw lockstep::UsageError("WIRE is " + name + "; allowed are float32, bfloat16 and float16");
@@ -100,19 +100,19 @@ void steps(Group& world, const lockstep::DdpOptions& options, std::int64_t batch
 int main(int argc, char** argv) {
   try {
     const std::string what = argc >= 5 ? argv[1] : "";
-    const auto number = [&](int i) { return lockstep::base::parse_int_in("argument", argv[i], 1, 1 << 30); };
+    const auto number = [&](int i) { return lockstep::base::parse_int_in_range("argument", argv[i], 1, 1 << 30); };
     if (!(what == "all_reduce" && argc == 5) && !(what == "step" && argc == 8))
       throw lockstep::UsageError(
           "usage: bench_hosts_rank all_reduce BYTES WIRE RUNS | step HOST_SYNC_EVERY WIRE RUNS BATCH BUCKET_BYTES "
           "OPTIMIZER");
     Group world = lockstep::init();
     if (what == "all_reduce")
-      all_reduce(world, number(2), wire_of(argv[3]), static_cast<int>(number(4)));
+      all_reduce(world, number(2), parse_wire_dtype(argv[3]), static_cast<int>(number(4)));
     else
       steps(world,
             {.bucket_bytes = {1 << 20, number(6)},
-             .wire = wire_of(argv[3]),
-             .host_sync_every = static_cast<int>(number(2))},
+             .wire = parse_wire_dtype(argv[3]),
+             .average_hosts_every = static_cast<int>(number(2))},
             number(5), static_cast<int>(number(4)), is_fused(argv[7]));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_hosts_rank: %s\n", error.what());

@@ -29,7 +29,7 @@ int run(const std::string& folder, const std::string& kind, int workers, double 
   at::set_num_threads(1);
   const lockstep::data::ImageDataset images(lockstep::data::ImageFolder(folder),
                                             {.augment = kind != "validation", .shrink_in_decoder = kind != "whole"});
-  auto loader = lockstep::data::make_loader(images, lockstep::data::ShardOf{},
+  auto loader = lockstep::data::make_loader(images, lockstep::data::DataShard{},
                                             {.batch_size = 64, .drop_last = true, .num_workers = workers});
   std::int64_t count = 0;
   double cpu = 0;

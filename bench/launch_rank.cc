@@ -13,7 +13,7 @@ using namespace lockstep;
 int main() {
   try {
     const base::Deadline deadline = base::Deadline::in(std::chrono::seconds(60));
-    job::Identity identity = job::identify(base::Env::process());
+    job::Identity identity = job::identify(base::Env::this_process());
     const auto store = job::connect_store(identity.address, {identity.job, identity.generation, job::JobKey::given()},
                                           identity.rank, deadline);
     job::join(*store, identity, {}, deadline);

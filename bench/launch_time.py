@@ -16,8 +16,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests/support"))
-import hosts_bed  # noqa: E402
-import ssh_bed  # noqa: E402
+import host_cluster  # noqa: E402
+import ssh_cluster  # noqa: E402
 
 
 def host_list(hosts, ranks):
@@ -29,10 +29,10 @@ def commands(args, what, hosts, ranks):
     mine, mpi = (
         ("/bin/true", "/bin/true")
         if what == "true"
-        else (f"{args.bin}/bench_start_rank", f"{args.bin}/bench_start_mpi")
+        else (f"{args.bin}/bench_launch_rank", f"{args.bin}/bench_launch_mpi")
     )
     entrants = {"lockstep": [[f"{args.bin}/lockstep", "run", "-H", host_list(hosts, ranks), mine]]}
-    if ssh_bed.has_mpirun() and (what == "true" or pathlib.Path(mpi).exists()):
+    if ssh_cluster.has_mpirun() and (what == "true" or pathlib.Path(mpi).exists()):
         entrants["mpirun"] = [
             [
                 "mpirun",
@@ -100,9 +100,9 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--runs", type=int, default=15)
     args = parser.parse_args()
-    hosts_bed.enter_cell(ssh_bed.TOOLS)
+    host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        bed = ssh_bed.SshBed(8, folder)
+        bed = ssh_cluster.SshCluster(8, folder)
         measure(args, bed, "true", 2, 2)
         measure(args, bed, "barrier", 2, 2)
         measure(args, bed, "barrier", 8, 4)

@@ -41,7 +41,7 @@ double microseconds(const std::function<void()>& run) {
 }
 
 /// `before` comes before each run of either and is not counted.
-void race(
+void compare(
     const std::string& what, const Shape& shape, int rounds, const std::function<void()>& ours,
     const std::function<void()>& torchs, const std::function<void()>& before = [] {}) {
   std::vector<double> our_times, torch_times, ratios;
@@ -68,8 +68,8 @@ void expect_equal(const NetImpl& ours, const NetImpl& torchs, const std::string&
 }
 
 template <typename Ours, typename Torchs, typename OurOptions, typename TorchOptions>
-void race_optimizers(lockstep::Group& world, const std::string& what, const Shape& shape, int rounds,
-                     const OurOptions& our_options, const TorchOptions& torch_options) {
+void compare_optimizers(lockstep::Group& world, const std::string& what, const Shape& shape, int rounds,
+                        const OurOptions& our_options, const TorchOptions& torch_options) {
   NetImpl our_net(shape), torch_net(shape);
   lockstep::DistributedDataParallel ddp(our_net, world);
   Ours ours(ddp, our_options);
@@ -79,31 +79,31 @@ void race_optimizers(lockstep::Group& world, const std::string& what, const Shap
     torchs.step();
   }
   expect_equal(our_net, torch_net, what);
-  race(what, shape, rounds, [&] { ours.step(); }, [&] { torchs.step(); });
+  compare(what, shape, rounds, [&] { ours.step(); }, [&] { torchs.step(); });
 }
 
-void race_clips(const Shape& shape, int rounds) {
+void compare_clipping(const Shape& shape, int rounds) {
   NetImpl net(shape);
   std::vector<at::Tensor> parameters = net.parameters(), kept;
   for (const at::Tensor& one : parameters) kept.push_back(one.grad().clone());
   const auto restore = [&] {
     for (std::size_t i = 0; i < kept.size(); ++i) parameters[i].mutable_grad().copy_(kept[i]);
   };
-  race(
+  compare(
       "clip_grad_norm", shape, rounds, [&] { lockstep::optim::clip_grad_norm(parameters, 1); },
       [&] { torch::nn::utils::clip_grad_norm_(parameters, 1); }, restore);
-  race(
+  compare(
       "clip_grad_value", shape, rounds, [&] { lockstep::optim::clip_grad_value(parameters, 0.5); },
       [&] { torch::nn::utils::clip_grad_value_(parameters, 0.5); }, restore);
 }
 
-void race_ema(const Shape& shape, int rounds) {
+void compare_ema(const Shape& shape, int rounds) {
   NetImpl net(shape);
   lockstep::optim::Ema ema(net);
   std::vector<at::Tensor> parameters = net.parameters(), averages;
   for (const at::Tensor& one : parameters) averages.push_back(one.detach().clone());
   const torch::NoGradGuard no_grad;
-  race(
+  compare(
       "Ema", shape, rounds, [&] { ema.update(); },
       [&] {
         for (std::size_t i = 0; i < averages.size(); ++i) averages[i].mul_(0.999).add_(parameters[i], 0.001);
@@ -121,16 +121,16 @@ int main(int argc, char** argv) {
   namespace ours = lockstep::optim;
   namespace torchs = torch::optim;
   for (const Shape& shape : kShapes) {
-    race_clips(shape, rounds);
-    race_ema(shape, rounds);
-    race_optimizers<ours::SGD, torchs::SGD>(world, "SGD", shape, rounds, ours::SGDOptions{.lr = 1e-3},
-                                            torchs::SGDOptions(1e-3));
-    race_optimizers<ours::SGD, torchs::SGD>(world, "SGD, momentum", shape, rounds,
-                                            ours::SGDOptions{.lr = 1e-3, .momentum = 0.9},
-                                            torchs::SGDOptions(1e-3).momentum(0.9));
-    race_optimizers<ours::AdamW, torchs::AdamW>(world, "AdamW", shape, rounds, ours::AdamWOptions{},
-                                                torchs::AdamWOptions(1e-3));
-    race_optimizers<ours::Adagrad, torchs::Adagrad>(world, "Adagrad", shape, rounds, ours::AdagradOptions{},
-                                                    torchs::AdagradOptions(1e-2));
+    compare_clipping(shape, rounds);
+    compare_ema(shape, rounds);
+    compare_optimizers<ours::SGD, torchs::SGD>(world, "SGD", shape, rounds, ours::SGDOptions{.lr = 1e-3},
+                                               torchs::SGDOptions(1e-3));
+    compare_optimizers<ours::SGD, torchs::SGD>(world, "SGD, momentum", shape, rounds,
+                                               ours::SGDOptions{.lr = 1e-3, .momentum = 0.9},
+                                               torchs::SGDOptions(1e-3).momentum(0.9));
+    compare_optimizers<ours::AdamW, torchs::AdamW>(world, "AdamW", shape, rounds, ours::AdamWOptions{},
+                                                   torchs::AdamWOptions(1e-3));
+    compare_optimizers<ours::Adagrad, torchs::Adagrad>(world, "Adagrad", shape, rounds, ours::AdagradOptions{},
+                                                       torchs::AdagradOptions(1e-2));
   }
 }

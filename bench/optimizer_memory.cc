@@ -1,7 +1,7 @@
 // A rank that trains with Adam, and tells what the optimizer's state takes of its memory: torch's own, ours, and ours
 // divided between the ranks (ZeRO-1). What state.py measures.
 //
-//   bench_state_rank KIND WIDTH LAYERS      KIND: torch, ours, sharded
+//   bench_optimizer_memory KIND WIDTH LAYERS      KIND: torch, ours, sharded
 //
 // Prints, on rank 0, a line of JSON: kind, parameters, bytes (of state tensors, the mean over the ranks), pss (what
 // memory has grown by, the mean over the ranks; pages that ranks share count in parts), losses.

@@ -23,7 +23,7 @@ def measure(args, kind, transport):
         "--transport",
         transport,
         "--",
-        f"{args.bin}/bench_state_rank",
+        f"{args.bin}/bench_optimizer_memory",
         kind,
         str(args.width),
         str(args.layers),

@@ -30,7 +30,7 @@ def times(lines, own, other, **wanted):
     return second["ratio"] / first["ratio"] if first and second else None
 
 
-def best_peer(lines, own, **wanted):
+def best_baseline(lines, own, **wanted):
     peers = [times(lines, own, peer, **wanted) for peer in ("gloo", "openmpi-4", "openmpi-5", "mpich", "intel-mpi")]
     return min((peer for peer in peers if peer is not None), default=None)
 
@@ -47,10 +47,10 @@ def rows(lines):
     yield "250M beside memcpy on both cores", own and own.get("ratio_to_memcpy"), "<=", 0.62
     for peer, bound in (("gloo", 12), ("openmpi-4", 9), ("openmpi-5", 9), ("mpich", 9), ("intel-mpi", 9)):
         yield f"250M: {peer} takes so many times as long", times(lines, "lockstep", peer, **large), ">=", bound
-    yield "250M, ordinary memory: the best peer takes", best_peer(lines, "lockstep-ordinary", **large), ">=", 1
-    yield "250M, 4 ranks: the best peer takes", best_peer(lines, "lockstep", **four, bytes=250 << 20), ">=", 1
+    yield "250M, ordinary memory: the best peer takes", best_baseline(lines, "lockstep-ordinary", **large), ">=", 1
+    yield "250M, 4 ranks: the best peer takes", best_baseline(lines, "lockstep", **four, bytes=250 << 20), ">=", 1
     for size, name in ((1 << 20, "1M"), (64 << 10, "64K")):
-        yield f"{name}: the best peer takes", best_peer(lines, "lockstep", **reduce, bytes=size), ">=", 4
+        yield f"{name}: the best peer takes", best_baseline(lines, "lockstep", **reduce, bytes=size), ">=", 4
     yield "4K: of Open MPI 4.1's time", inverse(times(lines, "lockstep", "openmpi-4", **reduce, bytes=4096)), "<=", 0.7
     yield (
         "8 bytes: of Open MPI 4.1's time",

@@ -34,7 +34,7 @@ struct NetImpl : torch::nn::Module {
     return torch::cross_entropy_loss(last(torch::relu(second(torch::relu(first(batch.data))))), batch.target);
   }
   torch::Tensor training_step(Example& batch, train::StepLog&) { return loss(batch); }
-  std::vector<train::OptimizerPlan> configure_optimizers(train::TrainingSetup& setup) {
+  std::vector<train::OptimizerConfig> configure_optimizers(train::TrainingSetup& setup) {
     return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.01))}};
   }
   torch::nn::Linear first, second, last;
@@ -54,10 +54,10 @@ auto make_loader(lockstep::Group& world) {
 }
 
 /// The plain loop, some steps at a time.
-class Plain {
+class PlainLoop {
  public:
-  Plain(lockstep::Group& world, std::int64_t width)
-      : net_(started(width)),
+  PlainLoop(lockstep::Group& world, std::int64_t width)
+      : net_(make_initial_net(width)),
         ddp_(net_, world),
         optimizer_(net_->parameters(), torch::optim::SGDOptions(0.01)),
         loader_(make_loader(world)),
@@ -70,7 +70,7 @@ class Plain {
       optimizer_.step();
     }
   }
-  static Net started(std::int64_t width) {
+  static Net make_initial_net(std::int64_t width) {
     torch::manual_seed(1);
     return Net(width);
   }
@@ -89,9 +89,9 @@ double ms_each(Clock::duration time) {
 }
 
 /// After each block of the Trainer's steps it runs as many of each plain loop.
-struct Turns : train::Callback {
-  Turns(Plain& one, Plain& other) : before(one), behind(other) {}
-  void on_step(train::Fit& fit) override {
+struct InterleavedLoops : train::Callback {
+  InterleavedLoops(PlainLoop& one, PlainLoop& other) : before(one), behind(other) {}
+  void on_step(train::FitContext& fit) override {
     if (fit.step() % kBlock != 0) return;
     const auto now = Clock::now();
     before.run(kBlock);
@@ -105,7 +105,7 @@ struct Turns : train::Callback {
     }
     begin = end;
   }
-  Plain &before, &behind;
+  PlainLoop &before, &behind;
   Clock::time_point begin;
   std::vector<double> trainer_ms, before_ms, behind_ms;
 };
@@ -119,23 +119,23 @@ double median(std::vector<double> values) {
 
 int main(int argc, char** argv) try {
   if (argc != 4) throw lockstep::UsageError("usage: bench_trainer STEPS WIDTH FOLDER");
-  const auto steps = lockstep::base::parse_int_in("STEPS", argv[1], kWarm + 2 * kBlock, kSamples / kBatch),
-             width = lockstep::base::parse_int_in("WIDTH", argv[2], 1, 100000);
+  const auto steps = lockstep::base::parse_int_in_range("STEPS", argv[1], kWarm + 2 * kBlock, kSamples / kBatch),
+             width = lockstep::base::parse_int_in_range("WIDTH", argv[2], 1, 100000);
   lockstep::Trainer trainer({.devices = 1, .max_steps = steps, .folder = argv[3]});
-  Plain before(trainer.world(), width);
-  Net net = Plain::started(width);
-  Plain behind(trainer.world(), width);
-  const auto turns = std::make_shared<Turns>(before, behind);
-  trainer.add(turns);
+  PlainLoop before(trainer.world(), width);
+  Net net = PlainLoop::make_initial_net(width);
+  PlainLoop behind(trainer.world(), width);
+  const auto interleaved = std::make_shared<InterleavedLoops>(before, behind);
+  trainer.add(interleaved);
   trainer.fit(net, make_loader(trainer.world()));
   std::vector<double> plain, added, apart;
-  for (std::size_t i = 0; i < turns->trainer_ms.size(); ++i) {
-    plain.push_back((turns->before_ms[i] + turns->behind_ms[i]) / 2);
-    added.push_back(turns->trainer_ms[i] / plain.back());
-    apart.push_back(turns->behind_ms[i] / turns->before_ms[i]);
+  for (std::size_t i = 0; i < interleaved->trainer_ms.size(); ++i) {
+    plain.push_back((interleaved->before_ms[i] + interleaved->behind_ms[i]) / 2);
+    added.push_back(interleaved->trainer_ms[i] / plain.back());
+    apart.push_back(interleaved->behind_ms[i] / interleaved->before_ms[i]);
   }
-  std::printf("plain_ms=%.4f trainer_ms=%.4f added=%.5f plain_apart=%.5f\n", median(plain), median(turns->trainer_ms),
-              median(added) - 1, median(apart) - 1);
+  std::printf("plain_ms=%.4f trainer_ms=%.4f added=%.5f plain_apart=%.5f\n", median(plain),
+              median(interleaved->trainer_ms), median(added) - 1, median(apart) - 1);
 } catch (const lockstep::Error& error) {
   std::cerr << "bench_trainer: " << error.what() << std::endl;
   return lockstep::base::exit_code(error.cause());

@@ -1,7 +1,7 @@
 # CUDA graphs are libtorch's, whose header includes those of the CUDA runtime: beside libtorch, where the wheels put them, but for the few names of the toolkit in cmake/cuda; or of a
-# toolkit. Only the room cuda is compiled with them, and only programs that use that room link libtorch_cuda.
+# toolkit. Only the module cuda is compiled with them, and only programs that use that module link libtorch_cuda.
 set(LOCKSTEP_CUDA_GRAPHS no)
-set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc call_list.cc no_capture.cc)
+set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc op_trace.cc no_capture.cc)
 set(LOCKSTEP_CUDA_GRAPH_LINK)
 set(LOCKSTEP_CUDA_GRAPH_INCLUDE)
 if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
@@ -17,7 +17,7 @@ if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
   endif()
   if(LOCKSTEP_CUDA_GRAPH_INCLUDE)
     set(LOCKSTEP_CUDA_GRAPHS yes)
-    set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc call_list.cc capture.cc)
+    set(LOCKSTEP_CUDA_GRAPH_SOURCES graphed_step.cc op_trace.cc capture.cc)
     set(LOCKSTEP_CUDA_GRAPH_LINK lockstep::torch_cuda)
   else()
     message(STATUS "cuda_runtime_api.h was not found (the wheel nvidia-cuda-runtime brings it): steps are not captured as CUDA graphs")

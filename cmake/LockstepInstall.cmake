@@ -1,13 +1,13 @@
-# cmake --install: programs in bin, rooms in lib, headers in include/lockstep, and what find_package(Lockstep) reads.
+# cmake --install: programs in bin, modules in lib, headers in include/lockstep, and what find_package(Lockstep) reads.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(config_folder "${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep")
 
-foreach(target IN LISTS LOCKSTEP_ROOMS)
+foreach(target IN LISTS LOCKSTEP_MODULES)
   string(REGEX REPLACE "^lockstep_" "" name "${target}")
   set_target_properties(${target} PROPERTIES EXPORT_NAME "${name}")
 endforeach()
-install(TARGETS lockstep ${LOCKSTEP_ROOMS} EXPORT LockstepTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(TARGETS lockstep ${LOCKSTEP_MODULES} EXPORT LockstepTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(EXPORT LockstepTargets NAMESPACE Lockstep:: DESTINATION "${config_folder}")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}" FILES_MATCHING PATTERN "*.h")
 

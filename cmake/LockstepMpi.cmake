@@ -3,7 +3,7 @@ set(MPI_DETERMINE_LIBRARY_VERSION TRUE)
 find_package(MPI QUIET COMPONENTS C)
 if(MPI_C_FOUND)
   set(LOCKSTEP_MPI yes)
-  set(LOCKSTEP_MPI_SOURCES mpi.cc session.cc library.cc)
+  set(LOCKSTEP_MPI_SOURCES mpi.cc runtime.cc library.cc)
   string(REGEX MATCH "^[^\r\n\";]*" LOCKSTEP_MPI_BUILT_WITH "${MPI_C_LIBRARY_VERSION_STRING}")
   # An installed Lockstep names the library itself: FindMPI would ask its user's project for the language C.
   set(LOCKSTEP_MPI_LINK "$<BUILD_INTERFACE:MPI::MPI_C>" "$<INSTALL_INTERFACE:${MPI_C_LIBRARIES}>")

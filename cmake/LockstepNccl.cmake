@@ -1,7 +1,7 @@
 # GPUs need a libtorch for CUDA, and NCCL the header that fits that libtorch's libnccl: the wheel nvidia-nccl puts both beside libtorch. Nothing of CUDA or NCCL
 # is linked: programs load libtorch's library for CUDA when they use a GPU (lockstep/comm/cuda/cuda.h).
 if(LOCKSTEP_TORCH_FLAVOUR STREQUAL cuda)
-  set(LOCKSTEP_CUDA_SOURCES cuda.cc device_transport.cc line.cc)
+  set(LOCKSTEP_CUDA_SOURCES cuda.cc device_transport.cc device_staging_queue.cc)
   file(GLOB LOCKSTEP_NCCL_INCLUDE "${LOCKSTEP_TORCH_ROOT}/../nvidia/nccl/include/nccl.h" "${LOCKSTEP_TORCH_ROOT}/include/nccl.h")
   list(TRANSFORM LOCKSTEP_NCCL_INCLUDE REPLACE "/nccl.h$" "")
   if(NOT LOCKSTEP_NCCL_INCLUDE)

@@ -27,11 +27,12 @@ std::string shortest(double value) {
 Arguments::Arguments(const std::string& description) : app_(std::make_unique<CLI::App>(description)) {}
 Arguments::~Arguments() = default;
 
-void Arguments::add(const std::string& name, const std::string& help, const std::string& standard, Take take) {
+void Arguments::add(const std::string& name, const std::string& help, const std::string& default_text,
+                    OnValue on_value) {
   names_.push_back(name);
-  auto* const option = app_->add_option_function<std::string>(name, std::move(take), help);
+  auto* const option = app_->add_option_function<std::string>(name, std::move(on_value), help);
   option->type_name("");
-  option->option_text(standard.empty() ? "VALUE" : "VALUE (default " + standard + ")");
+  option->option_text(default_text.empty() ? "VALUE" : "VALUE (default " + default_text + ")");
 }
 
 void Arguments::text(const std::string& name, std::string& value, const std::string& help) {
@@ -44,7 +45,7 @@ void Arguments::text(const std::string& name, std::string& value, const std::str
 void Arguments::integer(const std::string& name, std::int64_t& value, std::int64_t low, std::int64_t high,
                         const std::string& help) {
   add(name, help, std::to_string(value), [name, &value, low, high](const std::string& text) {
-    value = lockstep::base::parse_int_in(name, text, low, high);
+    value = lockstep::base::parse_int_in_range(name, text, low, high);
   });
 }
 
@@ -61,11 +62,11 @@ void Arguments::number(const std::string& name, double& value, double low, doubl
 void Arguments::flag(const std::string& name, bool& value, const std::string& help) {
   names_.push_back(name);
   flags_.insert(name);
-  const auto take = [name, &value](std::int64_t count) {
+  const auto on_value = [name, &value](std::int64_t count) {
     if (count != 1) refuse_flag(name);
     value = true;
   };
-  app_->add_flag_function(name, take, help)->disable_flag_override();
+  app_->add_flag_function(name, on_value, help)->disable_flag_override();
 }
 
 void Arguments::read(int argc, char** argv) {
@@ -89,7 +90,7 @@ void Arguments::read(int argc, char** argv) {
   }
 }
 
-void expect_place_for(const std::string& name, const std::string& path) {
+void require_writable_path(const std::string& name, const std::string& path) {
   namespace fs = std::filesystem;
   if (path.empty()) return;
   std::error_code ignored;

@@ -35,8 +35,8 @@ class Arguments {
   void read(int argc, char** argv);
 
  private:
-  using Take = std::function<void(const std::string& text)>;
-  void add(const std::string& name, const std::string& help, const std::string& standard, Take take);
+  using OnValue = std::function<void(const std::string& text)>;
+  void add(const std::string& name, const std::string& help, const std::string& default_text, OnValue take);
 
   std::unique_ptr<CLI::App> app_;
   std::vector<std::string> names_;
@@ -45,6 +45,6 @@ class Arguments {
 
 /// A file that argument `name` wants written later (or "": none) must lie in a folder that is there now: a UsageError
 /// otherwise.
-void expect_place_for(const std::string& name, const std::string& path);
+void require_writable_path(const std::string& name, const std::string& path);
 
 }  // namespace examples

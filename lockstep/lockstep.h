@@ -12,9 +12,9 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/torch_file/torch_file.h"
 #include "lockstep/comm/arena/arena_stats.h"
-#include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/seed.h"
 #include "lockstep/ddp/ddp.h"
@@ -24,8 +24,8 @@
 #include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
-#include "lockstep/optim/kernels/clip_grad.h"
 #include "lockstep/optim/ema.h"
+#include "lockstep/optim/kernels/clip_grad.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lars.h"
 #include "lockstep/optim/schedules/reduce_lr_on_plateau.h"
@@ -41,7 +41,7 @@ using base::Deadline;
 using base::DesyncError;
 using base::Error;
 using base::FormatError;
-using base::PeerLost;
+using base::PeerLostError;
 using base::TimeoutError;
 using base::UsageError;
 
@@ -50,7 +50,7 @@ using amp::GradScaler;
 
 using comm::arena_stats;
 using comm::ArenaStats;
-using comm::Busy;
+using comm::BusyScope;
 using comm::CallOptions;
 using comm::Group;
 using comm::init;
@@ -63,7 +63,7 @@ using comm::Work;
 
 using ddp::broadcast_optimizer_state;
 using ddp::broadcast_parameters;
-using ddp::Buffers;
+using ddp::BufferMode;
 using ddp::DdpOptions;
 using ddp::DistributedDataParallel;
 using ddp::join;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/harness/benchmarks.h"
 #include "bench/harness/benchmark_job.h"
+#include "bench/harness/benchmarks.h"
 #include "bench/ranks/rank.h"
 #include "lockstep/base/error.h"
 
@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   try {
     if (!words.empty() && words.front() == "rank") {
-      lockstep::bench::rank_main({words.begin() + 1, words.end()});
+      lockstep::bench::run_rank({words.begin() + 1, words.end()});
       return 0;
     }
     const lockstep::bench::Options options = lockstep::bench::parse_options(std::move(words));
@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     lockstep::bench::throw_on_signals();
-    lockstep::bench::Report report(options.json);
+    lockstep::bench::ResultPrinter report(options.json);
     lockstep::bench::run_benchmarks(options, report);
     return 0;
   } catch (const lockstep::base::Error& error) {

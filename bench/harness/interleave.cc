@@ -9,13 +9,13 @@ bool noisy(const std::vector<Rounds>& results, double max_spread) {
                      [&](const Rounds& rounds) { return summarize(rounds).spread > max_spread; });
 }
 
-std::vector<Rounds> race(const std::vector<TakeTurn>& turns, const RaceOptions& options) {
-  std::vector<Rounds> results(turns.size());
+std::vector<Rounds> race(const std::vector<MeasureFunction>& measurements, const ComparisonOptions& options) {
+  std::vector<Rounds> results(measurements.size());
   for (int round = 0; round < 2 * options.rounds; ++round) {
     if (round >= options.rounds && !noisy(results, options.max_spread)) break;
-    for (std::size_t i = 0; i < turns.size(); ++i) {
-      const std::size_t at = (i + static_cast<std::size_t>(round)) % turns.size();
-      results[at].push_back(turns[at]());
+    for (std::size_t i = 0; i < measurements.size(); ++i) {
+      const std::size_t at = (i + static_cast<std::size_t>(round)) % measurements.size();
+      results[at].push_back(measurements[at]());
     }
   }
   return results;

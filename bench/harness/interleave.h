@@ -8,7 +8,7 @@
 
 namespace lockstep::bench {
 
-struct RaceOptions {
+struct ComparisonOptions {
   int rounds = 7;
   /// A result whose rounds' medians spread wider than this is noisy: then there are more rounds, up to twice as many,
   /// and what is noisy even then is marked so.
@@ -16,11 +16,11 @@ struct RaceOptions {
 };
 
 /// One turn of an implementation: the seconds that it took, once or several times.
-using TakeTurn = std::function<std::vector<double>()>;
+using MeasureFunction = std::function<std::vector<double>()>;
 
 /// Round after round each has its turn, in an order that rotates: what slows the machine down for a second slows all of
 /// them, and nobody always follows the same neighbour. Returns the seconds, in the order of `turns`.
-std::vector<Rounds> race(const std::vector<TakeTurn>& turns, const RaceOptions& options);
+std::vector<Rounds> race(const std::vector<MeasureFunction>& measurements, const ComparisonOptions& options);
 
 /// True when one of the results spreads wider than allowed.
 bool noisy(const std::vector<Rounds>& results, double max_spread);

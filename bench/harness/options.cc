@@ -14,11 +14,11 @@ constexpr int kMaxRounds = 1000;
 const std::vector<std::string> kModels = {"mlp-50m", "mlp-65m", "mlp-6m", "transformer-2m", "cnn-1m"};
 
 /// The measurements, and how many ranks are usual.
-struct What {
+struct Benchmark {
   const char* name;
   int ranks;
 };
-constexpr What kWhats[] = {{"all-reduce", 2}, {"step", 2}, {"launch", 2}, {"memory", 4}, {"arena", 1}};
+constexpr Benchmark kBenchmarks[] = {{"all-reduce", 2}, {"step", 2}, {"launch", 2}, {"memory", 4}, {"arena", 1}};
 
 const char* const kFooter =
     "all-reduce  Group::all_reduce in memory that the ranks share, and in ordinary memory, beside c10d's gloo and MPI\n"
@@ -40,11 +40,11 @@ class Formatter : public CLI::Formatter {
   }
 };
 
-struct Raw {
+struct RawOptions {
   std::string ranks, sizes, models, optimizer, impls, rounds;
 };
 
-void declare(CLI::App& app, Raw& raw, Options& options) {
+void declare_options(CLI::App& app, RawOptions& raw, Options& options) {
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<Formatter>());
   const auto option = [&](const char* name, auto& value, const char* type, const char* text) {
@@ -64,18 +64,20 @@ void declare(CLI::App& app, Raw& raw, Options& options) {
   app.footer(kFooter);
 }
 
-const What* find_what(const std::string& name) {
-  for (const What& what : kWhats)
+const Benchmark* find_benchmark(const std::string& name) {
+  for (const Benchmark& what : kBenchmarks)
     if (name == what.name) return &what;
   return nullptr;
 }
 
-void check_values(const Raw& raw, Options& options) {
-  const What& what = *find_what(options.what);
-  options.ranks = raw.ranks.empty() ? what.ranks : static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
+void check_values(const RawOptions& raw, Options& options) {
+  const Benchmark& what = *find_benchmark(options.what);
+  options.ranks =
+      raw.ranks.empty() ? what.ranks : static_cast<int>(base::parse_int_in_range("-n", raw.ranks, 1, kMaxRanks));
   if (options.what == "arena")
-    options.ranks = static_cast<int>(base::parse_int_in("-n", std::to_string(options.ranks), 1, 1));
-  if (!raw.rounds.empty()) options.rounds = static_cast<int>(base::parse_int_in("--rounds", raw.rounds, 1, kMaxRounds));
+    options.ranks = static_cast<int>(base::parse_int_in_range("-n", std::to_string(options.ranks), 1, 1));
+  if (!raw.rounds.empty())
+    options.rounds = static_cast<int>(base::parse_int_in_range("--rounds", raw.rounds, 1, kMaxRounds));
   for (const std::string& size : base::split(raw.sizes.empty() ? "8,4K,64K,1M,250M" : raw.sizes, ','))
     options.sizes.push_back(parse_size(size));
   options.models = base::split(raw.models.empty() ? "mlp-50m" : raw.models, ',');
@@ -90,7 +92,7 @@ void check_values(const Raw& raw, Options& options) {
 }
 
 /// An option that `what` does not read is an error, not something that is passed over.
-void check_used(const CLI::App& app, const std::string& what) {
+void reject_unused_options(const CLI::App& app, const std::string& what) {
   const std::pair<const char*, std::vector<std::string>> users[] = {
       {"--size", {"all-reduce"}},
       {"--model", {"step"}},
@@ -111,13 +113,13 @@ void check_used(const CLI::App& app, const std::string& what) {
 // instead of this one.
 Options parse_options(std::vector<std::string> words) {
   Options options;
-  Raw raw;
+  RawOptions raw;
   CLI::App app("Measures this machine: Lockstep beside its peers.");
-  declare(app, raw, options);
+  declare_options(app, raw, options);
   if (!words.empty() && words.front() != "--help" && words.front() != "-h") {
     options.what = words.front();
     words.erase(words.begin());
-    if (!find_what(options.what))
+    if (!find_benchmark(options.what))
       throw base::UsageError("lockstep bench: what to measure is " + base::quoted(options.what, 80) +
                              "; allowed are all-reduce, step, launch, memory and arena");
   } else if (words.empty()) {
@@ -137,7 +139,7 @@ Options parse_options(std::vector<std::string> words) {
     throw base::UsageError("lockstep bench: " + std::string(error.what()) +
                            "; lockstep bench --help shows what is allowed");
   }
-  check_used(app, options.what);
+  reject_unused_options(app, options.what);
   check_values(raw, options);
   return options;
 }

@@ -42,79 +42,79 @@ ordered_json machine() {
           {"load_before", load_now()}};
 }
 
-void say(const ordered_json& line) {
+void print_json(const ordered_json& line) {
   std::puts(line.dump().c_str());
   std::fflush(stdout);
 }
 
-std::string title(const Race& race) {
-  std::string text = race.what;
-  if (race.bytes > 0) text += " of " + size_text(race.bytes);
-  if (!race.model.empty()) text += " of " + race.model;
-  if (race.parameters > 0) text += " (" + std::to_string(race.parameters) + " parameters)";
-  if (!race.optimizer.empty()) text += ", " + race.optimizer;
-  return text + ", " + std::to_string(race.ranks) + (race.ranks == 1 ? " rank" : " ranks");
+std::string title(const ComparisonResult& comparison) {
+  std::string text = comparison.what;
+  if (comparison.bytes > 0) text += " of " + size_text(comparison.bytes);
+  if (!comparison.model.empty()) text += " of " + comparison.model;
+  if (comparison.parameters > 0) text += " (" + std::to_string(comparison.parameters) + " parameters)";
+  if (!comparison.optimizer.empty()) text += ", " + comparison.optimizer;
+  return text + ", " + std::to_string(comparison.ranks) + (comparison.ranks == 1 ? " rank" : " ranks");
 }
 
 }  // namespace
 
-Report::Report(bool json) : json_(json) {
+ResultPrinter::ResultPrinter(bool json) : json_(json) {
   const ordered_json line = machine();
-  if (json_) say(line);
+  if (json_) print_json(line);
   std::fprintf(json_ ? stderr : stdout, "%s, %ld cores, libtorch %s, load %s\n", cpu_model().c_str(),
                ::sysconf(_SC_NPROCESSORS_ONLN), LOCKSTEP_BENCH_LIBTORCH, load_now().c_str());
 }
 
-void Report::add(const Race& race) {
+void ResultPrinter::add(const ComparisonResult& comparison) {
   std::FILE* out = json_ ? stderr : stdout;
-  std::fprintf(out, "\n%s", title(race).c_str());
-  if (race.bandwidth > 0) std::fprintf(out, "; memory %.0f GB/s", race.bandwidth / 1e9);
+  std::fprintf(out, "\n%s", title(comparison).c_str());
+  if (comparison.bandwidth > 0) std::fprintf(out, "; memory %.0f GB/s", comparison.bandwidth / 1e9);
   std::fprintf(out, "\n  %-26s %10s %10s %7s %7s\n", "", "median", "least", "spread", "ratio");
-  for (const Row& row : race.rows) {
+  for (const ComparisonRow& row : comparison.rows) {
     std::fprintf(out, "  %-26s %10s %10s %6.1f%% %7.3f%s\n", row.impl.c_str(), time_text(row.seconds.median_s).c_str(),
                  time_text(row.seconds.min_s).c_str(), 100 * row.seconds.spread, row.ratio, row.noisy ? "  noisy" : "");
     if (!json_) continue;
-    ordered_json line{{"what", race.what}, {"impl", row.impl}, {"ranks", race.ranks}, {"hosts", 1}};
-    if (race.bytes > 0) line["bytes"] = race.bytes;
-    if (!race.model.empty()) line["model"] = race.model;
-    if (race.parameters > 0) line["parameters"] = race.parameters;
-    if (!race.optimizer.empty()) line["optimizer"] = race.optimizer;
+    ordered_json line{{"what", comparison.what}, {"impl", row.impl}, {"ranks", comparison.ranks}, {"hosts", 1}};
+    if (comparison.bytes > 0) line["bytes"] = comparison.bytes;
+    if (!comparison.model.empty()) line["model"] = comparison.model;
+    if (comparison.parameters > 0) line["parameters"] = comparison.parameters;
+    if (!comparison.optimizer.empty()) line["optimizer"] = comparison.optimizer;
     line.update({{"median_s", row.seconds.median_s},
                  {"min_s", row.seconds.min_s},
                  {"runs", row.seconds.runs},
                  {"spread", row.seconds.spread},
                  {"ratio", row.ratio},
-                 {"ratio_to", race.rows.front().impl}});
+                 {"ratio_to", comparison.rows.front().impl}});
     if (row.ratio_to_memcpy) line["ratio_to_memcpy"] = *row.ratio_to_memcpy;
-    if (race.bandwidth > 0) line["bandwidth"] = race.bandwidth;
+    if (comparison.bandwidth > 0) line["bandwidth"] = comparison.bandwidth;
     line["noisy"] = row.noisy;
-    say(line);
+    print_json(line);
   }
   std::fflush(out);
 }
 
-void Report::add_bytes(const std::string& what, int ranks, const std::string& model, const std::string& optimizer,
-                       const std::vector<std::pair<std::string, double>>& values) {
+void ResultPrinter::add_bytes(const std::string& what, int ranks, const std::string& model,
+                              const std::string& optimizer, const std::vector<std::pair<std::string, double>>& values) {
   std::FILE* out = json_ ? stderr : stdout;
   std::fprintf(out, "\n%s, %s, %s, %d %s\n", what.c_str(), model.c_str(), optimizer.c_str(), ranks,
                ranks == 1 ? "rank" : "ranks");
   for (const auto& [impl, bytes] : values) {
     std::fprintf(out, "  %-34s %8.1f MiB %7.3f\n", impl.c_str(), bytes / (1 << 20), bytes / values.front().second);
     if (json_)
-      say({{"what", what},
-           {"impl", impl},
-           {"ranks", ranks},
-           {"hosts", 1},
-           {"model", model},
-           {"optimizer", optimizer},
-           {"bytes_used", static_cast<std::uint64_t>(bytes)},
-           {"ratio", bytes / values.front().second},
-           {"ratio_to", values.front().first}});
+      print_json({{"what", what},
+                  {"impl", impl},
+                  {"ranks", ranks},
+                  {"hosts", 1},
+                  {"model", model},
+                  {"optimizer", optimizer},
+                  {"bytes_used", static_cast<std::uint64_t>(bytes)},
+                  {"ratio", bytes / values.front().second},
+                  {"ratio_to", values.front().first}});
   }
   std::fflush(out);
 }
 
-void Report::missing(const std::string& peer, const std::string& how_to_get) {
+void ResultPrinter::report_missing(const std::string& peer, const std::string& how_to_get) {
   std::fprintf(stderr, "not measured: %s; %s\n", peer.c_str(), how_to_get.c_str());
 }
 

@@ -25,8 +25,8 @@ std::vector<double> medians(const Rounds& rounds) {
   return all;
 }
 
-std::size_t unit_of(char letter) {
-  return letter == 'G' ? 1 << 30 : letter == 'M' ? 1 << 20 : letter == 'K' ? 1 << 10 : 1;
+std::size_t unit_of(char suffix) {
+  return suffix == 'G' ? 1 << 30 : suffix == 'M' ? 1 << 20 : suffix == 'K' ? 1 << 10 : 1;
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ double spread(std::vector<double> values) {
   return (quantile(values, 0.75) - quantile(values, 0.25)) / quantile(values, 0.5);
 }
 
-Summary summarize(const Rounds& rounds) {
+TimingSummary summarize(const Rounds& rounds) {
   std::vector<double> all;
   for (const auto& round : rounds) all.insert(all.end(), round.begin(), round.end());
   return {median(all), *std::min_element(all.begin(), all.end()), static_cast<int>(all.size()),
@@ -68,8 +68,8 @@ std::size_t parse_size(const std::string& text) {
 }
 
 std::string size_text(std::size_t bytes) {
-  for (const char letter : {'G', 'M', 'K'})
-    if (bytes % unit_of(letter) == 0) return std::to_string(bytes / unit_of(letter)) + letter;
+  for (const char suffix : {'G', 'M', 'K'})
+    if (bytes % unit_of(suffix) == 0) return std::to_string(bytes / unit_of(suffix)) + suffix;
   return std::to_string(bytes);
 }
 

@@ -15,13 +15,13 @@ double spread(std::vector<double> values);
 /// The seconds of one implementation, those of a round together.
 using Rounds = std::vector<std::vector<double>>;
 
-struct Summary {
+struct TimingSummary {
   double median_s = 0;
   double min_s = 0;
   int runs = 0;
   double spread = 0;  ///< of the rounds' medians
 };
-Summary summarize(const Rounds& rounds);
+TimingSummary summarize(const Rounds& rounds);
 
 /// The median over the rounds of (median of `own` / median of `base`) of the same round: what slowed the machine in a
 /// round slowed both.

@@ -15,44 +15,45 @@ namespace lockstep::bench {
 namespace {
 
 c10::intrusive_ptr<c10d::TCPStore> make_store() {
-  const auto& env = base::Env::process();
+  const auto& env = base::Env::this_process();
   c10d::TCPStoreOptions options;
-  options.port = static_cast<std::uint16_t>(base::parse_int_in("MASTER_PORT", env.master_port.value_or(""), 1, 65535));
-  options.isServer = rank_here() == 0;
+  options.port =
+      static_cast<std::uint16_t>(base::parse_int_in_range("MASTER_PORT", env.master_port.value_or(""), 1, 65535));
+  options.isServer = own_rank() == 0;
   return c10::make_intrusive<c10d::TCPStore>(env.master_addr.value_or("127.0.0.1"), options);
 }
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo> make_gloo(const c10::intrusive_ptr<c10d::Store>& store) {
   auto options = c10d::ProcessGroupGloo::Options::create();
   options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank_here(), num_ranks_here(), options);
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, own_rank(), num_ranks(), options);
 }
 
 // Every wait here is bounded by the process group's own timeout.
 
 }  // namespace
 
-struct GlooPeer::Impl {
+struct GlooBaseline::Impl {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo = make_gloo(make_store());
 };
-GlooPeer::GlooPeer() : impl_(std::make_unique<Impl>()) {}
-GlooPeer::~GlooPeer() = default;
-void GlooPeer::all_reduce(std::vector<at::Tensor>& tensor) {
+GlooBaseline::GlooBaseline() : impl_(std::make_unique<Impl>()) {}
+GlooBaseline::~GlooBaseline() = default;
+void GlooBaseline::all_reduce(std::vector<at::Tensor>& tensor) {
   impl_->gloo->allreduce(tensor)->wait();  // bounded: by the process group
 }
-void GlooPeer::barrier() {
+void GlooBaseline::barrier() {
   impl_->gloo->barrier()->wait();  // bounded: by the process group
 }
 
-struct ReducerPeer::Impl {
+struct ReducerBaseline::Impl {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   std::unique_ptr<c10d::Reducer> reducer;
 };
 
-ReducerPeer::ReducerPeer(torch::nn::Module& net, bool bucket_views) : impl_(std::make_unique<Impl>()) {
+ReducerBaseline::ReducerBaseline(torch::nn::Module& net, bool bucket_views) : impl_(std::make_unique<Impl>()) {
   const auto store = make_store();
   const auto gloo = make_gloo(store);
-  impl_->group = c10::make_intrusive<c10d::ProcessGroup>(store, rank_here(), num_ranks_here());
+  impl_->group = c10::make_intrusive<c10d::ProcessGroup>(store, own_rank(), num_ranks());
   impl_->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
   impl_->group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   const auto parameters = net.parameters();
@@ -72,11 +73,11 @@ ReducerPeer::ReducerPeer(torch::nn::Module& net, bool bucket_views) : impl_(std:
       /*find_unused_parameters=*/false, bucket_views, names, std::int64_t{1} << 20,
       /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<std::int64_t>{});
 }
-ReducerPeer::~ReducerPeer() = default;
-void ReducerPeer::before_forward() {
+ReducerBaseline::~ReducerBaseline() = default;
+void ReducerBaseline::before_forward() {
   impl_->reducer->prepare_for_forward();
   impl_->reducer->rebuild_buckets();
 }
-void ReducerPeer::before_backward(const at::Tensor& output) { impl_->reducer->prepare_for_backward({output}); }
+void ReducerBaseline::before_backward(const at::Tensor& output) { impl_->reducer->prepare_for_backward({output}); }
 
 }  // namespace lockstep::bench

@@ -14,10 +14,10 @@ namespace lockstep::bench {
 
 /// c10d::ProcessGroupGloo among the ranks of this job, over the loopback interface, with its defaults. Throws
 /// UsageError when this build is without gloo's headers.
-class GlooPeer {
+class GlooBaseline {
  public:
-  GlooPeer();
-  ~GlooPeer();
+  GlooBaseline();
+  ~GlooBaseline();
   void all_reduce(std::vector<at::Tensor>& tensor);
   void barrier();
 
@@ -28,10 +28,10 @@ class GlooPeer {
 
 /// c10d::Reducer as DistributedDataParallel sets it up: parameters broadcast, buckets of 1 and 25 MiB, rebuilt after
 /// the first step.
-class ReducerPeer {
+class ReducerBaseline {
  public:
-  ReducerPeer(torch::nn::Module& net, bool bucket_views);
-  ~ReducerPeer();
+  ReducerBaseline(torch::nn::Module& net, bool bucket_views);
+  ~ReducerBaseline();
   void before_forward();
   void before_backward(const at::Tensor& output);
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::bench {
 
-Turns::Turns(const std::string& prefix, int rank) {
+HarnessChannel::HarnessChannel(const std::string& prefix, int rank) {
   const std::string own = prefix + "." + std::to_string(rank);
   std::ofstream(own + ".pid") << ::getpid();
   orders_.open(own);
@@ -18,7 +18,7 @@ Turns::Turns(const std::string& prefix, int rank) {
   answers_.precision(9);
 }
 
-std::optional<std::vector<std::int64_t>> Turns::next() {
+std::optional<std::vector<std::int64_t>> HarnessChannel::next() {
   std::string text;
   if (!std::getline(orders_, text)) return std::nullopt;
   std::istringstream line(text);
@@ -27,17 +27,18 @@ std::optional<std::vector<std::int64_t>> Turns::next() {
   return numbers;
 }
 
-void Turns::answer(const std::vector<double>& numbers) {
+void HarnessChannel::answer(const std::vector<double>& numbers) {
   if (!answers_.is_open()) return;
   for (const double number : numbers) answers_ << number << ' ';
   answers_ << std::endl;
 }
 
-int rank_here() {
-  return static_cast<int>(base::parse_int_in("RANK", base::Env::process().rank.value_or("0"), 0, 1 << 20));
+int own_rank() {
+  return static_cast<int>(base::parse_int_in_range("RANK", base::Env::this_process().rank.value_or("0"), 0, 1 << 20));
 }
-int num_ranks_here() {
-  return static_cast<int>(base::parse_int_in("WORLD_SIZE", base::Env::process().world_size.value_or("1"), 1, 1 << 20));
+int num_ranks() {
+  return static_cast<int>(
+      base::parse_int_in_range("WORLD_SIZE", base::Env::this_process().world_size.value_or("1"), 1, 1 << 20));
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

@@ -10,9 +10,9 @@
 namespace lockstep::bench {
 
 /// The orders of this rank. Waits for the driver alone, in read(2); when the driver ends, so do the orders.
-class Turns {
+class HarnessChannel {
  public:
-  Turns(const std::string& prefix, int rank);
+  HarnessChannel(const std::string& prefix, int rank);
 
   /// The next order; nothing when there are no more.
   std::optional<std::vector<std::int64_t>> next();
@@ -25,8 +25,8 @@ class Turns {
 };
 
 /// The number and count of this rank, as `lockstep run` gives them to any program.
-int rank_here();
-int num_ranks_here();
+int own_rank();
+int num_ranks();
 
 /// Seconds of a monotonic clock.
 double now();

@@ -13,16 +13,16 @@ namespace {
 
 }  // namespace
 
-struct GlooPeer::Impl {};
-GlooPeer::GlooPeer() { missing(); }
-GlooPeer::~GlooPeer() = default;
-void GlooPeer::all_reduce(std::vector<at::Tensor>&) { missing(); }
-void GlooPeer::barrier() { missing(); }
+struct GlooBaseline::Impl {};
+GlooBaseline::GlooBaseline() { missing(); }
+GlooBaseline::~GlooBaseline() = default;
+void GlooBaseline::all_reduce(std::vector<at::Tensor>&) { missing(); }
+void GlooBaseline::barrier() { missing(); }
 
-struct ReducerPeer::Impl {};
-ReducerPeer::ReducerPeer(torch::nn::Module&, bool) { missing(); }
-ReducerPeer::~ReducerPeer() = default;
-void ReducerPeer::before_forward() { missing(); }
-void ReducerPeer::before_backward(const at::Tensor&) { missing(); }
+struct ReducerBaseline::Impl {};
+ReducerBaseline::ReducerBaseline(torch::nn::Module&, bool) { missing(); }
+ReducerBaseline::~ReducerBaseline() = default;
+void ReducerBaseline::before_forward() { missing(); }
+void ReducerBaseline::before_backward(const at::Tensor&) { missing(); }
 
 }  // namespace lockstep::bench

@@ -2,19 +2,19 @@
 #include <torch/torch.h>
 
 #include "bench/ranks/c10d_baselines.h"
+#include "bench/ranks/harness_channel.h"
 #include "bench/ranks/models.h"
 #include "bench/ranks/rank.h"
-#include "bench/ranks/harness_channel.h"
 
 namespace lockstep::bench {
 namespace {
 
 /// What makes an implementation: calls around forward() and backward(), and the optimizer.
-struct Way {
+struct StepImplementation {
   std::function<void()> before_forward = [] {};
   std::function<void(const at::Tensor& output)> before_backward = [](const at::Tensor&) {};
   std::unique_ptr<torch::optim::Optimizer> optimizer;
-  std::shared_ptr<void> kept = nullptr;  // what must live as long
+  std::shared_ptr<void> keep_alive = nullptr;  // what must live as long
 };
 
 std::unique_ptr<torch::optim::Optimizer> torch_optimizer(torch::nn::Module& net, const std::string& name) {
@@ -36,20 +36,21 @@ std::unique_ptr<torch::optim::Optimizer> fused_optimizer(DistributedDataParallel
 }
 
 /// Every implementation of a step; bench/harness/implementations.cc starts them under their names.
-Way make_way(const std::string& impl, torch::nn::Module& net, const std::string& optimizer) {
+StepImplementation make_step_implementation(const std::string& impl, torch::nn::Module& net,
+                                            const std::string& optimizer) {
   if (impl == "lockstep" || impl == "lockstep-uncompared" || impl == "lockstep-compared" || impl == "lockstep-finite") {
     DdpOptions options{.check_finite = impl == "lockstep-finite"};
-    if (impl == "lockstep-uncompared") options.compare_every = 0;
-    if (impl == "lockstep-compared") options.compare_every = 1;
+    if (impl == "lockstep-uncompared") options.compare_replicas_every = 0;
+    if (impl == "lockstep-compared") options.compare_replicas_every = 1;
     auto ddp = std::make_shared<DistributedDataParallel>(net, init(), options);
-    return {.optimizer = torch_optimizer(net, optimizer), .kept = ddp};
+    return {.optimizer = torch_optimizer(net, optimizer), .keep_alive = ddp};
   }
   if (impl == "lockstep-fused" || impl == "lockstep-fused-early") {
     auto ddp = std::make_shared<DistributedDataParallel>(net, init());
-    return {.optimizer = fused_optimizer(*ddp, optimizer, impl == "lockstep-fused-early"), .kept = ddp};
+    return {.optimizer = fused_optimizer(*ddp, optimizer, impl == "lockstep-fused-early"), .keep_alive = ddp};
   }
   if (impl == "reducer" || impl == "reducer-views") {
-    auto reducer = std::make_shared<ReducerPeer>(net, impl == "reducer-views");
+    auto reducer = std::make_shared<ReducerBaseline>(net, impl == "reducer-views");
     return {.before_forward = [reducer] { reducer->before_forward(); },
             .before_backward = [reducer](const at::Tensor& output) { reducer->before_backward(output); },
             .optimizer = torch_optimizer(net, optimizer)};
@@ -57,67 +58,68 @@ Way make_way(const std::string& impl, torch::nn::Module& net, const std::string&
   if (impl == "unsynchronised") return {.optimizer = torch_optimizer(net, optimizer)};
   if (impl == "backward-only") {  // one process: init() installs the arena when LOCKSTEP_ARENA says so
     const Group world = init();
-    return {.kept = std::make_shared<Group>(world)};
+    return {.keep_alive = std::make_shared<Group>(world)};
   }
   throw UsageError("lockstep-bench rank step: the implementation is " + impl +
                    "; allowed are lockstep, lockstep-uncompared, lockstep-compared, lockstep-finite, lockstep-fused, "
                    "lockstep-fused-early, reducer, reducer-views, unsynchronised and backward-only");
 }
 
-double step(Task& task, Way& way, std::int64_t batch) {
+double step(Task& task, StepImplementation& step_implementation, std::int64_t batch) {
   const double begin = now();
   task.net().zero_grad();  // Optimizer::zero_grad() would detach the reducer's bucket views, which throws
-  way.before_forward();
+  step_implementation.before_forward();
   const at::Tensor output = task.forward(batch);
-  way.before_backward(output);
+  step_implementation.before_backward(output);
   task.loss(output).backward();
-  if (way.optimizer) way.optimizer->step();
+  if (step_implementation.optimizer) step_implementation.optimizer->step();
   return now() - begin;
 }
 
 }  // namespace
 
-void step_rank(const std::string& impl, const std::string& model, const std::string& optimizer,
-               const std::string& prefix) {
+void run_step_rank(const std::string& impl, const std::string& model, const std::string& optimizer,
+                   const std::string& prefix) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
   // Before the model, so that it is born where the implementation wants it; init() again gives the same group.
   std::optional<Group> world;
   if (impl.rfind("lockstep", 0) == 0 || impl == "backward-only") world = init();
   const std::unique_ptr<Task> task = make_task(model);
-  Way way = make_way(impl, task->net(), optimizer);
+  StepImplementation step_implementation = make_step_implementation(impl, task->net(), optimizer);
   double parameters = 0;
   for (const at::Tensor& parameter : task->net().parameters()) parameters += static_cast<double>(parameter.numel());
-  Turns turns(prefix, rank_here());
-  turns.answer({parameters});
-  while (const auto order = turns.next()) {
-    for (std::int64_t i = 0; i < order->at(0); ++i) step(*task, way, task->batch());
+  HarnessChannel channel(prefix, own_rank());
+  channel.answer({parameters});
+  while (const auto request = channel.next()) {
+    for (std::int64_t i = 0; i < request->at(0); ++i) step(*task, step_implementation, task->batch());
     std::vector<double> seconds;
-    for (std::int64_t i = 0; i < order->at(1); ++i) seconds.push_back(step(*task, way, task->batch()));
-    turns.answer(seconds);
+    for (std::int64_t i = 0; i < request->at(1); ++i)
+      seconds.push_back(step(*task, step_implementation, task->batch()));
+    channel.answer(seconds);
   }
 }
 
-void growth_rank(const std::string& prefix) {
+void run_growth_rank(const std::string& prefix) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
   const Group world = init();
   const std::unique_ptr<Task> task = make_task("mlp-6m");
-  Way way{.optimizer = torch_optimizer(task->net(), "sgd")};
-  Turns turns(prefix, rank_here());
-  turns.answer({});
-  while (const auto order = turns.next()) {
-    const std::int64_t steps = order->at(0);
+  StepImplementation step_implementation{.optimizer = torch_optimizer(task->net(), "sgd")};
+  HarnessChannel channel(prefix, own_rank());
+  channel.answer({});
+  while (const auto request = channel.next()) {
+    const std::int64_t steps = request->at(0);
     const at::Tensor batches = torch::randint(1, task->batch() + 1, {steps}, torch::kLong);
     std::vector<double> answer;
     for (std::int64_t i = 0; i < steps; ++i) {
-      step(*task, way, batches[i].item<std::int64_t>());
+      step(*task, step_implementation, batches[i].item<std::int64_t>());
       if (i + 1 != steps / 10 && i + 1 != steps) continue;
       const ArenaStats stats = arena_stats();
       answer.push_back(static_cast<double>(stats.high_water_bytes));
       answer.push_back(static_cast<double>(stats.peak_live_bytes));
     }
-    turns.answer(answer);
+    channel.answer(answer);
   }
 }
 

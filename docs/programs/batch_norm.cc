@@ -31,7 +31,7 @@ torch::Tensor images(const lockstep::Group& world, std::int64_t count) {
   return torch::randn({count, 3, 6, 6});
 }
 
-void converted(lockstep::Group& world) {
+void train_converted_model(lockstep::Group& world) {
   // docs: begin convert
   Net net;
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -48,7 +48,7 @@ void converted(lockstep::Group& world) {
   if (world.rank() == 0) std::cout << net->norm << std::endl;
 }
 
-void as_a_module(lockstep::Group& world) {
+void use_as_a_module(lockstep::Group& world) {
   // docs: begin module
   torch::nn::Sequential net(torch::nn::Linear(4, 8),
                             lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(8), "norm"), torch::nn::ReLU());
@@ -57,7 +57,7 @@ void as_a_module(lockstep::Group& world) {
   expect(net->named_buffers().contains("1.running_var"), "names are BatchNorm's");
 }
 
-void several_devices() {
+void use_several_devices() {
   // docs: begin data_parallel
   Net net;
   lockstep::DataParallel parallel(
@@ -68,7 +68,7 @@ void several_devices() {
     parallel(torch::randn({7, 3, 6, 6})).pow(2).sum().backward();
     optimizer.step();
   }
-  std::cout << lockstep::nn::use_table(parallel.use());
+  std::cout << lockstep::nn::format_device_usage(parallel.device_usage());
   // docs: end data_parallel
 
   // docs: begin call
@@ -80,9 +80,9 @@ void several_devices() {
 
 int run(int, char**) {
   lockstep::Group world = lockstep::init();
-  converted(world);
-  as_a_module(world);
-  if (world.rank() == 0) several_devices();
+  train_converted_model(world);
+  use_as_a_module(world);
+  if (world.rank() == 0) use_several_devices();
   return 0;
 }
 

@@ -1,5 +1,5 @@
 // Each call of the public API, and for whom it waits: the table of docs/03-how-a-step-works.md, checked and compared.
-//   lockstep run -n 2 docs_when_ranks_wait docs/03-how-a-step-works.md
+//   lockstep run -n 2 docs_blocking_calls docs/03-how-a-step-works.md
 // Rank 0 makes each call first. Where the table says that it waits for other ranks, rank 1 leaves a mark before it
 // comes, and rank 0 must find the mark when the call returns. Everywhere else rank 1 stands still until rank 0 has
 // returned.
@@ -7,8 +7,8 @@
 #include <lockstep/ddp/replicas.h>
 #include <lockstep/launch/launch.h>
 #include <lockstep/lockstep.h>
-#include <lockstep/train/metrics/gather_records.h>
 #include <lockstep/train/loggers/logger_collection.h>
+#include <lockstep/train/metrics/gather_records.h>
 #include <lockstep/train/report/progress_bar.h>
 #include <torch/torch.h>
 
@@ -27,14 +27,15 @@ using lockstep::Group;
 using lockstep::Work;
 using namespace std::chrono_literals;
 
-enum class Waits { kRanks, kDevice, kNothing };
-constexpr const char* kWords[] = {"other ranks", "own device", "nothing"};
-constexpr auto kLimit = 20s;  // of a wait that should have ended
-constexpr auto kLook = 30ms;  // how long rank 1 lets rank 0 return too early: a call that waits passes whatever it is
+enum class WaitsFor { kRanks, kDevice, kNothing };
+constexpr const char* kWaitNames[] = {"other ranks", "own device", "nothing"};
+constexpr auto kTimeout = 20s;  // of a wait that should have ended
+constexpr auto kEarlyReturnWindow =
+    30ms;  // how long rank 1 lets rank 0 return too early: a call that waits passes whatever it is
 
-struct Row {
+struct CallRow {
   std::string call;
-  Waits waits;
+  WaitsFor waits;
   std::function<void()> here;  // rank 0's
   std::function<void()> there =
       {};  // rank 1's, when it comes; empty: as rank 0's where that waits for ranks, else nothing
@@ -42,19 +43,19 @@ struct Row {
 };
 
 /// Events that both ranks see without Lockstep: files in a folder of this job.
-class Marks {
+class FileSignals {
  public:
-  Marks(const std::string& job, bool owner)
+  FileSignals(const std::string& job, bool owner)
       : owner_(owner), folder_(fs::temp_directory_path() / ("lockstep-docs-" + job)) {
     fs::create_directories(folder_);
   }
-  ~Marks() {
+  ~FileSignals() {
     std::error_code ignored;
     if (owner_) fs::remove_all(folder_, ignored);
   }
   void set(const std::string& name) const { std::ofstream(folder_ / name).put('x'); }
   bool is_set(const std::string& name) const { return fs::exists(folder_ / name); }
-  bool comes(const std::string& name, std::chrono::milliseconds limit) const {
+  bool wait_for(const std::string& name, std::chrono::milliseconds limit) const {
     for (const auto deadline = lockstep::Deadline::in(limit); !is_set(name); std::this_thread::sleep_for(1ms))
       if (deadline.expired()) return false;
     return true;
@@ -66,13 +67,13 @@ class Marks {
   fs::path folder_;
 };
 
-class Checker {
+class BlockingCallChecker {
  public:
-  Checker(int rank, const Marks& marks) : rank_(rank), marks_(marks) {}
+  BlockingCallChecker(int rank, const FileSignals& signals) : rank_(rank), signals_(signals) {}
 
-  void check(const Row& row) {
+  void check(const CallRow& row) {
     const std::string id = std::to_string(checked_.size());
-    checked_.emplace(row.call, kWords[static_cast<int>(row.waits)]);
+    checked_.emplace(row.call, kWaitNames[static_cast<int>(row.waits)]);
     if (rank_ == 0)
       call_first(row, id);
     else
@@ -80,7 +81,7 @@ class Checker {
   }
 
   /// The rows of `page` are those that were checked.
-  bool agrees_with(const std::string& page) const {
+  bool matches_table(const std::string& page) const {
     std::set<std::pair<std::string, std::string>> shown;
     std::ifstream lines(page);
     for (std::string line; std::getline(lines, line);) {
@@ -97,57 +98,57 @@ class Checker {
   std::size_t count() const { return checked_.size(); }
 
  private:
-  void call_first(const Row& row, const std::string& id) const {
-    marks_.set(id + ".calling");
+  void call_first(const CallRow& row, const std::string& id) const {
+    signals_.set(id + ".calling");
     row.here();
-    const bool came = marks_.is_set(id + ".came");
-    marks_.set(id + ".returned");
-    if (row.waits == Waits::kRanks && !came) throw std::runtime_error(row.call + " returned before rank 1 had come");
+    const bool came = signals_.is_set(id + ".came");
+    signals_.set(id + ".returned");
+    if (row.waits == WaitsFor::kRanks && !came) throw std::runtime_error(row.call + " returned before rank 1 had come");
     if (row.after) row.after();
   }
 
-  void call_late(const Row& row, const std::string& id) const {
-    if (!marks_.comes(id + ".calling", kLimit)) throw std::runtime_error(row.call + " was not called by rank 0");
-    if (row.waits == Waits::kRanks) {
-      marks_.comes(id + ".returned", kLook);
-      marks_.set(id + ".came");
-    } else if (!marks_.comes(id + ".returned", kLimit)) {
+  void call_late(const CallRow& row, const std::string& id) const {
+    if (!signals_.wait_for(id + ".calling", kTimeout)) throw std::runtime_error(row.call + " was not called by rank 0");
+    if (row.waits == WaitsFor::kRanks) {
+      signals_.wait_for(id + ".returned", kEarlyReturnWindow);
+      signals_.set(id + ".came");
+    } else if (!signals_.wait_for(id + ".returned", kTimeout)) {
       throw std::runtime_error(row.call + " does not return on rank 0 while rank 1 is elsewhere");
     }
-    if (row.there || row.waits == Waits::kRanks) (row.there ? row.there : row.here)();
+    if (row.there || row.waits == WaitsFor::kRanks) (row.there ? row.there : row.here)();
   }
 
   int rank_;
-  const Marks& marks_;
+  const FileSignals& signals_;
   std::set<std::pair<std::string, std::string>> checked_;
 };
 
 at::Tensor part() { return torch::ones({2}); }
 at::Tensor whole() { return torch::ones({4}); }
 
-std::vector<Row> collectives(Group& world) {
+std::vector<CallRow> collective_calls(Group& world) {
   const bool root = world.rank() == 0;
   const auto only_root = [root](const at::Tensor& tensor) { return root ? tensor : at::Tensor(); };
-  std::vector<Row> rows = {
-      {"Group::all_reduce()", Waits::kRanks, [&world] { world.all_reduce(part()); }},
-      {"Group::reduce()", Waits::kRanks, [&world] { world.reduce(part(), 1); }},
-      {"Group::broadcast()", Waits::kRanks, [&world] { world.broadcast(part(), 0); }},
-      {"Group::all_gather()", Waits::kRanks, [&world] { world.all_gather(whole(), part()); }},
-      {"Group::all_gather_unequal()", Waits::kRanks, [&world] { world.all_gather_unequal(part()); }},
-      {"Group::reduce_scatter()", Waits::kRanks, [&world] { world.reduce_scatter(part(), whole()); }},
-      {"Group::gather()", Waits::kRanks, [&world, only_root] { world.gather(only_root(whole()), part(), 0); }},
-      {"Group::scatter()", Waits::kRanks, [&world, only_root] { world.scatter(part(), only_root(whole()), 0); }},
-      {"Group::all_to_all()", Waits::kRanks, [&world] { world.all_to_all(whole(), whole()); }},
-      {"Group::barrier()", Waits::kRanks, [&world] { world.barrier(); }},
-      {"Group::broadcast_bytes()", Waits::kRanks, [&world] { world.broadcast_bytes("text", 0); }},
-      {"Group::all_gather_bytes()", Waits::kRanks, [&world] { world.all_gather_bytes("text"); }},
-      {"Group::split()", Waits::kRanks, [&world] { world.split(0); }},
-      {"Group::make_exchange()", Waits::kRanks,
-       [&world] { world.make_exchange("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
-      {"Group::send()", Waits::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
-      {"Group::recv()", Waits::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
+  std::vector<CallRow> rows = {
+      {"Group::all_reduce()", WaitsFor::kRanks, [&world] { world.all_reduce(part()); }},
+      {"Group::reduce()", WaitsFor::kRanks, [&world] { world.reduce(part(), 1); }},
+      {"Group::broadcast()", WaitsFor::kRanks, [&world] { world.broadcast(part(), 0); }},
+      {"Group::all_gather()", WaitsFor::kRanks, [&world] { world.all_gather(whole(), part()); }},
+      {"Group::all_gather_unequal()", WaitsFor::kRanks, [&world] { world.all_gather_unequal(part()); }},
+      {"Group::reduce_scatter()", WaitsFor::kRanks, [&world] { world.reduce_scatter(part(), whole()); }},
+      {"Group::gather()", WaitsFor::kRanks, [&world, only_root] { world.gather(only_root(whole()), part(), 0); }},
+      {"Group::scatter()", WaitsFor::kRanks, [&world, only_root] { world.scatter(part(), only_root(whole()), 0); }},
+      {"Group::all_to_all()", WaitsFor::kRanks, [&world] { world.all_to_all(whole(), whole()); }},
+      {"Group::barrier()", WaitsFor::kRanks, [&world] { world.barrier(); }},
+      {"Group::broadcast_bytes()", WaitsFor::kRanks, [&world] { world.broadcast_bytes("text", 0); }},
+      {"Group::all_gather_bytes()", WaitsFor::kRanks, [&world] { world.all_gather_bytes("text"); }},
+      {"Group::split()", WaitsFor::kRanks, [&world] { world.split(0); }},
+      {"Group::make_exchange()", WaitsFor::kRanks,
+       [&world] { world.make_gradient_reducer("x", {{"w", part()}}, {.bucket_bytes = {1 << 20}}); }},
+      {"Group::send()", WaitsFor::kRanks, [&world] { world.send(part(), 1); }, [&world] { world.recv(part(), 0); }},
+      {"Group::recv()", WaitsFor::kRanks, [&world] { world.recv(part(), 1); }, [&world] { world.send(part(), 0); }},
       // bounded: by the operation's own deadline
-      {"Work::wait()", Waits::kRanks, [&world] { world.all_reduce_async(part()).wait(); },
+      {"Work::wait()", WaitsFor::kRanks, [&world] { world.all_reduce_async(part()).wait(); },
        [&world] { world.all_reduce(part()); }},
   };
   return rows;
@@ -171,25 +172,25 @@ std::vector<Work> start_all(Group& world, std::vector<at::Tensor>& outputs) {
           world.recv_async(part(), peer)};
 }
 
-std::vector<Row> what_waits_for_nobody(Group& world, std::optional<Group>& sub) {
+std::vector<CallRow> non_blocking_calls(Group& world, std::optional<Group>& sub) {
   const auto works = std::make_shared<std::vector<Work>>();
   const auto outputs = std::make_shared<std::vector<at::Tensor>>();
   const auto start = [&world, works, outputs] { *works = start_all(world, *outputs); };
   const auto finish = [works] {
-    for (Work& work : *works) work.wait();  // bounded: the ranks wait for each other, and the Watch for all
+    for (Work& work : *works) work.wait();  // bounded: the ranks wait for each other, and the DeadlockDetector for all
   };
   const auto both = [](std::string call, const std::function<void()>& run) {
-    return Row{std::move(call), Waits::kNothing, run, run};
+    return CallRow{std::move(call), WaitsFor::kNothing, run, run};
   };
   return {
-      {"init() again", Waits::kNothing, [] { lockstep::init(); }},
-      {"Group::rank(), size(), device(), name() ...", Waits::kNothing,
+      {"init() again", WaitsFor::kNothing, [] { lockstep::init(); }},
+      {"Group::rank(), size(), device(), name() ...", WaitsFor::kNothing,
        [&world] {
          std::cout << world.name() << " " << world.rank() << "/" << world.size() << " " << world.transport() << " "
                    << world.device() << " " << world.num_nodes() << std::endl;
        }},
-      {"Group::..._async()", Waits::kNothing, start, [start, finish] { start(), finish(); }, finish},
-      {"Work::done(), error()", Waits::kNothing,
+      {"Group::..._async()", WaitsFor::kNothing, start, [start, finish] { start(), finish(); }, finish},
+      {"Work::done(), error()", WaitsFor::kNothing,
        [&world, works] {
          *works = {world.all_reduce_async(part())};
          if (works->front().done() || works->front().error()) throw std::runtime_error("done without rank 1");
@@ -203,7 +204,7 @@ std::vector<Row> what_waits_for_nobody(Group& world, std::optional<Group>& sub) 
              const auto busy = world.busy("work");
            }),
       both("~Group()", [&sub] { sub.reset(); }),
-      {"launch() in a rank", Waits::kNothing, [] { lockstep::launch({}, 0, nullptr); }},
+      {"launch() in a rank", WaitsFor::kNothing, [] { lockstep::launch({}, 0, nullptr); }},
   };
 }
 
@@ -220,105 +221,107 @@ struct Training {
   lockstep::GradScaler scaler;
 };
 
-struct Watched : torch::nn::Module {
+struct ValidatedModule : torch::nn::Module {
   at::Tensor validation_step(at::Tensor& batch, lockstep::train::StepLog&) { return batch.mean(); }
 };
 
-void use_what_a_rank_has_alone(Training& t) {
+void use_local_objects(Training& t) {
   {
     const lockstep::Autocast autocast;
-    const lockstep::amp::KeepFp32 keep;
+    const lockstep::amp::DisableAutocast keep;
     t.net->forward(torch::ones({3, 2}));
   }
-  lockstep::amp::MasterWeights(t.net->parameters()).take_values();
+  lockstep::amp::MasterWeights(t.net->parameters()).copy_values_from_model();
   lockstep::optim::Ema(*t.net).update();
   lockstep::optim::Scheduler(t.optimizer, lockstep::optim::constant()).step();
 }
 
-std::vector<Row> rows_of_training(Group& world, Training& t) {
+std::vector<CallRow> training_calls(Group& world, Training& t) {
   const auto forward = [&t] { t.loss = t.net->forward(torch::ones({3, 2})).sum(); };
   const auto backward = [&t] { t.loss.backward(); };
   t.norm = lockstep::SyncBatchNorm(world, torch::nn::BatchNormOptions(2));
   const auto both = [](std::string call, const std::function<void()>& run) {
-    return Row{std::move(call), Waits::kNothing, run, run};
+    return CallRow{std::move(call), WaitsFor::kNothing, run, run};
   };
   return {
-      {"DistributedDataParallel()", Waits::kRanks, [&] { t.parallel.emplace(t.net, world); }},
+      {"DistributedDataParallel()", WaitsFor::kRanks, [&] { t.parallel.emplace(t.net, world); }},
       both("forward()", forward),
-      {"backward(), the first", Waits::kRanks, backward},
+      {"backward(), the first", WaitsFor::kRanks, backward},
       both("optimizer.step(), zero_grad()", [&t, forward] { t.optimizer.step(), t.optimizer.zero_grad(), forward(); }),
-      {"backward()", Waits::kRanks, backward},
+      {"backward()", WaitsFor::kRanks, backward},
       both("backward() under no_sync()",
            [&t, forward, backward] {
              forward();
              const auto quiet = t.parallel->no_sync();
              backward();
            }),
-      {"SyncBatchNorm, its forward()", Waits::kRanks,
+      {"SyncBatchNorm, its forward()", WaitsFor::kRanks,
        [&t] { t.normed = t.norm->forward(torch::ones({3, 2}).requires_grad_()).sum(); }},
-      {"its backward()", Waits::kRanks, [&t] { t.normed.backward(); }},
+      {"its backward()", WaitsFor::kRanks, [&t] { t.normed.backward(); }},
       both("its forward() in eval()", [&t] { t.norm->eval(), t.norm->forward(torch::ones({3, 2})); }),
       both("convert_sync_batch_norm()", [&] { lockstep::convert_sync_batch_norm(t.plain, world); }),
       both("DistributedDataParallel::stats(), group()", [&t] { t.parallel->stats(), t.parallel->group(); }),
-      {"optim::SGD(ddp), Adam, AdamW, Adagrad, LAMB, LARS", Waits::kRanks,
+      {"optim::SGD(ddp), Adam, AdamW, Adagrad, LAMB, LARS", WaitsFor::kRanks,
        [&t] { t.fused.emplace(*t.parallel, lockstep::optim::SGDOptions{.lr = 0.1}); }},
       both("backward() with it", [forward, backward] { forward(), backward(); }),
-      {"its clip_grad_norm()", Waits::kRanks, [&t] { t.fused->clip_grad_norm(1); }},
+      {"its clip_grad_norm()", WaitsFor::kRanks, [&t] { t.fused->clip_grad_norm(1); }},
       both("its clip_grad_value()", [&t] { t.fused->clip_grad_value(1); }),
-      {"its step()", Waits::kRanks, [&t] { t.fused->step(); }},
+      {"its step()", WaitsFor::kRanks, [&t] { t.fused->step(); }},
       both("GradScaler::scale()", [&t, forward] { forward(), t.scaler.scale(t.loss).backward(); }),
-      {"its unscale_(), step() with it", Waits::kRanks, [&t] { t.scaler.unscale_(*t.fused), t.scaler.step(*t.fused); }},
+      {"its unscale_(), step() with it", WaitsFor::kRanks,
+       [&t] { t.scaler.unscale_(*t.fused), t.scaler.step(*t.fused); }},
       both("its update()", [&t] { t.scaler.update(); }),
-      {"its average_gradients()", Waits::kRanks, [&t] { t.fused->average_gradients(); }},
-      {"its change_parameters(), load_state_dict()", Waits::kRanks, [&t] { t.fused->change_parameters([] {}); }},
+      {"its average_gradients()", WaitsFor::kRanks, [&t] { t.fused->average_gradients(); }},
+      {"its change_parameters(), load_state_dict()", WaitsFor::kRanks, [&t] { t.fused->change_parameters([] {}); }},
       both("its zero_grad(), state_dict(), destructor",
            [&t] { t.fused->zero_grad(), t.fused->state_dict(), t.fused.reset(); }),
-      {"join()", Waits::kRanks, [&t] { lockstep::join(*t.parallel, [] {}); }},
+      {"join()", WaitsFor::kRanks, [&t] { lockstep::join(*t.parallel, [] {}); }},
       both("~DistributedDataParallel()", [&t] { t.parallel.reset(); }),
-      {"broadcast_parameters()", Waits::kRanks, [&] { lockstep::broadcast_parameters(*t.net, world); }},
-      {"broadcast_optimizer_state()", Waits::kRanks, [&] { lockstep::broadcast_optimizer_state(t.optimizer, world); }},
-      {"ddp::compare_models()", Waits::kRanks,
+      {"broadcast_parameters()", WaitsFor::kRanks, [&] { lockstep::broadcast_parameters(*t.net, world); }},
+      {"broadcast_optimizer_state()", WaitsFor::kRanks,
+       [&] { lockstep::broadcast_optimizer_state(t.optimizer, world); }},
+      {"ddp::compare_models()", WaitsFor::kRanks,
        [&] { ddp::compare_models(ddp::named_parameters(*t.net), {}, "", world); }},
-      {"ddp::broadcast_tensors()", Waits::kRanks,
+      {"ddp::broadcast_tensors()", WaitsFor::kRanks,
        [&] { ddp::broadcast_tensors(ddp::named_parameters(*t.net), world); }},
       both("ddp::hash_tensors()", [&t] { ddp::hash_tensors(ddp::named_parameters(*t.net)); }),
   };
 }
 
-std::vector<Row> what_stands_around_training(Group& world, Training& t, const std::string& file) {
+std::vector<CallRow> other_calls(Group& world, Training& t, const std::string& file) {
   const auto walk = [&world] {
     auto loader = lockstep::data::make_loader(6, [](std::size_t) { return part(); }, world, {.batch_size = 1});
     for (auto& batch : loader.epoch(0)) batch.sum();
   };
   return {
-      {"data::make_loader(), its epochs and batches", Waits::kNothing, walk, walk},
-      {"seed_everything()", Waits::kNothing, [] { lockstep::seed_everything(1); }},
-      {"save(), load()", Waits::kNothing, [&t, file] { lockstep::save(t.net, file), lockstep::load(t.net, file); }},
-      {"Autocast, KeepFp32, MasterWeights, Ema, Scheduler", Waits::kNothing, [&t] { use_what_a_rank_has_alone(t); }},
-      {"CheckFinite, its check()", Waits::kDevice,
-       [&t] { lockstep::amp::CheckFinite(*t.net).check(t.net->forward(torch::ones({3, 2}))); }},
-      {"DataParallel::forward()", Waits::kNothing,
+      {"data::make_loader(), its epochs and batches", WaitsFor::kNothing, walk, walk},
+      {"seed_everything()", WaitsFor::kNothing, [] { lockstep::seed_everything(1); }},
+      {"save(), load()", WaitsFor::kNothing, [&t, file] { lockstep::save(t.net, file), lockstep::load(t.net, file); }},
+      {"Autocast, DisableAutocast, MasterWeights, Ema, Scheduler", WaitsFor::kNothing, [&t] { use_local_objects(t); }},
+      {"FiniteChecker, its check()", WaitsFor::kDevice,
+       [&t] { lockstep::amp::FiniteChecker(*t.net).check(t.net->forward(torch::ones({3, 2}))); }},
+      {"DataParallel::forward()", WaitsFor::kNothing,
        [&t] {
          lockstep::DataParallel(t.net, lockstep::DataParallelOptions{.devices = {at::kCPU, at::kCPU}})
              .forward(torch::ones({3, 2}));
        }},
-      {"Trainer() in a rank", Waits::kNothing, [] { const lockstep::Trainer trainer; }},
-      {"its fit(), validate()", Waits::kRanks,
+      {"Trainer() in a rank", WaitsFor::kNothing, [] { const lockstep::Trainer trainer; }},
+      {"its fit(), validate()", WaitsFor::kRanks,
        [&world] {
          lockstep::Trainer trainer;
-         trainer.validate(std::make_shared<Watched>(),
+         trainer.validate(std::make_shared<ValidatedModule>(),
                           lockstep::data::make_loader(4, [](std::size_t) { return part(); }, world, {}));
        }},
-      {"train::Progress, its step()", Waits::kNothing,
+      {"train::Progress, its step()", WaitsFor::kNothing,
        [&world] { lockstep::train::Progress(world.rank(), {}).step(); }},
-      {"train::Loggers, its calls", Waits::kNothing,
+      {"train::Loggers, its calls", WaitsFor::kNothing,
        [&world, file] {
-         lockstep::train::Loggers(world.rank(), {.directory = file + ".logs"}).scalars(0, {{"x", 1}});
+         lockstep::train::LoggerCollection(world.rank(), {.directory = file + ".logs"}).log_scalars(0, {{"x", 1}});
        }},
-      {"train::gather_records()", Waits::kRanks,
+      {"train::gather_records()", WaitsFor::kRanks,
        [&world] { lockstep::train::gather_records(world, lockstep::train::RankRecorder({}).record()); }},
-      {"tensor.item(), tensor.cpu()", Waits::kDevice, [] { part().cpu()[0].item<double>(); }},
-      {"torch::cuda::synchronize()", Waits::kDevice,
+      {"tensor.item(), tensor.cpu()", WaitsFor::kDevice, [] { part().cpu()[0].item<double>(); }},
+      {"torch::cuda::synchronize()", WaitsFor::kDevice,
        [] {
          if (torch::cuda::is_available())
            torch::cuda::synchronize();
@@ -330,7 +333,7 @@ std::vector<Row> what_stands_around_training(Group& world, Training& t, const st
 
 /// The median of many: what an operation costs before its data moves, since a barrier is the comparison of the calls
 /// alone.
-std::chrono::microseconds time_of_a_barrier(Group& world) {
+std::chrono::microseconds measure_barrier(Group& world) {
   std::vector<std::chrono::microseconds> times;
   for (int i = 0; i < 501; ++i) {
     const auto begin = std::chrono::steady_clock::now();
@@ -342,27 +345,27 @@ std::chrono::microseconds time_of_a_barrier(Group& world) {
 }
 
 int run(const std::string& page) {
-  const lockstep::base::Env& env = lockstep::base::Env::process();
+  const lockstep::base::Env& env = lockstep::base::Env::this_process();
   if (env.lockstep_world_size != "2")
     throw lockstep::UsageError("start it with: lockstep run -n 2 docs_when_ranks_wait PAGE");
   const int rank = *env.lockstep_rank == "0" ? 0 : 1;
-  const Marks marks(*env.lockstep_job, rank == 0);
-  Checker checker(rank, marks);
+  const FileSignals signals(*env.lockstep_job, rank == 0);
+  BlockingCallChecker checker(rank, signals);
 
   std::optional<Group> world;
-  checker.check({"init()", Waits::kRanks, [&] { world.emplace(lockstep::init()); }});
+  checker.check({"init()", WaitsFor::kRanks, [&] { world.emplace(lockstep::init()); }});
   std::optional<Group> sub = world->split(0);
   Training training;
-  for (const auto& rows : {collectives(*world), what_waits_for_nobody(*world, sub), rows_of_training(*world, training),
-                           what_stands_around_training(*world, training, marks.file("net.safetensors"))})
-    for (const Row& row : rows) checker.check(row);
+  for (const auto& rows : {collective_calls(*world), non_blocking_calls(*world, sub), training_calls(*world, training),
+                           other_calls(*world, training, signals.file("net.safetensors"))})
+    for (const CallRow& row : rows) checker.check(row);
 
-  const auto barrier = time_of_a_barrier(*world);
+  const auto barrier = measure_barrier(*world);
   if (rank == 0) std::cout << checker.count() << " rows hold; a barrier took " << barrier.count() << " us" << std::endl;
   const auto leave = [&world] { world.reset(); };  // the last of all
-  checker.check(
-      {"~Group()", Waits::kNothing, leave, [&] { leave(), marks.set("bye"); }, [&] { marks.comes("bye", kLimit); }});
-  return rank != 0 || checker.agrees_with(page) ? 0 : 1;
+  checker.check({"~Group()", WaitsFor::kNothing, leave, [&] { leave(), signals.set("bye"); },
+                 [&] { signals.wait_for("bye", kTimeout); }});
+  return rank != 0 || checker.matches_table(page) ? 0 : 1;
 }
 
 }  // namespace

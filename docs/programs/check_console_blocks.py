@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_shown.py --bin DIR PAGE...: what the pages show on a terminal is what happens.
+"""check_console_blocks.py --bin DIR PAGE...: what the pages show on a terminal is what happens.
 
 In each ```console block, a line `$ COMMAND` is run by a shell in an empty directory with DIR in PATH, and what it writes must have each
 of the lines below it: host, process, port and hashes do not count, a line `...` stands for any others, port 29500 for a free one. A FATAL line is
@@ -52,7 +52,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def faults_of_command(command, lines, bin_folder):
+def check_command(command, lines, bin_folder):
     environment = dict(os.environ, PATH=bin_folder + os.pathsep + os.environ["PATH"])
     command = command.replace("29500", str(free_port()))
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def faults(path, bin_folder):
     for command, lines in shown(page):
         if not lines:
             yield f"$ {command}\n  shows nothing that can be compared"
-        yield from faults_of_command(command, lines, bin_folder)
+        yield from check_command(command, lines, bin_folder)
 
 
 def main():

@@ -29,7 +29,7 @@ checkpoint::StateDict tensors_of(const torch::nn::Module& module) {
 // docs: begin loop
 torch::Tensor train(lockstep::Group& world, const std::string& folder, int steps) {
   auto net = make_net();
-  checkpoint::Checkpoints checkpoints(world, folder);
+  checkpoint::Checkpointer checkpoints(world, folder);
   const auto found = checkpoints.newest();
   if (found) lockstep::load(net, found->path() + "/model.safetensors");
   lockstep::DistributedDataParallel ddp(*net, world);
@@ -89,19 +89,19 @@ void interchange(const std::string& folder) {
 
 }  // namespace
 
-int main_of_ranks(int, char**) {
+int run_rank(int, char**) {
   lockstep::Group world = lockstep::init();
-  const std::string whole = new_folder(world), parted = new_folder(world);
-  const torch::Tensor want = train(world, whole, 20);
-  train(world, parted, 12);  // stops; the newest checkpoint is that of step 10
-  expect(train(world, parted, 20).equal(want), "resumed equals never stopped");
-  if (world.rank() == 0) interchange(whole);
+  const std::string uninterrupted = new_folder(world), resumed = new_folder(world);
+  const torch::Tensor want = train(world, uninterrupted, 20);
+  train(world, resumed, 12);  // stops; the newest checkpoint is that of step 10
+  expect(train(world, resumed, 20).equal(want), "resumed equals never stopped");
+  if (world.rank() == 0) interchange(uninterrupted);
   world.barrier();
   if (world.rank() == 0) {
-    std::filesystem::remove_all(whole);
-    std::filesystem::remove_all(parted);
+    std::filesystem::remove_all(uninterrupted);
+    std::filesystem::remove_all(resumed);
   }
   return 0;
 }
 
-int main(int argc, char** argv) { return lockstep::main(argc, argv, main_of_ranks); }
+int main(int argc, char** argv) { return lockstep::main(argc, argv, run_rank); }

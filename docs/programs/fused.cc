@@ -10,8 +10,8 @@
 namespace {
 
 /// A write that all ranks would make to the same memory is refused at the next step.
-void write_behind_its_back(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
-                           const lockstep::Group& world) {
+void write_outside_change_parameters(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
+                                     const lockstep::Group& world) {
   {
     const torch::NoGradGuard no_grad;
     net->parameters()[0].mul_(1);
@@ -36,7 +36,7 @@ int end_of_step(lockstep::Group& world, torch::nn::Sequential& net) {
   return 0;
 }
 
-void divide_state(lockstep::Group world) {
+void shard_optimizer_state(lockstep::Group world) {
   auto divided = make_net();
   lockstep::DistributedDataParallel divided_ddp(divided, world);
   // docs: begin shards
@@ -111,8 +111,8 @@ int train(int, char**) {
   // docs: end state
   expect(state.size() == 4 * 3, "three entries a parameter");
 
-  divide_state(world);
-  if (optimizer.shares_parameters()) write_behind_its_back(net, optimizer, world);
+  shard_optimizer_state(world);
+  if (optimizer.shares_parameters()) write_outside_change_parameters(net, optimizer, world);
   return 0;
 }
 

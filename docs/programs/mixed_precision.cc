@@ -33,14 +33,14 @@ void train_in_bfloat16(lockstep::Group& world) {
   const lockstep::Autocast autocast;
   auto out = net->forward(batch(world, 20));
   {
-    const lockstep::amp::KeepFp32 keep;
+    const lockstep::amp::DisableAutocast keep;
     out = out.to(torch::kFloat).matmul(out.to(torch::kFloat).t());
   }
   // docs: end keep
   expect(out.scalar_type() == torch::kFloat, "kept in float32");
 
   // docs: begin finite
-  const lockstep::amp::CheckFinite finite(*net);
+  const lockstep::amp::FiniteChecker finite(*net);
   const auto loss = net->forward(batch(world, 21)).pow(2).mean();
   finite.check(loss);  // "the output of module '2' (aten::addmm) is not finite, [16, 1]: least -inf, greatest 3.1; what
                        // it was given was"
@@ -107,9 +107,9 @@ void train_by_a_preset(lockstep::Group& world) {
   for (int step = 0; step < 20; ++step) {
     net->zero_grad();
     net->forward(batch(world, step).to(precision.weights)).pow(2).mean().backward();
-    master.take_gradients();
+    master.copy_gradients_from_model();
     optimizer.step();
-    master.give_values();
+    master.copy_values_to_model();
   }
   // docs: end preset
   expect(

@@ -1,11 +1,11 @@
 // The program of docs/18-watching-a-training.md: a loop with a progress line, loggers, throughput, a report and a
 // trace.
-//   lockstep run -n 2 docs_watching
+//   lockstep run -n 2 docs_monitoring
 #include <lockstep/lockstep.h>
+#include <lockstep/train/loggers/logger_collection.h>
 #include <lockstep/train/metrics/gather_records.h>
 #include <lockstep/train/metrics/tensor_conversion.h>
 #include <lockstep/train/report/curve_logger.h>
-#include <lockstep/train/loggers/logger_collection.h>
 #include <lockstep/train/report/progress_bar.h>
 #include <lockstep/train/report/report.h>
 #include <lockstep/train/report/throughput.h>
@@ -32,22 +32,23 @@ std::string content(const std::string& path) {
 
 // docs: begin own
 /// Tells another program of each number, a line each.
-class Teller final : public lockstep::train::Logger {
+class StderrLogger final : public lockstep::train::Logger {
  public:
-  void scalars(const lockstep::train::Moment& at, const lockstep::train::NamedValues& values) override {
+  void log_scalars(const lockstep::train::LogTimestamp& at, const lockstep::train::NamedValues& values) override {
     for (const auto& [name, value] : values)
       std::fprintf(stderr, "%lld %s %g\n", static_cast<long long>(at.step), name.c_str(), value);
   }
-  void text(const lockstep::train::Moment&, const std::string&, const std::string&) override {}
-  void histogram(const lockstep::train::Moment&, const std::string&, const lockstep::train::Histogram&) override {}
-  void image(const lockstep::train::Moment&, const std::string&, const lockstep::train::Image&) override {}
+  void text(const lockstep::train::LogTimestamp&, const std::string&, const std::string&) override {}
+  void histogram(const lockstep::train::LogTimestamp&, const std::string&, const lockstep::train::Histogram&) override {
+  }
+  void image(const lockstep::train::LogTimestamp&, const std::string&, const lockstep::train::Image&) override {}
   void flush() override { std::fflush(stderr); }
 };
 // docs: end own
 
 // docs: begin step
-torch::Tensor one_step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world,
-                       int step, lockstep::train::PhaseTimer& timer) {
+torch::Tensor train_step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, const lockstep::Group& world,
+                         int step, lockstep::train::PhaseTimer& timer) {
   using lockstep::train::Phase;
   torch::Tensor data, loss;
   {
@@ -86,18 +87,18 @@ void check_files(const std::string& folder, const std::string& transport) {
 void go_on_from_step_60(const lockstep::Group& world, const std::string& folder) {
   namespace train = lockstep::train;
   // docs: begin resume
-  train::Loggers again(world.rank(), {.directory = folder, .first_step = 60});
+  train::LoggerCollection again(world.rank(), {.directory = folder, .first_step = 60});
   // docs: end resume
-  again.scalars(60, {{"train/loss", 1.0}});
+  again.log_scalars(60, {{"train/loss", 1.0}});
   again.flush();
   const std::string table = content(folder + "/metrics.csv");
   expect(world.rank() != 0 || std::count(table.begin(), table.end(), '\n') == 8, "steps from 60 on are taken back");
-  again.add(std::make_unique<Teller>());
+  again.add(std::make_unique<StderrLogger>());
 }
 
 }  // namespace
 
-int train_and_watch(int, char**) {
+int train_and_monitor(int, char**) {
   lockstep::Group world = lockstep::init();
   const std::string folder =
       std::filesystem::temp_directory_path() / ("lockstep-watching-" + std::to_string(::getpid()));
@@ -107,7 +108,7 @@ int train_and_watch(int, char**) {
 
   // docs: begin loop
   namespace train = lockstep::train;
-  train::Loggers loggers(world.rank(), {.directory = folder});
+  train::LoggerCollection loggers(world.rank(), {.directory = folder});
   auto curves = std::make_unique<train::CurveLogger>();  // for the report
   const train::CurveLogger& logged = *curves;
   loggers.add(std::move(curves));
@@ -117,25 +118,25 @@ int train_and_watch(int, char**) {
   train::PhaseTimer timer;
 
   for (int step = 0; step < 100; ++step) {
-    const torch::Tensor loss = one_step(net, optimizer, world, step, timer);
+    const torch::Tensor loss = train_step(net, optimizer, world, step, timer);
     const train::StepTimes& times = timer.end_step();
     throughput.add(times, 16 * world.size());
     recorder.add(step, times);
-    if (step % 10 == 0 && loggers.active()) {
+    if (step % 10 == 0 && loggers.is_active()) {
       train::NamedValues values = throughput.values();
       values.insert(values.begin(), {"train/loss", loss.item<double>()});
-      loggers.scalars(step, values);
+      loggers.log_scalars(step, values);
     }
     progress.step([&] { return train::NamedValues{{"loss", loss.item<double>()}}; });
   }
   // docs: end loop
 
   // docs: begin tensors
-  if (loggers.active())
+  if (loggers.is_active())
     for (const auto& parameter : net->named_parameters())
-      loggers.histogram(100, parameter.key(), train::histogram_of(parameter.value()));
+      loggers.histogram(100, parameter.key(), train::make_histogram(parameter.value()));
   loggers.text(100, "notes", "one layer, tanh");
-  loggers.image(100, "weights", train::image_of(net->parameters()[0] + 0.5));
+  loggers.image(100, "weights", train::make_image(net->parameters()[0] + 0.5));
   // docs: end tensors
 
   // docs: begin report
@@ -156,4 +157,4 @@ int train_and_watch(int, char**) {
   return 0;
 }
 
-int main(int argc, char** argv) { return lockstep::main(argc, argv, train_and_watch); }
+int main(int argc, char** argv) { return lockstep::main(argc, argv, train_and_monitor); }

@@ -35,7 +35,7 @@ struct Products {
 double evaluate(Net& net) {
   const torch::NoGradGuard no_grad;
   auto loader =
-      lockstep::data::make_loader(Products(), lockstep::data::ShardOf{}, {.batch_size = 100, .shuffle = false});
+      lockstep::data::make_loader(Products(), lockstep::data::DataShard{}, {.batch_size = 100, .shuffle = false});
   double sum = 0;
   for (auto& batch : loader.epoch(0)) sum += net->loss(batch.data, batch.target).item<double>() / 4;
   return sum;

@@ -37,7 +37,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-torch::Tensor some_batch(const Group& world) {
+torch::Tensor make_batch(const Group& world) {
   return torch::full({5, 3}, world.rank() + 1.0) + torch::arange(5).unsqueeze(1);
 }
 
@@ -51,7 +51,7 @@ void branches(Group& world) {
   // docs: begin branches
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
-    net->loss_of_one_branch(some_batch(world), world.rank() == 0).backward();
+    net->loss_of_one_branch(make_batch(world), world.rank() == 0).backward();
   }
   // docs: end branches
   // Each branch was reached on one rank: its gradient is half of that one's, on all ranks.
@@ -68,12 +68,12 @@ void evaluation_on_one_rank(Group& world) {
   // docs: begin evaluation
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
-    net->forward(some_batch(world)).sum().backward();
+    net->forward(make_batch(world)).sum().backward();
     optimizer.step();
     if (world.rank() == 0) {
       const torch::NoGradGuard no_grad;
       net->eval();
-      net->forward(some_batch(world));  // nobody waits for it, and it waits for nobody
+      net->forward(make_batch(world));  // nobody waits for it, and it waits for nobody
       net->train();
     }
   }
@@ -82,7 +82,7 @@ void evaluation_on_one_rank(Group& world) {
 
 void evaluate(Net& net, Group& world) {
   const torch::NoGradGuard no_grad;
-  net->forward(some_batch(world));
+  net->forward(make_batch(world));
 }
 
 void long_work(Group& world) {
@@ -102,8 +102,8 @@ void two_forwards(Group& world) {
   // docs: begin forwards
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
-    const torch::Tensor first = net->forward(some_batch(world));
-    const torch::Tensor second = net->forward(2 * some_batch(world));  // BatchNorm's buffers change here
+    const torch::Tensor first = net->forward(make_batch(world));
+    const torch::Tensor second = net->forward(2 * make_batch(world));  // BatchNorm's buffers change here
     (first.sum() + second.sum()).backward();
   }
   // docs: end forwards
@@ -129,7 +129,7 @@ void optimizer_before(Group& world) {
   DistributedDataParallel ddp(net, world);
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
-    net->forward(some_batch(world)).sum().backward();
+    net->forward(make_batch(world)).sum().backward();
     optimizer.step();
   }
   const torch::Tensor mine = net->last->weight.detach().clone(), first = mine.clone();
@@ -144,7 +144,7 @@ void uneven(Group& world) {
   lockstep::join(ddp, [&] {
     for (int batch = 0; batch < 3 + world.rank(); ++batch) {
       net->zero_grad();
-      net->forward(some_batch(world)).sum().backward();
+      net->forward(make_batch(world)).sum().backward();
     }
   });
   // docs: end join
@@ -153,7 +153,7 @@ void uneven(Group& world) {
 void accumulation(Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
-  const torch::Tensor x = some_batch(world), y = 2 * x;
+  const torch::Tensor x = make_batch(world), y = 2 * x;
   // docs: begin accumulate
   net->zero_grad();
   {
@@ -179,7 +179,7 @@ void fine(Group& world) {
   if (world.rank() == 0) std::cout << "all of it works" << std::endl;
 }
 
-void stand_still() { std::this_thread::sleep_for(std::chrono::seconds(100)); }  // the launcher ends it
+void block_until_killed() { std::this_thread::sleep_for(std::chrono::seconds(100)); }  // the launcher ends it
 
 // docs: begin desync
 void desync(Group& world) {
@@ -191,7 +191,7 @@ void desync(Group& world) {
 void uneven_input(Group& world) {
   Net net;
   DistributedDataParallel ddp(net, world);
-  for (int batch = 0; batch < 3 - world.rank(); ++batch) net->forward(some_batch(world)).sum().backward();
+  for (int batch = 0; batch < 3 - world.rank(); ++batch) net->forward(make_batch(world)).sum().backward();
 }
 
 void other_model(Group& world) {
@@ -201,7 +201,7 @@ void other_model(Group& world) {
 
 /// What Trainer does with on_disk_error = kStop: the job's first cause is that of the disk.
 void full_disk(Group& world) {
-  lockstep::checkpoint::Checkpoints checkpoints(world, "checkpoints");
+  lockstep::checkpoint::Checkpointer checkpoints(world, "checkpoints");
   try {
     checkpoints.save(1, {{"model", {{"weight", torch::zeros({100000})}}}});
   } catch (const lockstep::Error& error) {
@@ -215,14 +215,14 @@ void diverged(Group& world) {
   torch::optim::SGD optimizer(net->parameters(), 0.01);
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
-    net->forward(some_batch(world)).sum().backward();
+    net->forward(make_batch(world)).sum().backward();
     optimizer.step();
     if (world.rank() == 1) net->last->bias.data().zero_();
   }
 }
 
 void stuck(Group& world) {
-  if (world.rank() == 1) stand_still();
+  if (world.rank() == 1) block_until_killed();
   world.all_reduce(torch::ones({3}), lockstep::ReduceOp::kSum, {.name = "votes"});
 }
 
@@ -241,7 +241,7 @@ const std::map<std::string, std::function<void(Group&)>> kCases = {
 
 void run(const std::string& name) {
   if (name == "join-timeout") {
-    if (*lockstep::base::Env::process().lockstep_rank == "1") stand_still();
+    if (*lockstep::base::Env::this_process().lockstep_rank == "1") block_until_killed();
     lockstep::init({.join_timeout = std::chrono::seconds(1)});
     return;
   }
@@ -251,7 +251,7 @@ void run(const std::string& name) {
   found->second(*world);
   const bool left_early = name == "uneven" && world->rank() == 1;
   world.reset();
-  if (left_early) stand_still();  // so that it is not its exit that is noticed
+  if (left_early) block_until_killed();  // so that it is not its exit that is noticed
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The program of docs/13-rates-clipping-averages.md: schedules, clipping and averages of weights, with any optimizer.
-//   lockstep run -n 2 docs_rates
+//   lockstep run -n 2 docs_schedules
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -41,8 +41,8 @@ int train(int, char**) {
   namespace optim = lockstep::optim;
   lockstep::DistributedDataParallel ddp(net, world);
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(1e-2));
-  optim::Scheduler scheduler(optimizer, optim::warm_up(10, optim::cosine_decay({.steps = 90})));
-  optim::Ema ema(*net, {.decay_at = optim::ema_warm_up(0.999)});
+  optim::Scheduler scheduler(optimizer, optim::warmup(10, optim::cosine_decay({.steps = 90})));
+  optim::Ema ema(*net, {.decay_schedule = optim::ema_warmup(0.999)});
 
   for (int step = 0; step < 100; ++step) {
     optimizer.zero_grad();
@@ -57,14 +57,14 @@ int train(int, char**) {
 
   // docs: begin compose
   const optim::Schedule hold_then_fall =
-      optim::then(optim::constant(), 50, optim::polynomial_decay({.steps = 50, .power = 2}));
+      optim::sequential(optim::constant(), 50, optim::polynomial_decay({.steps = 50, .power = 2}));
   const optim::Schedule mine =
-      optim::by_factor([](std::int64_t step) { return 1 / std::sqrt(1.0 + static_cast<double>(step)); });
+      optim::lambda_schedule([](std::int64_t step) { return 1 / std::sqrt(1.0 + static_cast<double>(step)); });
   expect(hold_then_fall(75, 0.1) == 0.025 && mine(3, 0.1) == 0.05, "schedules are functions");
   // docs: end compose
 
   // docs: begin resume
-  const optim::Scheduler::Position position = scheduler.position();  // .step, .base_rates
+  const optim::Scheduler::Position position = scheduler.position();  // .step, .base_lrs
   scheduler.resume(position);
   const optim::Ema::State averages = ema.state();  // .updates, .averages by name
   ema.resume(averages);
@@ -72,7 +72,7 @@ int train(int, char**) {
   expect(position.step == 100 && averages.averages.size() == 4 && averages.updates == 100, "a checkpoint has them");
 
   // docs: begin plateau
-  optim::Plateau plateau(optimizer, {.factor = 0.5, .patience = 3});
+  optim::ReduceLROnPlateau plateau(optimizer, {.factor = 0.5, .patience = 3});
   plateau.step(validate(world, net));  // the same value on all ranks
   // docs: end plateau
 

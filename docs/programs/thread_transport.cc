@@ -19,7 +19,8 @@ using lockstep::base::Deadline;
 
 // docs: begin capabilities
 const Capabilities kCapabilities{
-    .kinds = {Kind::kAllReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kBarrier},
+    .kinds = {CollectiveKind::kAllReduce, CollectiveKind::kBroadcast, CollectiveKind::kAllGather,
+              CollectiveKind::kBarrier},
     .dtypes = {at::kFloat, at::kByte},
     .devices = {at::kCPU},
 };
@@ -27,134 +28,135 @@ const Capabilities kCapabilities{
 
 // docs: begin place
 /// Where the ranks meet: what has come for each operation.
-struct Place {
-  struct Arrived {
+struct Rendezvous {
+  struct Participant {
     const Collective op;
     PendingPtr pending;
   };
-  explicit Place(int num_ranks) : size(num_ranks) {}
+  explicit Rendezvous(int num_ranks) : size(num_ranks) {}
 
   const int size;
   std::mutex mutex;                                         // guards all that follows
-  std::map<std::uint64_t, std::map<int, Arrived>> arrived;  // by seq, then by rank
+  std::map<std::uint64_t, std::map<int, Participant>> ops;  // by seq, then by rank
   std::exception_ptr aborted;
 };
 // docs: end place
 
 // docs: begin carry
 /// All ranks' tensors are there. Additions go in the order of the ranks, so that all get the same bits at any time.
-void carry_out(const std::map<int, Place::Arrived>& ranks) {
+void execute(const std::map<int, Rendezvous::Participant>& ranks) {
   const Collective& first = ranks.at(0).op;
   at::Tensor result;
   switch (first.kind) {
-    case Kind::kAllReduce:
+    case CollectiveKind::kAllReduce:
       result = first.input.clone();
-      for (const auto& [rank, one] : ranks)
-        if (rank > 0) result.add_(one.op.input);
+      for (const auto& [rank, entry] : ranks)
+        if (rank > 0) result.add_(entry.op.input);
       break;
-    case Kind::kBroadcast: result = ranks.at(first.root).op.input.clone(); break;
-    case Kind::kAllGather: {
+    case CollectiveKind::kBroadcast: result = ranks.at(first.root).op.input.clone(); break;
+    case CollectiveKind::kAllGather: {
       std::vector<at::Tensor> parts;
-      for (const auto& [rank, one] : ranks) parts.push_back(one.op.input.flatten());
+      for (const auto& [rank, entry] : ranks) parts.push_back(entry.op.input.flatten());
       result = at::cat(parts);
       break;
     }
     default: return;  // a barrier moves nothing
   }
-  for (const auto& [rank, one] : ranks) one.op.output.copy_(result.view_as(one.op.output));
+  for (const auto& [rank, entry] : ranks) entry.op.output.copy_(result.view_as(entry.op.output));
 }
 // docs: end carry
 
 // docs: begin transport
-class MeetingTransport final : public Transport {
+class ThreadTransport final : public Transport {
  public:
-  MeetingTransport(std::shared_ptr<Place> place, int rank) : place_(std::move(place)), rank_(rank) {}
+  ThreadTransport(std::shared_ptr<Rendezvous> rendezvous, int rank) : rendezvous_(std::move(rendezvous)), rank_(rank) {}
 
   std::string_view name() const override { return "meeting"; }
   const Capabilities& capabilities() const override { return kCapabilities; }
 
   PendingPtr start(const Collective& op) override {
     const auto pending = std::make_shared<Pending>();
-    const std::lock_guard lock(place_->mutex);
-    if (place_->aborted) {
-      pending->finish(place_->aborted);
+    const std::lock_guard lock(rendezvous_->mutex);
+    if (rendezvous_->aborted) {
+      pending->finish(rendezvous_->aborted);
       return pending;
     }
-    auto& ranks = place_->arrived[op.seq];
-    ranks.emplace(rank_, Place::Arrived{op, pending});
-    if (static_cast<int>(ranks.size()) < place_->size) return pending;
+    auto& ranks = rendezvous_->ops[op.seq];
+    ranks.emplace(rank_, Rendezvous::Participant{op, pending});
+    if (static_cast<int>(ranks.size()) < rendezvous_->size) return pending;
     std::exception_ptr error;
     try {
-      carry_out(ranks);
+      execute(ranks);
     } catch (...) {
       error = std::current_exception();  // the Pending's error, never start()'s
     }
-    for (const auto& [rank, one] : ranks) one.pending->finish(error);
-    place_->arrived.erase(op.seq);
+    for (const auto& [rank, entry] : ranks) entry.pending->finish(error);
+    rendezvous_->ops.erase(op.seq);
     return pending;
   }
 
   void abort(std::exception_ptr cause) noexcept override {
-    const std::lock_guard lock(place_->mutex);
-    if (place_->aborted) return;
-    place_->aborted = cause;
-    for (const auto& [seq, ranks] : place_->arrived)
-      for (const auto& [rank, one] : ranks) one.pending->finish(cause);
+    const std::lock_guard lock(rendezvous_->mutex);
+    if (rendezvous_->aborted) return;
+    rendezvous_->aborted = cause;
+    for (const auto& [seq, ranks] : rendezvous_->ops)
+      for (const auto& [rank, entry] : ranks) entry.pending->finish(cause);
   }
 
  private:
-  const std::shared_ptr<Place> place_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
   const int rank_;
 };
 // docs: end transport
 
-void expect(bool good, const char* what) {
+void require(bool good, const char* what) {
   if (!good) throw std::runtime_error(what);
 }
 
 // docs: begin check
-void check_rank(int rank, const std::shared_ptr<Place>& place) {
-  MeetingTransport transport(place, rank);
-  const auto run = [&](Kind kind, std::uint64_t seq, const at::Tensor& input, const at::Tensor& output) {
+void check_rank(int rank, const std::shared_ptr<Rendezvous>& rendezvous) {
+  ThreadTransport transport(rendezvous, rank);
+  const auto run = [&](CollectiveKind kind, std::uint64_t seq, const at::Tensor& input, const at::Tensor& output) {
     const Deadline deadline = Deadline::in(std::chrono::seconds(20));
     const PendingPtr pending =
         transport.start({.kind = kind, .input = input, .output = output, .root = 1, .seq = seq, .deadline = deadline});
-    expect(pending->wait_until(deadline), "it ends");
+    require(pending->wait_until(deadline), "it ends");
     if (pending->error()) std::rethrow_exception(pending->error());
   };
   const at::Tensor number = at::full({2}, rank + 1.0, at::kFloat);
-  run(Kind::kAllReduce, 1, number, number);
-  expect(number.eq(6).all().item<bool>(), "1 + 2 + 3 is 6");
+  run(CollectiveKind::kAllReduce, 1, number, number);
+  require(number.eq(6).all().item<bool>(), "1 + 2 + 3 is 6");
   const at::Tensor mine = at::full({1}, rank, at::kByte), all = at::empty({3}, at::kByte);
-  run(Kind::kAllGather, 2, mine, all);
-  expect(all.equal(at::arange(3, at::kByte)), "rank by rank");
-  run(Kind::kBroadcast, 3, mine, mine);
-  expect(mine.item<int>() == 1, "rank 1's value");
-  run(Kind::kBarrier, 4, {}, {});
+  run(CollectiveKind::kAllGather, 2, mine, all);
+  require(all.equal(at::arange(3, at::kByte)), "rank by rank");
+  run(CollectiveKind::kBroadcast, 3, mine, mine);
+  require(mine.item<int>() == 1, "rank 1's value");
+  run(CollectiveKind::kBarrier, 4, {}, {});
 }
 // docs: end check
 
 void check_abort() {
-  const auto place = std::make_shared<Place>(2);
-  MeetingTransport transport(place, 0);
-  const PendingPtr waits = transport.start({.kind = Kind::kBarrier, .seq = 1});
-  expect(!waits->done(), "rank 1 has not come");
+  const auto rendezvous = std::make_shared<Rendezvous>(2);
+  ThreadTransport transport(rendezvous, 0);
+  const PendingPtr pending = transport.start({.kind = CollectiveKind::kBarrier, .seq = 1});
+  require(!pending->done(), "rank 1 has not come");
   transport.abort(std::make_exception_ptr(lockstep::base::UsageError("enough")));
   transport.abort(nullptr);
-  expect(waits->done() && waits->error(), "abort() ends what is pending");
-  expect(transport.start({.kind = Kind::kBarrier, .seq = 2})->error() == waits->error(), "and what comes later");
+  require(pending->done() && pending->error(), "abort() ends what is pending");
+  require(transport.start({.kind = CollectiveKind::kBarrier, .seq = 2})->error() == pending->error(),
+          "and what comes later");
 }
 
 }  // namespace
 
 int main() try {
-  const auto place = std::make_shared<Place>(3);
+  const auto rendezvous = std::make_shared<Rendezvous>(3);
   std::vector<std::thread> ranks;
   std::atomic<int> num_good = 0;
   for (int rank = 0; rank < 3; ++rank)
-    ranks.emplace_back([rank, place, &num_good] {
+    ranks.emplace_back([rank, rendezvous, &num_good] {
       try {
-        check_rank(rank, place);
+        check_rank(rank, rendezvous);
         ++num_good;
       } catch (const std::exception& error) {
         std::cerr << "rank " << rank << ": " << error.what() << std::endl;

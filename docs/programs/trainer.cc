@@ -24,7 +24,7 @@ struct NetImpl : torch::nn::Module {
     log.log("near", (out - batch.target).abs().lt(0.05).to(torch::kFloat).mean());
     return torch::mse_loss(out, batch.target);
   }
-  std::vector<lockstep::train::OptimizerPlan> configure_optimizers(lockstep::train::TrainingSetup& setup) {
+  std::vector<lockstep::train::OptimizerConfig> configure_optimizers(lockstep::train::TrainingSetup& setup) {
     auto optimizer = std::make_shared<lockstep::optim::AdamW>(setup.ddp(), lockstep::optim::AdamWOptions{.lr = 0.02});
     return {{optimizer, lockstep::optim::cosine_decay({.steps = setup.total_steps()})}};
   }
@@ -36,9 +36,9 @@ TORCH_MODULE(Net);
 // docs: begin callback
 /// Every ten epochs a histogram of the first layer, for TensorBoard; and a count of its own, which checkpoints hold.
 struct Histograms : lockstep::train::Callback, lockstep::checkpoint::Stateful {
-  void on_epoch_end(lockstep::train::Fit& fit) override {
-    if (fit.epoch() % 10 != 0 || !fit.loggers().active()) return;  // active: on rank 0
-    fit.loggers().histogram(fit.step(), "hidden", lockstep::train::histogram_of(fit.module().parameters()[0]));
+  void on_epoch_end(lockstep::train::FitContext& fit) override {
+    if (fit.epoch() % 10 != 0 || !fit.loggers().is_active()) return;  // active: on rank 0
+    fit.loggers().histogram(fit.step(), "hidden", lockstep::train::make_histogram(fit.module().parameters()[0]));
     ++written;
   }
   lockstep::checkpoint::StateDict state_dict() const override { return {{"written", written}}; }

@@ -49,13 +49,13 @@ struct Images {
 
 // Where only the test images are, the last tenth of them validates.
 Images load_images(const std::string& folder) {
-  const Mnist test = Mnist::load(folder, Mnist::Part::kTest);
-  if (Mnist::exists(folder, Mnist::Part::kTrain)) return {Mnist::load(folder, Mnist::Part::kTrain), test};
+  const Mnist test = Mnist::load(folder, Mnist::Mode::kTest);
+  if (Mnist::exists(folder, Mnist::Mode::kTrain)) return {Mnist::load(folder, Mnist::Mode::kTrain), test};
   const std::size_t num_validation = std::max<std::size_t>(1, test.size() / 10);
   return {test.slice(0, test.size() - num_validation), test.slice(test.size() - num_validation, num_validation)};
 }
 
-void check_written(const std::ostream& loss_log, const Options& options) {
+void check_loss_log(const std::ostream& loss_log, const Options& options) {
   if (!loss_log) throw lockstep::UsageError("--loss-log is \"" + options.loss_log + "\", which cannot be written");
 }
 
@@ -110,10 +110,10 @@ void train(const Options& options) {
                                std::to_string(world.size()));
   std::ofstream loss_log;
   if (world.rank() == 0) {
-    examples::expect_place_for("--save", options.save);
-    examples::expect_place_for("--loss-log", options.loss_log);
+    examples::require_writable_path("--save", options.save);
+    examples::require_writable_path("--loss-log", options.loss_log);
     if (!options.loss_log.empty()) loss_log.open(options.loss_log);
-    check_written(loss_log, options);
+    check_loss_log(loss_log, options);
     loss_log.precision(17);
   }
   const Images images = load_images(options.data);
@@ -157,7 +157,7 @@ void train(const Options& options) {
   }
   if (world.rank() == 0 && !options.save.empty()) lockstep::save(net, options.save);
   // docs: end training
-  check_written(loss_log.flush(), options);
+  check_loss_log(loss_log.flush(), options);
 }
 
 }  // namespace

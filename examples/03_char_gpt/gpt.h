@@ -15,7 +15,7 @@ struct GptOptions {
 
 /// The layer's output. With three dimensions its own forward() adds the bias in a pass of its own, which Python's does
 /// not.
-inline torch::Tensor through(const torch::nn::Linear& layer, const torch::Tensor& x) {
+inline torch::Tensor apply_linear(const torch::nn::Linear& layer, const torch::Tensor& x) {
   return torch::linear(x, layer->weight, layer->bias);
 }
 
@@ -32,14 +32,14 @@ struct BlockImpl : torch::nn::Module {
 
   torch::Tensor forward(torch::Tensor x) {
     x = x + attend(norm1(x));
-    return x + through(narrow, torch::gelu(through(widen, norm2(x))));
+    return x + apply_linear(narrow, torch::gelu(apply_linear(widen, norm2(x))));
   }
 
   torch::Tensor attend(const torch::Tensor& x) {
     const auto batch = x.size(0), length = x.size(1), width = x.size(2);
-    const auto parts = through(qkv, x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
+    const auto parts = apply_linear(qkv, x).view({batch, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
     const auto mixed = torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, true);
-    return through(mix, mixed.transpose(1, 2).reshape({batch, length, width}));
+    return apply_linear(mix, mixed.transpose(1, 2).reshape({batch, length, width}));
   }
 
   std::int64_t heads;

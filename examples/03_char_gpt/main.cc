@@ -27,7 +27,7 @@ struct Options {
   double lr = 3e-3;
   std::string precision = "32";
   std::string device;
-  std::int64_t host_sync_every = 1;
+  std::int64_t average_hosts_every = 1;
   std::int64_t seed = 1;
   std::int64_t sample = 300;
   std::string save;
@@ -44,7 +44,7 @@ Options read_options(int argc, char** argv) {
   arguments.text("--precision", options.precision,
                  "32, bf16-mixed or fp16-mixed: what matrix products are computed in");
   arguments.text("--device", options.device, "auto (default; a GPU where there is one), cpu, cuda or cuda:N");
-  arguments.integer("--host-sync-every", options.host_sync_every, 1, 1000000,
+  arguments.integer("--host-sync-every", options.average_hosts_every, 1, 1000000,
                     "between hosts, average parameters every so many steps, not gradients");
   arguments.integer("--seed", options.seed, 0, 1000000000, "of the first weights, the order and the sample");
   arguments.integer("--sample", options.sample, 0, 1000000, "characters to write at the end");
@@ -69,9 +69,9 @@ double learning_rate(std::int64_t step, const Options& options) {
 double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
   const torch::NoGradGuard no_grad;
   const std::size_t count = std::min<std::size_t>(text.size(), 256);
-  const auto piece = [&](std::size_t i) { return text.get(i * text.size() / count); };
+  const auto window_at = [&](std::size_t i) { return text.get(i * text.size() / count); };
   auto loader = lockstep::data::make_loader(
-      count, piece, world,
+      count, window_at, world,
       {.batch_size = 32, .shuffle = false, .mode = lockstep::data::ShardMode::kExact, .device = world.device()});
   torch::Tensor sum = torch::zeros({1}, at::dtype(torch::kFloat64).device(world.device()));
   for (auto& batch : loader.epoch(0)) sum += model->loss(batch.data, batch.target) * batch.data.size(0);
@@ -80,15 +80,16 @@ double evaluate(Gpt& model, const CharDataset& text, lockstep::Group& world) {
 }
 
 void train(Gpt& model, const CharDataset& text, const Options& options, lockstep::Group& world) {
-  lockstep::DistributedDataParallel ddp(model, world, {.host_sync_every = static_cast<int>(options.host_sync_every)});
+  lockstep::DistributedDataParallel ddp(model, world,
+                                        {.average_hosts_every = static_cast<int>(options.average_hosts_every)});
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(options.lr).weight_decay(0.01));
   auto loader = lockstep::data::make_loader(text, world,
                                             {.batch_size = options.batch_size / world.size(),
                                              .seed = static_cast<std::uint64_t>(options.seed),
                                              .device = world.device()});
   const lockstep::amp::Precision precision = lockstep::amp::parse_precision(options.precision);
-  lockstep::GradScaler scaler(
-      {.enabled = precision.loss_scaling, .group = options.host_sync_every > 1 ? std::optional(world) : std::nullopt});
+  lockstep::GradScaler scaler({.enabled = precision.loss_scaling,
+                               .group = options.average_hosts_every > 1 ? std::optional(world) : std::nullopt});
   const auto loss_of = [&](const auto& batch) {
     const lockstep::Autocast autocast(
         {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
@@ -118,7 +119,7 @@ void train(Gpt& model, const CharDataset& text, const Options& options, lockstep
 }
 
 /// Goes on where `start` ends: `length` characters, each drawn from what the model expects after those before it.
-std::string write(Gpt& model, const Vocabulary& vocabulary, const torch::Tensor& start, std::int64_t length) {
+std::string generate_text(Gpt& model, const Vocabulary& vocabulary, const torch::Tensor& start, std::int64_t length) {
   const torch::NoGradGuard no_grad;
   torch::Tensor context = start.unsqueeze(0);
   std::vector<std::int64_t> ids;
@@ -139,9 +140,9 @@ void run(const Options& options) {
     throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
                                std::to_string(world.size()) + " ranks are multiples of " +
                                std::to_string(world.size()));
-  if (first) examples::expect_place_for("--save", options.save);
+  if (first) examples::require_writable_path("--save", options.save);
   const std::string text = lockstep::data::read_corpus(options.corpus, {.max_bytes = std::uint64_t{16} << 20});
-  Vocabulary vocabulary = Vocabulary::of(text);
+  Vocabulary vocabulary = Vocabulary::from_text(text);
   if (vocabulary.size() > 256) vocabulary = Vocabulary::bytes();
   const auto [training, validation] =
       CharDataset(vocabulary.encode(text), {.block_size = static_cast<std::size_t>(options.block)}).split(0.95);
@@ -164,7 +165,7 @@ void run(const Options& options) {
   std::printf("validation loss after: %.4f (before: %.4f)\n", after, before);
   if (!options.save.empty()) lockstep::save(model, options.save);
   const torch::Tensor start = validation.get(0).data.to(world.device());
-  if (options.sample > 0) std::printf("\n%s\n", write(model, vocabulary, start, options.sample).c_str());
+  if (options.sample > 0) std::printf("\n%s\n", generate_text(model, vocabulary, start, options.sample).c_str());
 }
 
 }  // namespace

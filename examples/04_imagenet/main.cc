@@ -9,14 +9,14 @@
 #include <fstream>
 #include <iostream>
 
+#include "examples/04_imagenet/optimizer_step.h"
 #include "examples/04_imagenet/options.h"
 #include "examples/04_imagenet/resnet.h"
-#include "examples/04_imagenet/optimizer_step.h"
 
 namespace {
 
 namespace functional = torch::nn::functional;
-using lockstep::data::BrokenImages;
+using lockstep::data::BrokenImagePolicy;
 using lockstep::data::ImageDataset;
 using lockstep::data::ImageFolder;
 
@@ -25,14 +25,14 @@ struct Images {
   ImageDataset validation;
 };
 
-Images find_images(const Options& options) {
+Images open_datasets(const Options& options) {
   // docs: begin images
   const lockstep::data::ImageOptions seen{.size = options.image_size, .seed = static_cast<std::uint64_t>(options.seed)};
   lockstep::data::ImageOptions train = seen, validation = seen;
   train.augment = true;
   if (options.skip_broken) {
-    train.broken = BrokenImages::kReplace;
-    validation.broken = BrokenImages::kMark;
+    train.broken_images = BrokenImagePolicy::kReplace;
+    validation.broken_images = BrokenImagePolicy::kIgnore;
   }
   Images images{{ImageFolder(options.data + "/train"), train}, {ImageFolder(options.data + "/val"), validation}};
   // docs: end images
@@ -50,10 +50,10 @@ class Training {
       : options_(options),
         world_(std::move(world)),
         precision_(lockstep::amp::parse_precision(options.precision)),
-        images_(find_images(options)) {
+        images_(open_datasets(options)) {
     if (world_.rank() == 0) {
-      examples::expect_place_for("--save", options.save);
-      examples::expect_place_for("--loss-log", options.loss_log);
+      examples::require_writable_path("--save", options.save);
+      examples::require_writable_path("--loss-log", options.loss_log);
       if (!options.loss_log.empty()) loss_log_.open(options.loss_log);
       loss_log_.precision(17);
     }
@@ -97,7 +97,7 @@ class Training {
                                  " ranks are at most " +
                                  std::to_string((images_.train.size() + static_cast<std::size_t>(world_.size()) - 1) /
                                                 static_cast<std::size_t>(world_.size())));
-    Updates updates(*net_, ddp, precision_, options_, steps_per_epoch);
+    OptimizerStep updates(*net_, ddp, precision_, options_, steps_per_epoch);
     lockstep::train::Progress progress(world_.rank(), {.num_epochs = options_.epochs,
                                                        .steps_per_epoch = steps_per_epoch,
                                                        .samples_per_step = options_.batch * world_.size()});
@@ -105,9 +105,9 @@ class Training {
     for (std::int64_t epoch = 0; epoch < options_.epochs; ++epoch) {
       net_->train();
       for (auto& batch : loader.epoch(static_cast<std::uint64_t>(epoch))) {
-        const at::Tensor seen = train_on(batch, updates);
+        const at::Tensor seen = train_step(batch, updates);
         // For the screen only, and seldom: whoever reads a number waits for the GPU.
-        if (steps_++ % kShowEvery == 0 || !options_.loss_log.empty()) shown = show(seen);
+        if (steps_++ % kLogInterval == 0 || !options_.loss_log.empty()) shown = reduce_metrics(seen);
         progress.step(shown);
       }
       evaluate("epoch " + std::to_string(epoch + 1) + ": ");
@@ -120,7 +120,7 @@ class Training {
   }
 
  private:
-  static constexpr std::int64_t kShowEvery = 10;
+  static constexpr std::int64_t kLogInterval = 10;
 
   at::Tensor forward(const at::Tensor& images) {
     const at::Tensor data = lockstep::data::normalize_images(images, precision_.weights);
@@ -131,7 +131,7 @@ class Training {
 
   // docs: begin step
   /// Loss and part of the images that were known.
-  at::Tensor train_on(const lockstep::data::Example& batch, Updates& updates) {
+  at::Tensor train_step(const lockstep::data::Example& batch, OptimizerStep& updates) {
     const at::Tensor output = forward(batch.data);
     const at::Tensor loss = functional::cross_entropy(
         output, batch.target, functional::CrossEntropyFuncOptions().label_smoothing(options_.label_smoothing));
@@ -140,7 +140,7 @@ class Training {
   }
   // docs: end step
 
-  lockstep::train::NamedValues show(const at::Tensor& seen) {
+  lockstep::train::NamedValues reduce_metrics(const at::Tensor& seen) {
     world_.all_reduce(seen, lockstep::ReduceOp::kMean);
     const at::Tensor here = seen.cpu();
     if (loss_log_.is_open()) loss_log_ << here[0].item<double>() << '\n';

@@ -12,10 +12,10 @@
 
 /// The optimizer of lockstep, which updates in the pass that averages; or torch's, where it updates copies in float32
 /// of weights in lower precision.
-class Updates {
+class OptimizerStep {
  public:
-  Updates(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp, const lockstep::amp::Precision& precision,
-          const Options& options, std::int64_t steps_per_epoch)
+  OptimizerStep(torch::nn::Module& net, lockstep::DistributedDataParallel& ddp,
+                const lockstep::amp::Precision& precision, const Options& options, std::int64_t steps_per_epoch)
       : net_(net), scaler_({.enabled = precision.loss_scaling}) {
     // docs: begin groups
     std::vector<at::Tensor> parameters = net.parameters();
@@ -40,19 +40,20 @@ class Updates {
       optimizer_ = std::make_unique<lockstep::optim::SGD>(ddp, all,
                                                           std::vector<lockstep::optim::SGD::Group>{{others, no_decay}});
     }
-    const auto rising = static_cast<std::int64_t>(std::llround(options.warmup * static_cast<double>(steps_per_epoch)));
-    const std::int64_t falling = std::max<std::int64_t>(1, options.epochs * steps_per_epoch - rising);
-    const auto cosine = lockstep::optim::cosine_decay({.steps = falling});
-    scheduler_.emplace(*optimizer_, rising > 0 ? lockstep::optim::warm_up(rising, cosine, 0.01) : cosine);
+    const auto warmup_steps =
+        static_cast<std::int64_t>(std::llround(options.warmup * static_cast<double>(steps_per_epoch)));
+    const std::int64_t decay_steps = std::max<std::int64_t>(1, options.epochs * steps_per_epoch - warmup_steps);
+    const auto cosine = lockstep::optim::cosine_decay({.steps = decay_steps});
+    scheduler_.emplace(*optimizer_, warmup_steps > 0 ? lockstep::optim::warmup(warmup_steps, cosine, 0.01) : cosine);
   }
 
   /// Instead of loss.backward() and all that follows.
   void backward_and_step(const at::Tensor& loss) {
     net_.zero_grad();
     scaler_.scale(loss).backward();
-    if (master_) master_->take_gradients();
+    if (master_) master_->copy_gradients_from_model();
     const bool stepped = scaler_.step(*optimizer_);
-    if (stepped && master_) master_->give_values();
+    if (stepped && master_) master_->copy_values_to_model();
     scaler_.update();
     if (stepped) scheduler_->step();
   }

@@ -3,10 +3,10 @@
 //   lockstep run -n 2 05_custom_loop --data mnist --folder runs/digits
 #include <lockstep/data/datasets/mnist.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/train/loggers/logger_collection.h>
 #include <lockstep/train/metrics/gather_records.h>
 #include <lockstep/train/metrics/metrics.h>
 #include <lockstep/train/report/curve_logger.h>
-#include <lockstep/train/loggers/logger_collection.h>
 #include <lockstep/train/report/progress_bar.h>
 #include <lockstep/train/report/report.h>
 #include <lockstep/train/report/throughput.h>
@@ -68,8 +68,8 @@ double accuracy(torch::nn::Sequential& net, const Mnist& images, lockstep::Group
 
 // docs: begin watch
 /// What people look at; a rank that is not the first writes nothing.
-struct Watching {
-  Watching(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
+struct TrainingMonitor {
+  TrainingMonitor(lockstep::Group& group, const Options& options, std::int64_t steps_per_epoch, std::int64_t steps_done)
       : world(group),
         batch_size(options.batch_size),
         loggers(world.rank(), {.directory = options.folder,
@@ -82,9 +82,9 @@ struct Watching {
     curves = logger.get();
     loggers.add(std::move(logger));
   }
-  void step(std::int64_t step, const torch::Tensor& loss, std::int64_t samples) {
+  void step(std::int64_t step, const torch::Tensor& loss, std::int64_t samples_drawn) {
     const train::StepTimes& times = timer.end_step();
-    metrics.add("train/loss", loss, static_cast<double>(samples));
+    metrics.add("train/loss", loss, static_cast<double>(samples_drawn));
     throughput.add(times, batch_size);
     recorder.add(step, times);
     progress.step([&] { return train::NamedValues{{"loss", loss.item<double>()}}; });
@@ -92,7 +92,7 @@ struct Watching {
     train::NamedValues values = train::mean_over_ranks(metrics, world);  // all ranks call it
     metrics.clear();
     for (const auto& rate : throughput.values()) values.push_back(rate);
-    loggers.scalars(step, values);
+    loggers.log_scalars(step, values);
   }
   void report(const std::string& path) {
     const auto records = train::gather_records(world, recorder.record());  // all ranks call it
@@ -105,7 +105,7 @@ struct Watching {
 
   lockstep::Group& world;
   std::int64_t batch_size;
-  train::Loggers loggers;
+  train::LoggerCollection loggers;
   const train::CurveLogger* curves = nullptr;  // one of them
   train::Progress progress;
   train::Throughput throughput{{}};
@@ -120,8 +120,8 @@ struct Training {
   Training(lockstep::Group& group, const Options& options, const Mnist& images)
       : world(group),
         checkpoints(world, options.folder + "/checkpoints"),
-        found(checkpoints.newest()),
-        net(started()),
+        found(checkpoints.latest()),
+        net(initial_model()),
         ddp(net, world),
         optimizer(ddp, {.lr = options.lr}),
         loader(
@@ -131,26 +131,26 @@ struct Training {
     if (!found) return;
     const auto loop = found->read("loop");
     step = checkpoint::value_of<std::int64_t>(loop, "step");
-    std::vector<std::pair<std::string, torch::Tensor>> moments;
+    std::vector<std::pair<std::string, torch::Tensor>> optimizer_state;
     for (const auto& [name, value] : found->read("optimizer"))
-      moments.emplace_back(name, std::get<torch::Tensor>(value));
-    optimizer.load_state_dict(moments);
-    schedule.resume({.step = checkpoint::value_of<std::int64_t>(loop, "rates_moved"), .base_rates = {options.lr}});
+      optimizer_state.emplace_back(name, std::get<torch::Tensor>(value));
+    optimizer.load_state_dict(optimizer_state);
+    schedule.resume({.step = checkpoint::value_of<std::int64_t>(loop, "rates_moved"), .base_lrs = {options.lr}});
     const auto position = lockstep::data::parse_position(checkpoint::value_of<std::string>(loop, "position"));
     epoch = position.epoch;
-    if (position.samples < position.num_samples)
+    if (position.samples_drawn < position.num_samples)
       loader.restore(position);
     else
       ++epoch;  // that one was over
   }
   /// The weights are there before ranks share them.
-  torch::nn::Sequential started() const {
+  torch::nn::Sequential initial_model() const {
     lockstep::seed_everything(1);
     auto fresh = make_net();
     if (found) lockstep::load(fresh, found->path() + "/model.safetensors");
     return fresh;
   }
-  torch::Tensor train_on(const lockstep::data::Example& batch, train::PhaseTimer& timer) {
+  torch::Tensor train_step(const lockstep::data::Example& batch, train::PhaseTimer& timer) {
     optimizer.zero_grad();
     torch::Tensor loss;
     {
@@ -168,12 +168,12 @@ struct Training {
     return loss.detach();
   }
   /// All of it that a checkpoint needs, from rank 0; no random numbers are drawn here.
-  checkpoint::Parts parts() {
-    checkpoint::Parts parts;
-    const auto moments = optimizer.state_dict();  // all ranks call it
+  checkpoint::CheckpointParts parts() {
+    checkpoint::CheckpointParts parts;
+    const auto optimizer_state = optimizer.state_dict();  // all ranks call it
     if (world.rank() != 0) return parts;
     for (const auto& item : net->named_parameters()) parts["model"][item.key()] = item.value().detach();
-    for (const auto& [name, tensor] : moments) parts["optimizer"][name] = tensor;
+    for (const auto& [name, tensor] : optimizer_state) parts["optimizer"][name] = tensor;
     parts["loop"] = {{"step", step},
                      {"rates_moved", schedule.position().step},
                      {"position", lockstep::data::to_text(loader.position())}};
@@ -181,7 +181,7 @@ struct Training {
   }
 
   lockstep::Group& world;
-  checkpoint::Checkpoints checkpoints;
+  checkpoint::Checkpointer checkpoints;
   std::optional<checkpoint::SavedCheckpoint> found;
   torch::nn::Sequential net;
   lockstep::DistributedDataParallel ddp;
@@ -200,17 +200,17 @@ int run(const Options& options) {
     throw lockstep::UsageError("--batch-size is \"" + std::to_string(options.batch_size) + "\"; allowed with " +
                                std::to_string(world.size()) + " ranks are multiples of " +
                                std::to_string(world.size()));
-  const Mnist images = Mnist::load(options.data, Mnist::Part::kTest);
+  const Mnist images = Mnist::load(options.data, Mnist::Mode::kTest);
   const std::size_t num_validation = images.size() / 10;
 
   // docs: begin loop
   Training training(world, options, images.slice(0, images.size() - num_validation));
-  Watching watching(world, options, training.steps_per_epoch, training.step);
+  TrainingMonitor monitor(world, options, training.steps_per_epoch, training.step);
   for (; training.epoch < static_cast<std::uint64_t>(options.epochs); ++training.epoch) {
-    watching.timer.begin();  // what came before was no step
+    monitor.timer.begin();  // what came before was no step
     for (auto& batch : training.loader.epoch(training.epoch)) {
-      const torch::Tensor loss = training.train_on(batch, watching.timer);
-      watching.step(training.step, loss, batch.target.size(0));
+      const torch::Tensor loss = training.train_step(batch, monitor.timer);
+      monitor.step(training.step, loss, batch.target.size(0));
       const bool stop = world.stop_requested();  // the same answer on all ranks
       if (stop || training.step % options.save_every == 0)
         training.checkpoints.save_async(training.step, training.parts());
@@ -219,13 +219,13 @@ int run(const Options& options) {
       return lockstep::kPreemptedExitCode;
     }
     const double right = accuracy(training.net, images.slice(images.size() - num_validation, num_validation), world);
-    watching.loggers.scalars(training.step, {{"val/accuracy", right}});
+    monitor.loggers.log_scalars(training.step, {{"val/accuracy", right}});
     char text[64];
     std::snprintf(text, sizeof text, "epoch %d: %.2f %% right", static_cast<int>(training.epoch + 1), 100 * right);
-    watching.progress.print(text);
+    monitor.progress.print_line(text);
   }
   training.checkpoints.save(training.step, training.parts());
-  watching.report(options.folder + "/report.html");
+  monitor.report(options.folder + "/report.html");
   // docs: end loop
   return 0;
 }

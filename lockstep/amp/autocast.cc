@@ -14,7 +14,7 @@ namespace {
 
 namespace cast = at::autocast;
 
-at::DeviceType checked(const AutocastOptions& options) {
+at::DeviceType validated_device(const AutocastOptions& options) {
   if (options.device != at::kCPU && options.device != at::kCUDA)
     throw base::UsageError("Autocast: device is " + c10::DeviceTypeName(options.device, true) +
                            "; allowed are cpu and cuda");
@@ -26,23 +26,23 @@ at::DeviceType checked(const AutocastOptions& options) {
   return options.device;
 }
 
-bool this_processor_multiplies_bfloat16() {
+bool cpu_supports_bfloat16() {
   std::ifstream file("/proc/cpuinfo");
-  return multiplies_bfloat16(std::string(std::istreambuf_iterator<char>(file), {}));
+  return supports_bfloat16(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
 /// Once a process for each text.
-void warn_of(at::ScalarType dtype) {
+void warn_if_slow(at::ScalarType dtype) {
   if (dtype == at::kHalf) {
-    [[maybe_unused]] static const bool told = [] {
+    [[maybe_unused]] static const bool warned = [] {
       base::log_warning(
           "Autocast to float16 on a CPU: linear layers were measured to be 50 times slower than in float32, and LSTM "
           "throws an error of oneDNN; use bfloat16");
       return true;
     }();
   } else if (dtype == at::kBFloat16) {
-    [[maybe_unused]] static const bool told = [] {
-      const bool fast = this_processor_multiplies_bfloat16();
+    [[maybe_unused]] static const bool warned = [] {
+      const bool fast = cpu_supports_bfloat16();
       if (!fast)
         base::log_warning(
             "Autocast to bfloat16 on a CPU with neither avx512_bf16 nor amx_bf16: it was measured to be 2 times slower "
@@ -54,7 +54,7 @@ void warn_of(at::ScalarType dtype) {
 
 }  // namespace
 
-bool multiplies_bfloat16(std::string_view cpuinfo) {
+bool supports_bfloat16(std::string_view cpuinfo) {
   for (const std::string_view flag : {" avx512_bf16", " amx_bf16"})
     for (auto at = cpuinfo.find(flag); at != std::string_view::npos; at = cpuinfo.find(flag, at + 1)) {
       const auto end = at + flag.size();
@@ -64,15 +64,15 @@ bool multiplies_bfloat16(std::string_view cpuinfo) {
 }
 
 Autocast::Autocast(const AutocastOptions& options)
-    : device_(checked(options)),
-      enabled_(cast::is_autocast_enabled(device_)),
-      dtype_(cast::get_autocast_dtype(device_)),
-      cache_(cast::is_autocast_cache_enabled()) {
-  const at::ScalarType dtype = options.dtype.value_or(dtype_);
-  if (options.enabled && device_ == at::kCPU) warn_of(dtype);
+    : device_(validated_device(options)),
+      previous_enabled_(cast::is_autocast_enabled(device_)),
+      previous_dtype_(cast::get_autocast_dtype(device_)),
+      previous_cache_(cast::is_autocast_cache_enabled()) {
+  const at::ScalarType dtype = options.dtype.value_or(previous_dtype_);
+  if (options.enabled && device_ == at::kCPU) warn_if_slow(dtype);
   // torch looks up a kept cast by its weight alone.
-  other_dtype_ = options.enabled && dtype != dtype_;
-  if (other_dtype_) cast::clear_cache();
+  changes_dtype_ = options.enabled && dtype != previous_dtype_;
+  if (changes_dtype_) cast::clear_cache();
   cast::set_autocast_enabled(device_, options.enabled);
   cast::set_autocast_dtype(device_, dtype);
   cast::set_autocast_cache_enabled(options.cache);
@@ -80,10 +80,10 @@ Autocast::Autocast(const AutocastOptions& options)
 }
 
 Autocast::~Autocast() {
-  if (cast::decrement_nesting() == 0 || other_dtype_) cast::clear_cache();
-  cast::set_autocast_enabled(device_, enabled_);
-  cast::set_autocast_dtype(device_, dtype_);
-  cast::set_autocast_cache_enabled(cache_);
+  if (cast::decrement_nesting() == 0 || changes_dtype_) cast::clear_cache();
+  cast::set_autocast_enabled(device_, previous_enabled_);
+  cast::set_autocast_dtype(device_, previous_dtype_);
+  cast::set_autocast_cache_enabled(previous_cache_);
 }
 
 }  // namespace lockstep::amp

@@ -38,23 +38,23 @@ class [[nodiscard]] Autocast {
 
  private:
   const at::DeviceType device_;
-  const bool enabled_;  // these are what was before
-  const at::ScalarType dtype_;
-  const bool cache_;
-  bool other_dtype_ = false;  // than the Autocast around it
+  const bool previous_enabled_;  // these are what was before
+  const at::ScalarType previous_dtype_;
+  const bool previous_cache_;
+  bool changes_dtype_ = false;  // than the Autocast around it
 };
 
 /// Inside an Autocast: operations compute in the dtype of their inputs again. What an operation inside has computed may
 /// be of lower precision: hand on `x.to(at::kFloat)`.
-class [[nodiscard]] KeepFp32 {
+class [[nodiscard]] DisableAutocast {
  public:
-  explicit KeepFp32(at::DeviceType device = at::kCPU) : off_({.device = device, .enabled = false}) {}
+  explicit DisableAutocast(at::DeviceType device = at::kCPU) : disabled_({.device = device, .enabled = false}) {}
 
  private:
-  const Autocast off_;
+  const Autocast disabled_;
 };
 
 /// Whether the processor that /proc/cpuinfo describes multiplies bfloat16: it has avx512_bf16 or amx_bf16.
-bool multiplies_bfloat16(std::string_view cpuinfo);
+bool supports_bfloat16(std::string_view cpuinfo);
 
 }  // namespace lockstep::amp

@@ -18,14 +18,16 @@ namespace lockstep::amp {
 namespace {
 
 /// Of which module a tensor is a parameter, a buffer, or a view or cast of one.
-using Owners = std::unordered_map<const c10::TensorImpl*, std::string>;
+using ModuleByTensor = std::unordered_map<const c10::TensorImpl*, std::string>;
 
-std::string owner_of(const std::string& name) {
+std::string module_name_of(const std::string& name) {
   const auto dot = name.rfind('.');
   return dot == std::string::npos ? "" : name.substr(0, dot);
 }
 
-std::string said(const std::string& module) { return module.empty() ? "the model itself" : "module '" + module + "'"; }
+std::string describe_module(const std::string& module) {
+  return module.empty() ? "the model itself" : "module '" + module + "'";
+}
 
 void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) {
@@ -43,164 +45,167 @@ std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> values) {
 }
 
 /// "[2, 8]: least -inf, greatest 3.5"; empty when all values are finite, or it is no tensor of real numbers in memory.
-std::string not_finite(const at::Tensor& tensor) {
+std::string describe_non_finite(const at::Tensor& tensor) {
   if (!at::isFloatingType(tensor.scalar_type()) || tensor.layout() != at::kStrided || tensor.numel() == 0 ||
       tensor.is_meta())
     return {};
-  const auto [least, greatest] = at::aminmax(tensor.detach());
-  const double low = least.item<double>(), high = greatest.item<double>();
+  const auto [min_value, max_value] = at::aminmax(tensor.detach());
+  const double low = min_value.item<double>(), high = max_value.item<double>();
   if (std::isfinite(low) && std::isfinite(high)) return {};
   std::ostringstream text;
   text << tensor.sizes() << ": least " << low << ", greatest " << high;
   return text.str();
 }
 
-std::string first_not_finite(const std::vector<at::Tensor>& tensors) {
+std::string describe_first_non_finite(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors)
-    if (std::string text = not_finite(tensor); !text.empty()) return text;
+    if (std::string text = describe_non_finite(tensor); !text.empty()) return text;
   return {};
 }
 
 /// What it puts out is whatever was in memory.
-bool fills_nothing(const char* operation) {
+bool returns_uninitialized(const char* operation) {
   return std::strstr(operation, "empty") != nullptr || std::strstr(operation, "resize") != nullptr;
 }
 
-enum class Uses { kNothing, kOnlyModule, kModule };
+enum class ModuleUse { kNothing, kOnlyModuleTensors, kModuleAndOthers };
 
 }  // namespace
 
-class CheckFinite::Watch {
+class FiniteChecker::Observer {
  public:
-  explicit Watch(const torch::nn::Module& module);
-  ~Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
+  explicit Observer(const torch::nn::Module& module);
+  ~Observer();
+  Observer(const Observer&) = delete;
+  Observer& operator=(const Observer&) = delete;
 
-  std::string found(const at::Tensor& result) const;
+  std::string fault(const at::Tensor& result) const;
 
  private:
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call);
   static void end(const at::RecordFunction& call, at::ObserverContext* context);
-  std::pair<Uses, std::string> module_of(const std::vector<at::Tensor>& inputs) const;
-  void keep(const at::Tensor& tensor, const std::string& module);
-  void look_at_inputs(const char* operation, const std::vector<at::Tensor>& inputs);
-  void look_at_outputs(const char* operation, const std::vector<at::Tensor>& outputs);
+  std::pair<ModuleUse, std::string> find_module(const std::vector<at::Tensor>& inputs) const;
+  void track(const at::Tensor& tensor, const std::string& module);
+  void check_inputs(const char* operation, const std::vector<at::Tensor>& inputs);
+  void check_outputs(const char* operation, const std::vector<at::Tensor>& outputs);
 
-  static inline thread_local Watch* innermost = nullptr;
+  static inline thread_local Observer* innermost = nullptr;
   static inline thread_local int depth =
       0;  // of calls within calls; the outermost is the one that a program's text has
 
-  Watch* const outer_;
-  at::CallbackHandle handle_ = 0;  // of the outermost Watch, which calls for all
-  Owners owners_;
-  std::vector<at::Tensor> kept_;          // those in owners_
-  std::pair<Uses, std::string> running_;  // of the call at depth 1
-  std::string after_ = "the beginning";   // the last module that was used
-  std::string suspect_;                   // the first operation since then whose result was not finite
+  Observer* const outer_;
+  at::CallbackHandle handle_ = 0;  // of the outermost Observer, which calls for all
+  ModuleByTensor module_by_tensor_;
+  std::vector<at::Tensor> tracked_;                // those in module_by_tensor_
+  std::pair<ModuleUse, std::string> current_use_;  // of the call at depth 1
+  std::string last_module_ = "the beginning";      // the last module that was used
+  std::string first_suspect_;                      // the first operation since then whose result was not finite
   std::string found_;
 };
 
-CheckFinite::Watch::Watch(const torch::nn::Module& module) : outer_(innermost) {
-  for (const auto& parameter : module.named_parameters()) keep(parameter.value(), owner_of(parameter.key()));
-  for (const auto& buffer : module.named_buffers()) keep(buffer.value(), owner_of(buffer.key()));
+FiniteChecker::Observer::Observer(const torch::nn::Module& module) : outer_(innermost) {
+  for (const auto& parameter : module.named_parameters()) track(parameter.value(), module_name_of(parameter.key()));
+  for (const auto& buffer : module.named_buffers()) track(buffer.value(), module_name_of(buffer.key()));
   // What is called inside a function of backward is deeper than that, and so not looked at.
   if (!outer_)
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&Watch::begin, &Watch::end)
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&Observer::begin, &Observer::end)
                                              .needsInputs(true)
                                              .needsOutputs(true)
                                              .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   innermost = this;
 }
 
-CheckFinite::Watch::~Watch() {
+FiniteChecker::Observer::~Observer() {
   innermost = outer_;
   if (!outer_) at::removeCallback(handle_);
 }
 
-std::string CheckFinite::Watch::found(const at::Tensor& result) const {
+std::string FiniteChecker::Observer::fault(const at::Tensor& result) const {
   if (!found_.empty()) return found_;
   const at::DisableRecordFunctionGuard off;
-  const std::string values = not_finite(result);
+  const std::string values = describe_non_finite(result);
   if (values.empty()) return {};
-  return suspect_.empty() ? "the result is not finite, " + values : suspect_;
+  return first_suspect_.empty() ? "the result is not finite, " + values : first_suspect_;
 }
 
-std::unique_ptr<at::ObserverContext> CheckFinite::Watch::begin(const at::RecordFunction& call) {
+std::unique_ptr<at::ObserverContext> FiniteChecker::Observer::begin(const at::RecordFunction& call) {
   if (++depth > 1 || call.scope() != at::RecordScope::FUNCTION) return nullptr;
   const at::DisableRecordFunctionGuard off;
   const std::vector<at::Tensor> inputs = tensors_in(call.inputs());
-  for (Watch* watch = innermost; watch; watch = watch->outer_) watch->look_at_inputs(call.name(), inputs);
+  for (Observer* observer = innermost; observer; observer = observer->outer_)
+    observer->check_inputs(call.name(), inputs);
   return nullptr;
 }
 
-void CheckFinite::Watch::end(const at::RecordFunction& call, at::ObserverContext*) {
-  if (--depth > 0 || call.scope() != at::RecordScope::FUNCTION || fills_nothing(call.name())) return;
+void FiniteChecker::Observer::end(const at::RecordFunction& call, at::ObserverContext*) {
+  if (--depth > 0 || call.scope() != at::RecordScope::FUNCTION || returns_uninitialized(call.name())) return;
   const at::DisableRecordFunctionGuard off;
   const std::vector<at::Tensor> outputs = tensors_in(call.outputs());
-  for (Watch* watch = innermost; watch; watch = watch->outer_) watch->look_at_outputs(call.name(), outputs);
+  for (Observer* observer = innermost; observer; observer = observer->outer_)
+    observer->check_outputs(call.name(), outputs);
 }
 
-std::pair<Uses, std::string> CheckFinite::Watch::module_of(const std::vector<at::Tensor>& inputs) const {
-  std::pair<Uses, std::string> of{Uses::kNothing, {}};
+std::pair<ModuleUse, std::string> FiniteChecker::Observer::find_module(const std::vector<at::Tensor>& inputs) const {
+  std::pair<ModuleUse, std::string> of{ModuleUse::kNothing, {}};
   bool others = false;
   for (const at::Tensor& input : inputs) {
-    const auto owner = owners_.find(input.unsafeGetTensorImpl());
-    if (owner == owners_.end())
+    const auto owner = module_by_tensor_.find(input.unsafeGetTensorImpl());
+    if (owner == module_by_tensor_.end())
       others = true;
-    else if (of.first == Uses::kNothing)
-      of = {Uses::kOnlyModule, owner->second};
+    else if (of.first == ModuleUse::kNothing)
+      of = {ModuleUse::kOnlyModuleTensors, owner->second};
   }
-  if (of.first == Uses::kOnlyModule && others) of.first = Uses::kModule;
+  if (of.first == ModuleUse::kOnlyModuleTensors && others) of.first = ModuleUse::kModuleAndOthers;
   return of;
 }
 
-void CheckFinite::Watch::keep(const at::Tensor& tensor, const std::string& module) {
-  if (owners_.emplace(tensor.unsafeGetTensorImpl(), module).second) kept_.push_back(tensor);
+void FiniteChecker::Observer::track(const at::Tensor& tensor, const std::string& module) {
+  if (module_by_tensor_.emplace(tensor.unsafeGetTensorImpl(), module).second) tracked_.push_back(tensor);
 }
 
-void CheckFinite::Watch::look_at_inputs(const char* operation, const std::vector<at::Tensor>& inputs) {
-  running_ = module_of(inputs);
-  if (running_.first != Uses::kModule || !found_.empty()) return;
+void FiniteChecker::Observer::check_inputs(const char* operation, const std::vector<at::Tensor>& inputs) {
+  current_use_ = find_module(inputs);
+  if (current_use_.first != ModuleUse::kModuleAndOthers || !found_.empty()) return;
   for (const at::Tensor& input : inputs) {
-    const std::string values = not_finite(input);
+    const std::string values = describe_non_finite(input);
     if (values.empty()) continue;
-    const auto owner = owners_.find(input.unsafeGetTensorImpl());
-    if (owner != owners_.end())
-      found_ = "a parameter or buffer of " + said(owner->second) + " is not finite, " + values;
+    const auto owner = module_by_tensor_.find(input.unsafeGetTensorImpl());
+    if (owner != module_by_tensor_.end())
+      found_ = "a parameter or buffer of " + describe_module(owner->second) + " is not finite, " + values;
     else
-      found_ = "what " + said(running_.second) + " (" + operation + ") was given is not finite, " + values +
-               (suspect_.empty() ? "" : "; first " + suspect_);
+      found_ = "what " + describe_module(current_use_.second) + " (" + operation + ") was given is not finite, " +
+               values + (first_suspect_.empty() ? "" : "; first " + first_suspect_);
     return;
   }
 }
 
-void CheckFinite::Watch::look_at_outputs(const char* operation, const std::vector<at::Tensor>& outputs) {
-  const auto& [uses, module] = running_;
-  if (uses == Uses::kOnlyModule) {
-    for (const at::Tensor& output : outputs) keep(output, module);
+void FiniteChecker::Observer::check_outputs(const char* operation, const std::vector<at::Tensor>& outputs) {
+  const auto& [uses, module] = current_use_;
+  if (uses == ModuleUse::kOnlyModuleTensors) {
+    for (const at::Tensor& output : outputs) track(output, module);
     return;
   }
   if (!found_.empty()) return;
-  const std::string values = first_not_finite(outputs);
-  if (uses == Uses::kModule) {
-    after_ = said(module);
-    suspect_.clear();
+  const std::string values = describe_first_non_finite(outputs);
+  if (uses == ModuleUse::kModuleAndOthers) {
+    last_module_ = describe_module(module);
+    first_suspect_.clear();
     if (!values.empty())
-      found_ = "the output of " + after_ + " (" + operation + ") is not finite, " + values + "; what it was given was";
-  } else if (!values.empty() && suspect_.empty()) {
-    suspect_ = "the output of " + std::string(operation) + " after " + after_ + " is not finite, " + values;
+      found_ =
+          "the output of " + last_module_ + " (" + operation + ") is not finite, " + values + "; what it was given was";
+  } else if (!values.empty() && first_suspect_.empty()) {
+    first_suspect_ = "the output of " + std::string(operation) + " after " + last_module_ + " is not finite, " + values;
   }
 }
 
-CheckFinite::CheckFinite(const torch::nn::Module& module) : watch_(std::make_unique<Watch>(module)) {}
-CheckFinite::~CheckFinite() = default;
+FiniteChecker::FiniteChecker(const torch::nn::Module& module) : observer_(std::make_unique<Observer>(module)) {}
+FiniteChecker::~FiniteChecker() = default;
 
-void CheckFinite::check(const at::Tensor& result) const {
-  const std::string found = watch_->found(result);
-  if (!found.empty())
-    throw base::Error(base::Cause::kNonFinite, "CheckFinite: " + found,
-                      "look at this step's batch; a smaller learning rate, or KeepFp32 around that module");
+void FiniteChecker::check(const at::Tensor& result) const {
+  const std::string fault = observer_->fault(result);
+  if (!fault.empty())
+    throw base::Error(base::Cause::kNonFinite, "FiniteChecker: " + fault,
+                      "look at this step's batch; a smaller learning rate, or DisableAutocast around that module");
 }
 
 }  // namespace lockstep::amp

@@ -14,7 +14,7 @@ namespace lockstep::amp {
 /// Looks at what each operation of this thread computes, while it lives, and knows of which module's parameters or
 /// buffers it was computed.
 ///
-///   const CheckFinite finite(*net);
+///   const FiniteChecker finite(*net);
 ///   const auto loss = loss_of(net->forward(input));
 ///   finite.check(loss);
 ///
@@ -22,12 +22,12 @@ namespace lockstep::amp {
 /// parameters is told as an operation, with the module before it. For looking for a fault: one more pass over every
 /// result, and on a device a wait for each. Nests, also for other modules. Made and destroyed on one thread; nothing is
 /// looked at on others. The module outlives it.
-class [[nodiscard]] CheckFinite {
+class [[nodiscard]] FiniteChecker {
  public:
-  explicit CheckFinite(const torch::nn::Module& module);
-  ~CheckFinite();
-  CheckFinite(const CheckFinite&) = delete;
-  CheckFinite& operator=(const CheckFinite&) = delete;
+  explicit FiniteChecker(const torch::nn::Module& module);
+  ~FiniteChecker();
+  FiniteChecker(const FiniteChecker&) = delete;
+  FiniteChecker& operator=(const FiniteChecker&) = delete;
 
   /// Throws Error (NON_FINITE) when something that a module has put out, was given or has as a parameter was not
   /// finite, or `result` is not: with the name of the first such module as in named_modules(), the operation, and the
@@ -35,10 +35,10 @@ class [[nodiscard]] CheckFinite {
   /// are none. Waits for no other rank.
   void check(const at::Tensor& result) const;
 
-  class Watch;
+  class Observer;
 
  private:
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<Observer> observer_;
 };
 
 }  // namespace lockstep::amp

@@ -27,23 +27,23 @@ struct GradScalerOptions {
   double floor = 1;     ///< a warning, once, when the scale is below it: an infinity that comes at every scale is no
                         ///< overflow. 0: none
   /// Ranks that agree on what is finite, for gradients that are not averaged over all of them: without a
-  /// DistributedDataParallel, and with DdpOptions.host_sync_every. All of them call unscale_() and step() alike then,
-  /// and wait for each other. Means carry an infinity to all ranks by themselves.
+  /// DistributedDataParallel, and with DdpOptions.average_hosts_every. All of them call unscale_() and step() alike
+  /// then, and wait for each other. Means carry an infinity to all ranks by themselves.
   std::optional<comm::Group> group;
 };
 
 /// Whether GradScaler::step() made a step. Where a device alone knows, asking waits for it; between the step and the
 /// next one.
-class StepMade {
+class StepResult {
  public:
-  explicit StepMade(bool made) : made_(made) {}
+  explicit StepResult(bool made) : stepped_(made) {}
   /// Of a tensor of one element that is 0 if it was made.
-  explicit StepMade(at::Tensor found) : found_(std::move(found)) {}
-  operator bool() const { return found_.defined() ? found_.item<float>() == 0 : made_; }
+  explicit StepResult(at::Tensor found) : found_inf_(std::move(found)) {}
+  operator bool() const { return found_inf_.defined() ? found_inf_.item<float>() == 0 : stepped_; }
 
  private:
-  bool made_ = false;
-  at::Tensor found_;
+  bool stepped_ = false;
+  at::Tensor found_inf_;
 };
 
 /// torch.amp.GradScaler of Python: the same scale and the same skipped steps, after Micikevicius et al.,
@@ -78,7 +78,7 @@ class GradScaler {
   void unscale_(torch::optim::Optimizer& optimizer);
   /// unscale_() unless that was called, then the optimizer's step(), unless a gradient was not finite. True when it was
   /// made: a schedule of learning rates moves only then.
-  StepMade step(torch::optim::Optimizer& optimizer);
+  StepResult step(torch::optim::Optimizer& optimizer);
   /// Ends the step: the scale backs off if some optimizer's gradients were not finite, and grows after growth_interval
   /// steps with none.
   void update();
@@ -103,23 +103,23 @@ class GradScaler {
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };
-  struct PerOptimizer {
+  struct PerOptimizerState {
     Stage stage = Stage::kReady;
     std::vector<at::Tensor> found;  // on each device, 1 where a gradient was not finite
   };
 
-  void set(const ScalerState& state, const char* operation);
+  void set_state(const ScalerState& state, const char* operation);
   void require_scale(const char* operation) const;
-  std::vector<at::Tensor> look_at(torch::optim::Optimizer& optimizer) const;
-  std::vector<at::Tensor> agree(const std::vector<at::Tensor>& found);
-  bool read(const std::vector<at::Tensor>& found);
+  std::vector<at::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer) const;
+  std::vector<at::Tensor> all_reduce_found_inf(const std::vector<at::Tensor>& found);
+  bool all_finite(const std::vector<at::Tensor>& found);
 
   const bool enabled_;
-  const double floor_;
+  const double warn_below_;
   std::optional<comm::Group> group_;
   ScalerState state_;           // scale and growth_tracker as they were before the first loss
   at::Tensor scale_, tracker_;  // from the first loss on, on its device
-  std::map<torch::optim::Optimizer*, PerOptimizer> optimizers_;
+  std::map<torch::optim::Optimizer*, PerOptimizerState> optimizers_;
   bool warned_ = false;
 };
 

@@ -16,7 +16,7 @@ MasterWeights::MasterWeights(std::vector<at::Tensor> parameters) : parameters_(s
   }
 }
 
-void MasterWeights::take_gradients() {
+void MasterWeights::copy_gradients_from_model() {
   for (std::size_t i = 0; i < copies_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();
     copies_[i].mutable_grad() =
@@ -24,12 +24,12 @@ void MasterWeights::take_gradients() {
   }
 }
 
-void MasterWeights::give_values() const {
+void MasterWeights::copy_values_to_model() const {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < copies_.size(); ++i) parameters_[i].copy_(copies_[i]);
 }
 
-void MasterWeights::take_values() {
+void MasterWeights::copy_values_from_model() {
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < copies_.size(); ++i) copies_[i].copy_(parameters_[i]);
 }

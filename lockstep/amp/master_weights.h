@@ -15,8 +15,8 @@ namespace lockstep::amp {
 ///   ...
 ///   net->zero_grad();
 ///   scaler.scale(loss).backward();
-///   master.take_gradients();
-///   if (scaler.step(optimizer)) master.give_values();
+///   master.copy_gradients_from_model();
+///   if (scaler.step(optimizer)) master.copy_values_to_model();
 ///   scaler.update();
 ///
 /// Waits for nobody: with a DistributedDataParallel of the model gradients are means and copies equal on all ranks.
@@ -30,11 +30,11 @@ class MasterWeights {
   /// In the order of the parameters; a parameter of float32 or float64 has a copy too, in its dtype.
   const std::vector<at::Tensor>& parameters() const { return copies_; }
   /// Gradients of the copies become those of the parameters; undefined where those are. What they were before is gone.
-  void take_gradients();
+  void copy_gradients_from_model();
   /// Rounds the copies into the parameters.
-  void give_values() const;
+  void copy_values_to_model() const;
   /// The reverse, after weights were loaded into the model.
-  void take_values();
+  void copy_values_from_model();
 
  private:
   const std::vector<at::Tensor> parameters_;

@@ -29,7 +29,7 @@ const std::map<std::string, Precision>& presets() {
 }
 
 /// Why `wanted` makes no sense; empty if it does.
-std::string fault_of(const Precision& wanted) {
+std::string find_conflict(const Precision& wanted) {
   const bool low_weights = wanted.weights != at::kFloat;
   if (!low_weights && !wanted.batch_norm_fp32)
     return "BatchNorm in lower precision than all other weights; allowed is batch_norm_fp32 = true";
@@ -56,16 +56,16 @@ std::string fault_of(const Precision& wanted) {
 
 }  // namespace
 
-Precision parse_precision(const std::string& name, const PrecisionChanges& changes) {
+Precision parse_precision(const std::string& name, const PrecisionOverrides& overrides) {
   const auto found = presets().find(name);
   if (found == presets().end())
     throw base::UsageError("precision is \"" + name +
                            "\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
   Precision wanted = found->second;
-  wanted.batch_norm_fp32 = changes.batch_norm_fp32.value_or(wanted.batch_norm_fp32);
-  wanted.master_weights = changes.master_weights.value_or(wanted.master_weights);
-  wanted.loss_scaling = changes.loss_scaling.value_or(wanted.loss_scaling);
-  const std::string fault = fault_of(wanted);
+  wanted.batch_norm_fp32 = overrides.batch_norm_fp32.value_or(wanted.batch_norm_fp32);
+  wanted.master_weights = overrides.master_weights.value_or(wanted.master_weights);
+  wanted.loss_scaling = overrides.loss_scaling.value_or(wanted.loss_scaling);
+  const std::string fault = find_conflict(wanted);
   if (!fault.empty()) throw base::UsageError("precision " + name + ": " + fault);
   return wanted;
 }

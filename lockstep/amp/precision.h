@@ -23,7 +23,7 @@ struct Precision {
 };
 
 /// What is wanted otherwise than the name says.
-struct PrecisionChanges {
+struct PrecisionOverrides {
   std::optional<bool> batch_norm_fp32, master_weights, loss_scaling;
 };
 
@@ -37,7 +37,7 @@ struct PrecisionChanges {
 /// | "O2"             |          | fp16    | fp32      | yes            | yes          |
 ///
 /// O0 to O3 are Apex's. Throws UsageError for another name, and for changes that make no sense, with the reason.
-Precision parse_precision(const std::string& name, const PrecisionChanges& changes = {});
+Precision parse_precision(const std::string& name, const PrecisionOverrides& overrides = {});
 
 /// Gives parameters and buffers of floating point the dtype of `precision.weights`, those of BatchNorm (whatever has
 /// running statistics) float32 if wanted. Before a DistributedDataParallel or an optimizer is made.

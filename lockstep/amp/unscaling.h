@@ -5,11 +5,11 @@
 
 namespace lockstep::amp {
 
-enum class Unscaled {
-  kInPlace,    ///< nothing was done: gradients are the means over the ranks, and are to be unscaled where they lie
-  kNothing,    ///< no rank has a gradient
-  kFinite,     ///< all means are; the next step() unscales them
-  kNotFinite,  ///< some are not
+enum class UnscaleResult {
+  kUnscaleInPlace,  ///< nothing was done: gradients are the means over the ranks, and are to be unscaled where they lie
+  kNoGradients,     ///< no rank has a gradient
+  kFinite,          ///< all means are; the next step() unscales them
+  kNonFinite,       ///< some are not
 };
 
 /// An optimizer that averages gradients in step(). All ranks call what is here alike, wait for each other, and get the
@@ -18,10 +18,10 @@ class UnscalingOptimizer {
  public:
   /// Looks at the means of all gradients, and multiplies them by `inverse_scale` in the next step(). Throws UsageError,
   /// CommError.
-  virtual Unscaled unscale(double inverse_scale) = 0;
+  virtual UnscaleResult unscale(double inverse_scale) = 0;
   /// Where gradients are unscaled in place, on a device: step(), unless `skip`, of one element there, is not 0; nobody
   /// waits to know. False: nothing was done, and whoever calls must know.
-  virtual bool step_unless(const at::Tensor& skip) = 0;
+  virtual bool step_unless_found_inf(const at::Tensor& found_inf) = 0;
   /// Instead of step(): the step ends without an update. Waits for nobody.
   virtual void skip_step() = 0;
 

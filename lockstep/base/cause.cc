@@ -29,7 +29,7 @@ constexpr std::array kRows = {
     Row{Cause::kNoProgress, "NO_PROGRESS", 70},
     Row{Cause::kInternal, "INTERNAL", 70},
     Row{Cause::kResource, "RESOURCE", 74},
-    Row{Cause::kSaveFailed, "CKPT_WRITE_FAILED", 74},
+    Row{Cause::kCkptWriteFailed, "CKPT_WRITE_FAILED", 74},
     Row{Cause::kProtocol, "PROTOCOL", 76},
     Row{Cause::kWrongJob, "WRONG_JOB", 76},
     Row{Cause::kAuthFailed, "AUTH_FAILED", 76},
@@ -51,7 +51,7 @@ const Row& row(Cause cause) {
 
 std::string_view name(Cause cause) { return row(cause).name; }
 
-Cause cause_named(std::string_view name) {
+Cause cause_from_name(std::string_view name) {
   for (const Row& r : kRows)
     if (r.name == name) return r.cause;
   return Cause::kInternal;

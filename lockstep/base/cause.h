@@ -25,7 +25,7 @@ enum class Cause {
   kNoProgress,       ///< restarts of the job one after another have brought no newer checkpoint
   kInternal,         ///< a defect of Lockstep
   kResource,         ///< the system refused a process, descriptor or memory
-  kSaveFailed,       ///< a checkpoint could not be written; the one before is whole
+  kCkptWriteFailed,  ///< a checkpoint could not be written; the one before is whole
   kProtocol,         ///< bytes that are not of our protocol
   kWrongJob,         ///< the store belongs to another job
   kAuthFailed,       ///< one end does not have the other's job key
@@ -41,7 +41,7 @@ enum class Cause {
 std::string_view name(Cause cause);
 
 /// The cause with that name; kInternal for a name that is not in the table.
-Cause cause_named(std::string_view name);
+Cause cause_from_name(std::string_view name);
 
 /// The launcher's exit code for `cause`. kRankExited and kRankDied have none of their own: 1 is returned for them,
 /// and the launcher puts the rank's code, or 128 + signal, in its place.

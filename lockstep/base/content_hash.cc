@@ -9,22 +9,22 @@
 namespace lockstep::base {
 
 struct ContentHash::State {
-  XXH3_state_t* of = XXH3_createState();
-  ~State() { XXH3_freeState(of); }
+  XXH3_state_t* handle = XXH3_createState();
+  ~State() { XXH3_freeState(handle); }
 };
 
 ContentHash::ContentHash() : state_(std::make_unique<State>()) {
-  if (!state_->of) throw std::bad_alloc();
-  XXH3_128bits_reset(state_->of);
+  if (!state_->handle) throw std::bad_alloc();
+  XXH3_128bits_reset(state_->handle);
 }
 
 ContentHash::~ContentHash() = default;
 
-void ContentHash::add(std::string_view bytes) { XXH3_128bits_update(state_->of, bytes.data(), bytes.size()); }
+void ContentHash::add(std::string_view bytes) { XXH3_128bits_update(state_->handle, bytes.data(), bytes.size()); }
 
-std::string ContentHash::digits() const {
+std::string ContentHash::hex_digest() const {
   XXH128_canonical_t bytes;
-  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state_->of));
+  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state_->handle));
   std::string hex;
   for (const unsigned char byte : bytes.digest) hex += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
   return hex;

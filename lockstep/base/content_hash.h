@@ -11,7 +11,7 @@ namespace lockstep::base {
 /// XXH3 with 128 bits (Yann Collet's xxHash): no protection against somebody who wants two files to look alike.
 class ContentHash {
  public:
-  static constexpr std::size_t kDigits = 32;
+  static constexpr std::size_t kHexDigits = 32;
 
   ContentHash();
   ~ContentHash();
@@ -21,7 +21,7 @@ class ContentHash {
   void add(std::string_view bytes);
   void add(const void* bytes, std::size_t num_bytes) { add({static_cast<const char*>(bytes), num_bytes}); }
   /// Of all that was added: 32 hexadecimal digits.
-  std::string digits() const;
+  std::string hex_digest() const;
 
  private:
   struct State;

@@ -27,13 +27,13 @@ class Deadline {
   bool expired() const { return !is_never() && Clock::now() >= when_; }
 
   /// Time that remains, never negative.
-  std::chrono::milliseconds left() const {
+  std::chrono::milliseconds remaining() const {
     if (is_never()) return std::chrono::milliseconds::max();
     return std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()));
   }
   /// left() as poll(2) takes it: at most `cap`, so that a loop can look around in between.
   int poll_ms(std::chrono::milliseconds cap = std::chrono::minutes(1)) const {
-    return static_cast<int>(std::min(left(), cap).count());
+    return static_cast<int>(std::min(remaining(), cap).count());
   }
   /// The earlier of the two.
   friend Deadline earlier(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }

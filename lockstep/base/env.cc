@@ -10,7 +10,7 @@ struct Variable {
   const char* name;
 };
 
-constexpr Variable kOwn[] = {
+constexpr Variable kLockstepVariables[] = {
     {&Env::lockstep_rank, "LOCKSTEP_RANK"},
     {&Env::lockstep_world_size, "LOCKSTEP_WORLD_SIZE"},
     {&Env::lockstep_local_rank, "LOCKSTEP_LOCAL_RANK"},
@@ -31,7 +31,7 @@ constexpr Variable kOwn[] = {
     {&Env::lockstep_join_timeout, "LOCKSTEP_JOIN_TIMEOUT"},
     {&Env::lockstep_interface, "LOCKSTEP_INTERFACE"},
     {&Env::lockstep_host_id, "LOCKSTEP_HOST_ID"},
-    {&Env::lockstep_outer, "LOCKSTEP_OUTER"},
+    {&Env::lockstep_cross_host_transport, "LOCKSTEP_OUTER"},
     {&Env::lockstep_key_file, "LOCKSTEP_KEY_FILE"},
     {&Env::lockstep_name, "LOCKSTEP_NAME"},
     {&Env::lockstep_trace, "LOCKSTEP_TRACE"},
@@ -46,7 +46,7 @@ constexpr Variable kOwn[] = {
     {&Env::term, "TERM"},
 };
 
-constexpr Variable kOfLaunchers[] = {
+constexpr Variable kLauncherVariables[] = {
     {&Env::rank, "RANK"},
     {&Env::world_size, "WORLD_SIZE"},
     {&Env::local_rank, "LOCAL_RANK"},
@@ -94,12 +94,12 @@ Env Env::from(const std::function<Value(const char*)>& lookup) {
     for (const Variable& variable : variables)
       if (Value value = lookup(variable.name); value && !value->empty()) env.*variable.field = std::move(value);
   };
-  read(kOwn);
-  read(kOfLaunchers);
+  read(kLockstepVariables);
+  read(kLauncherVariables);
   return env;
 }
 
-const Env& Env::process() {
+const Env& Env::this_process() {
   static const Env env = from([](const char* name) -> Value {
     const char* value = std::getenv(name);
     return value ? Value(value) : std::nullopt;

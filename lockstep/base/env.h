@@ -35,11 +35,12 @@ struct Env {
   Value lockstep_join_timeout;  ///< LOCKSTEP_JOIN_TIMEOUT: seconds that init() waits for all ranks to come, default 60
   Value lockstep_interface;     ///< LOCKSTEP_INTERFACE: network interface for traffic between ranks
   Value lockstep_host_id;       ///< LOCKSTEP_HOST_ID: a name for this host; ranks with different names share no memory
-  Value lockstep_outer;         ///< LOCKSTEP_OUTER: what carries bytes between hosts: auto, gloo or mpi
-  Value lockstep_key_file;      ///< LOCKSTEP_KEY_FILE: a file with the job's key, where no launcher of ours gives one
-  Value lockstep_inject;        ///< LOCKSTEP_INJECT: a fault that is to happen, as --inject of `lockstep run` takes it
-  Value lockstep_name;  ///< LOCKSTEP_NAME: of this run, as --name of `lockstep run` takes it: what a Trainer writes
-                        ///< lies in runs/NAME
+  Value lockstep_cross_host_transport;  ///< LOCKSTEP_CROSS_HOST_TRANSPORT: what carries bytes between hosts: auto, gloo
+                                        ///< or mpi
+  Value lockstep_key_file;  ///< LOCKSTEP_KEY_FILE: a file with the job's key, where no launcher of ours gives one
+  Value lockstep_inject;    ///< LOCKSTEP_INJECT: a fault that is to happen, as --inject of `lockstep run` takes it
+  Value lockstep_name;      ///< LOCKSTEP_NAME: of this run, as --name of `lockstep run` takes it: what a Trainer writes
+                            ///< lies in runs/NAME
   Value
       lockstep_trace;  ///< LOCKSTEP_TRACE: 1: a Trainer writes a trace of its steps, as with --trace of `lockstep run`
   Value lockstep_log;  ///< LOCKSTEP_LOG: quiet, info (default) or debug
@@ -99,7 +100,7 @@ struct Env {
   /// Fills every field by asking `lookup` for its variable's name. Tests give a map here.
   static Env from(const std::function<Value(const char*)>& lookup);
   /// The environment of this process, read once, at the first call.
-  static const Env& process();
+  static const Env& this_process();
 };
 
 }  // namespace lockstep::base

@@ -80,7 +80,7 @@ class TimeoutError : public CommError {
 };
 
 /// The connection to a peer ended: it died, left, or the network failed.
-class PeerLost : public CommError {
+class PeerLostError : public CommError {
  public:
   using CommError::CommError;
 };

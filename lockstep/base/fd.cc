@@ -27,16 +27,16 @@ void set_nonblocking(int fd) {
     throw SystemError("cannot make descriptor " + std::to_string(fd) + " non-blocking", errno);
 }
 
-std::uint64_t allow_files(std::uint64_t need) {
+std::uint64_t raise_fd_limit(std::uint64_t required) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
   const std::uint64_t before = limit.rlim_cur;
-  if (before >= need) return before;
-  if (limit.rlim_max < need)
-    throw SystemError("this job needs " + std::to_string(need) + " file descriptors; allowed are " +
+  if (before >= required) return before;
+  if (limit.rlim_max < required)
+    throw SystemError("this job needs " + std::to_string(required) + " file descriptors; allowed are " +
                           std::to_string(limit.rlim_max) + " (ulimit -Hn)",
                       EMFILE);
-  limit.rlim_cur = need;
+  limit.rlim_cur = required;
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw SystemError("cannot raise the limit of file descriptors", errno);
   return before;
 }

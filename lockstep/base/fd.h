@@ -39,6 +39,6 @@ void set_nonblocking(int fd);
 
 /// Raises the soft limit of descriptors to at least `need`. Returns the soft limit there was. Throws SystemError
 /// (RESOURCE) saying what is allowed when the hard limit forbids it.
-std::uint64_t allow_files(std::uint64_t need);
+std::uint64_t raise_fd_limit(std::uint64_t required);
 
 }  // namespace lockstep::base

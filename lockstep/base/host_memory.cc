@@ -9,9 +9,9 @@
 namespace lockstep::base {
 namespace {
 
-using Read = std::function<std::optional<std::string>(const std::string&)>;
+using ReadFile = std::function<std::optional<std::string>(const std::string&)>;
 
-constexpr const char* kGroups = "/sys/fs/cgroup";
+constexpr const char* kCgroupRoot = "/sys/fs/cgroup";
 
 std::optional<std::string> read_file(const std::string& path) {
   std::ifstream file(path);
@@ -21,14 +21,14 @@ std::optional<std::string> read_file(const std::string& path) {
   return text.str();
 }
 
-std::optional<std::uint64_t> number_in(const std::optional<std::string>& text) {
+std::optional<std::uint64_t> parse_limit(const std::optional<std::string>& text) {
   if (!text) return std::nullopt;
   const auto value = parse_int(std::string_view(*text).substr(0, text->find('\n')));
   if (!value || *value < 0) return std::nullopt;  // "max" is no limit
   return static_cast<std::uint64_t>(*value);
 }
 
-std::optional<std::uint64_t> available_on_host(const Read& read) {
+std::optional<std::uint64_t> host_available_bytes(const ReadFile& read) {
   const auto text = read("/proc/meminfo");
   if (!text) return std::nullopt;
   std::istringstream lines(*text);
@@ -40,7 +40,7 @@ std::optional<std::uint64_t> available_on_host(const Read& read) {
 }
 
 /// "/a/b" of the line "0::/a/b".
-std::string own_group(const Read& read) {
+std::string own_cgroup(const ReadFile& read) {
   const auto text = read("/proc/self/cgroup");
   std::istringstream lines(text.value_or(""));
   for (std::string line; std::getline(lines, line);)
@@ -50,16 +50,16 @@ std::string own_group(const Read& read) {
 
 }  // namespace
 
-HostMemory HostMemory::from(const Read& read) {
+HostMemory HostMemory::from(const ReadFile& read) {
   HostMemory least{std::numeric_limits<std::uint64_t>::max(), "nothing"};
   const auto limit = [&](std::uint64_t bytes, const std::string& by) {
     if (bytes < least.available_bytes) least = {bytes, by};
   };
-  if (const auto host = available_on_host(read)) limit(*host, "the host");
-  for (std::string group = own_group(read); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
-    const std::string folder = kGroups + group;
-    const auto most = number_in(read(folder + "/memory.max"));
-    const auto used = number_in(read(folder + "/memory.current"));
+  if (const auto host = host_available_bytes(read)) limit(*host, "the host");
+  for (std::string group = own_cgroup(read); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
+    const std::string folder = kCgroupRoot + group;
+    const auto most = parse_limit(read(folder + "/memory.max"));
+    const auto used = parse_limit(read(folder + "/memory.current"));
     if (most && used) limit(*most > *used ? *most - *used : 0, "the control group " + folder);
   }
   return least;

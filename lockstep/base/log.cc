@@ -12,23 +12,24 @@
 namespace lockstep::base {
 namespace {
 
-constexpr int kPatienceMs = 500;
+constexpr int kWriteTimeoutMs = 500;
 
-std::atomic<bool> bar_on_row = false;
+std::atomic<bool> progress_bar_active = false;
 
 void write_line(std::string_view prefix, std::string_view text) {
-  std::string line(bar_on_row.load(std::memory_order_relaxed) && ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K" : "");
+  std::string line(progress_bar_active.load(std::memory_order_relaxed) && ::isatty(STDERR_FILENO) == 1 ? "\r\x1b[K"
+                                                                                                       : "");
   line.append(prefix);
   line.append(text).append("\n");
   // A terminal that is stuck (Ctrl-S) takes nothing: rather than wait for it the line is dropped.
-  pollfd room{STDERR_FILENO, POLLOUT, 0};
-  if (::poll(&room, 1, kPatienceMs) == 0) return;
+  pollfd poll_entry{STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&poll_entry, 1, kWriteTimeoutMs) == 0) return;
   // One write, so that lines of several processes on one descriptor do not mix; nobody can be told when it fails.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 LogLevel read_level() {
-  const auto& text = Env::process().lockstep_log;
+  const auto& text = Env::this_process().lockstep_log;
   if (!text || *text == "info") return LogLevel::kInfo;
   if (*text == "quiet") return LogLevel::kQuiet;
   if (*text == "debug") return LogLevel::kDebug;
@@ -52,6 +53,6 @@ void log_debug(std::string_view text) {
 
 void log_warning(std::string_view text) { write_line("lockstep: warning: ", text); }
 
-void bar_stands(bool stands) { bar_on_row.store(stands, std::memory_order_relaxed); }
+void set_progress_bar_active(bool active) { progress_bar_active.store(active, std::memory_order_relaxed); }
 
 }  // namespace lockstep::base

@@ -19,6 +19,6 @@ void log_warning(std::string_view text);
 
 /// Whether a progress bar stands on the row of the terminal where the cursor is: then a line on stderr, if that is a
 /// terminal, takes its place.
-void bar_stands(bool stands);
+void set_progress_bar_active(bool active);
 
 }  // namespace lockstep::base

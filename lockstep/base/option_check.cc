@@ -4,8 +4,10 @@
 
 namespace lockstep::optim {
 
-void require(bool good, const std::string& owner, const std::string& option, double value, const std::string& allowed) {
-  if (!good) throw base::UsageError(owner + ": " + option + " is " + std::to_string(value) + "; allowed is " + allowed);
+void require(bool good, const std::string& owner, const std::string& option, double value,
+             const std::string& expected) {
+  if (!good)
+    throw base::UsageError(owner + ": " + option + " is " + std::to_string(value) + "; allowed is " + expected);
 }
 
 }  // namespace lockstep::optim

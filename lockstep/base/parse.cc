@@ -10,7 +10,7 @@ namespace lockstep::base {
 namespace {
 
 template <typename T>
-std::optional<T> parse_whole(std::string_view text) {
+std::optional<T> parse_all(std::string_view text) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
@@ -19,14 +19,14 @@ std::optional<T> parse_whole(std::string_view text) {
 
 }  // namespace
 
-std::optional<std::int64_t> parse_int(std::string_view text) { return parse_whole<std::int64_t>(text); }
+std::optional<std::int64_t> parse_int(std::string_view text) { return parse_all<std::int64_t>(text); }
 
 std::optional<double> parse_double(std::string_view text) {
-  const auto value = parse_whole<double>(text);
+  const auto value = parse_all<double>(text);
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
-std::int64_t parse_int_in(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high) {
+std::int64_t parse_int_in_range(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high) {
   const auto value = parse_int(text);
   if (!value || *value < low || *value > high)
     throw UsageError(std::string(what) + " is " + quoted(text, 80) + "; allowed is an integer from " +
@@ -35,11 +35,11 @@ std::int64_t parse_int_in(std::string_view what, std::string_view text, std::int
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> pieces;
+  std::vector<std::string> parts;
   for (std::size_t begin = 0;;) {
     const std::size_t end = text.find(separator, begin);
-    pieces.emplace_back(text.substr(begin, end - begin));
-    if (end == std::string_view::npos) return pieces;
+    parts.emplace_back(text.substr(begin, end - begin));
+    if (end == std::string_view::npos) return parts;
     begin = end + 1;
   }
 }

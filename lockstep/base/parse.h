@@ -16,7 +16,7 @@ std::optional<std::int64_t> parse_int(std::string_view text);
 std::optional<double> parse_double(std::string_view text);
 
 /// `text` as an integer in [low, high]; otherwise a UsageError that names `what`, the text and the bounds.
-std::int64_t parse_int_in(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high);
+std::int64_t parse_int_in_range(std::string_view what, std::string_view text, std::int64_t low, std::int64_t high);
 
 /// `text` cut at every `separator`; "" gives one empty piece.
 std::vector<std::string> split(std::string_view text, char separator);

@@ -10,8 +10,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
-#include "lockstep/checkpoint/files/atomic_file.h"
 #include "lockstep/checkpoint/files/atomic_directory.h"
+#include "lockstep/checkpoint/files/atomic_file.h"
 #include "lockstep/checkpoint/state_files.h"
 
 namespace lockstep::checkpoint {
@@ -20,51 +20,52 @@ namespace {
 using nlohmann::json;
 
 // An error as it travels. 0: none; then UsageError, SystemError, any other.
-enum Kind { kGood, kUsage, kSystem, kOther };
+enum ErrorKind { kNone, kUsageError, kSystemError, kOtherError };
 
-json described(const std::exception_ptr& error) {
-  if (!error) return {{"kind", kGood}};
+json to_json(const std::exception_ptr& error) {
+  if (!error) return {{"kind", kNone}};
   try {
     std::rethrow_exception(error);
   } catch (const base::UsageError& usage) {
-    return {{"kind", kUsage}, {"text", usage.what()}, {"hint", usage.hint()}};
+    return {{"kind", kUsageError}, {"text", usage.what()}, {"hint", usage.hint()}};
   } catch (const base::SystemError& system) {
-    return {{"kind", kSystem}, {"text", system.what()}, {"errno", system.error_number()}};
+    return {{"kind", kSystemError}, {"text", system.what()}, {"errno", system.error_number()}};
   } catch (const std::exception& other) {
-    return {{"kind", kOther}, {"text", other.what()}};
+    return {{"kind", kOtherError}, {"text", other.what()}};
   }
 }
 
-[[noreturn]] void rethrow(const json& said, const std::string& what, int rank) {
-  std::string text = what + ": rank " + std::to_string(rank) + ": " + said.at("text").get<std::string>();
-  if (said.at("kind") == kUsage) throw base::UsageError(text, said.at("hint").get<std::string>());
-  if (said.at("kind") == kOther) throw base::Error(base::Cause::kSaveFailed, text);
+[[noreturn]] void throw_remote_error(const json& record, const std::string& what, int rank) {
+  std::string text = what + ": rank " + std::to_string(rank) + ": " + record.at("text").get<std::string>();
+  if (record.at("kind") == kUsageError) throw base::UsageError(text, record.at("hint").get<std::string>());
+  if (record.at("kind") == kOtherError) throw base::Error(base::Cause::kCkptWriteFailed, text);
   // SystemError puts the text of errno behind, which is there already.
-  const int number = said.at("errno").get<int>();
+  const int number = record.at("errno").get<int>();
   const std::string tail = ": " + std::generic_category().message(number);
   if (text.ends_with(tail)) text.resize(text.size() - tail.size());
-  throw base::SystemError(text, number, base::Cause::kSaveFailed);
+  throw base::SystemError(text, number, base::Cause::kCkptWriteFailed);
 }
 
 std::string dump(const json& object) { return object.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 // All ranks give what they have, or their error; all get all, or the first error.
-std::vector<json> exchanged(comm::Group& group, const std::string& what, json mine, const std::exception_ptr& error) {
-  mine.update(described(error));
+std::vector<json> all_gather_json(comm::Group& group, const std::string& what, json mine,
+                                  const std::exception_ptr& error) {
+  mine.update(to_json(error));
   std::vector<json> all;
   for (const auto& text : group.all_gather_bytes(dump(mine), {.name = what})) all.push_back(json::parse(text));
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (all[rank].at("kind") != kGood) rethrow(all[rank], what, static_cast<int>(rank));
+    if (all[rank].at("kind") != kNone) throw_remote_error(all[rank], what, static_cast<int>(rank));
   return all;
 }
 
-std::uint64_t checked_bytes(std::int64_t step, const Parts& mine) {
+std::uint64_t check_parts(std::int64_t step, const CheckpointParts& mine) {
   if (step < 0) throw base::UsageError("the step " + std::to_string(step) + "; allowed is 0 or more");
   std::uint64_t num_bytes = 0;
   for (const auto& [name, state] : mine) {
     if (!is_part_name(name))
       throw base::UsageError("the part " + base::quoted(name, 80) + "; allowed are 1 to 64 of a-z, A-Z, 0-9, _ and -");
-    num_bytes += bytes_of(state);
+    num_bytes += estimate_num_bytes(state);
   }
   return num_bytes;
 }
@@ -76,13 +77,13 @@ void check_space(const std::string& folder, std::uint64_t num_bytes) {
   if (free < num_bytes + num_bytes / 10)
     throw base::SystemError("a checkpoint of " + std::to_string(num_bytes) + " bytes does not fit into " + folder +
                                 ", which has " + std::to_string(free),
-                            ENOSPC, base::Cause::kSaveFailed);
+                            ENOSPC, base::Cause::kCkptWriteFailed);
 }
 
 // Rank 0's: the folder in the making, and what becomes of it.
-class Publication {
+class CheckpointPublisher {
  public:
-  Publication(const SavePlan& plan, std::uint64_t num_bytes) : plan_(plan), folder_(plan.folder) {
+  CheckpointPublisher(const SaveRequest& plan, std::uint64_t num_bytes) : plan_(plan), folder_(plan.folder) {
     const auto names = list_checkpoints(plan.folder);
     name_ = {names.empty() ? 1 : names.front().sequence + 1, plan.step};
     check_space(plan.folder, num_bytes);
@@ -99,14 +100,13 @@ class Publication {
     }
     folder_.commit(to_text(name_));
     // It is durable: from here on nothing that goes wrong makes it less so.
-    if (const auto error = caught([&] { tidy_up(); }))
-      base::log_warning("after the checkpoint " + folder_.path() + ": " +
-                        described(error).at("text").get<std::string>());
+    if (const auto error = capture_exception([&] { prune(); }))
+      base::log_warning("after the checkpoint " + folder_.path() + ": " + to_json(error).at("text").get<std::string>());
     return folder_.path();
   }
 
  private:
-  void tidy_up() const {
+  void prune() const {
     {
       const std::string name = to_text(name_) + "\n";
       AtomicFile latest(plan_.folder + "/LATEST");
@@ -117,54 +117,55 @@ class Publication {
     int kept = 0;
     for (const CheckpointName& name : list_checkpoints(plan_.folder)) {
       if (kept >= plan_.keep)
-        remove_folder(plan_.folder, to_text(name));
-      else if (looks_whole(plan_.folder + "/" + to_text(name)))
+        remove_directory(plan_.folder, to_text(name));
+      else if (is_complete(plan_.folder + "/" + to_text(name)))
         ++kept;
     }
   }
 
-  static bool looks_whole(const std::string& path) {
-    bool whole = true;
-    const auto error = caught([&] {
+  static bool is_complete(const std::string& path) {
+    bool is_whole = true;
+    const auto error = capture_exception([&] {
       const SavedCheckpoint checkpoint(path);
       for (std::size_t i = 0; i < checkpoint.manifest().files.size(); ++i)
-        whole = whole && checkpoint.complaint(i, false).empty();
+        is_whole = is_whole && checkpoint.find_damage(i, false).empty();
     });
-    return whole && !error;
+    return is_whole && !error;
   }
 
-  const SavePlan& plan_;
-  AtomicFolder folder_;
+  const SaveRequest& plan_;
+  AtomicDirectory folder_;
   CheckpointName name_;
 };
 
 }  // namespace
 
-void agree(comm::Group& group, const std::string& what, const std::exception_ptr& error) {
-  exchanged(group, what, json::object(), error);
+void throw_if_any_failed(comm::Group& group, const std::string& what, const std::exception_ptr& error) {
+  all_gather_json(group, what, json::object(), error);
 }
 
-SaveReport save_together(comm::Group& group, const SavePlan& plan, const Parts& mine) {
+SaveReport save_collective(comm::Group& group, const SaveRequest& plan, const CheckpointParts& mine) {
   const std::string what = "checkpoint of step " + std::to_string(plan.step);
   const auto begin = std::chrono::steady_clock::now();
   std::uint64_t my_bytes = 0, num_bytes = 0;
-  auto error = plan.failed ? plan.failed : caught([&] { my_bytes = checked_bytes(plan.step, mine); });
-  for (const auto& said : exchanged(group, what, {{"bytes", my_bytes}}, error))
-    num_bytes += said.at("bytes").get<std::uint64_t>();
+  auto error = plan.error ? plan.error : capture_exception([&] { my_bytes = check_parts(plan.step, mine); });
+  for (const auto& record : all_gather_json(group, what, {{"bytes", my_bytes}}, error))
+    num_bytes += record.at("bytes").get<std::uint64_t>();
 
-  std::unique_ptr<Publication> publication;
-  if (group.rank() == 0) error = caught([&] { publication = std::make_unique<Publication>(plan, num_bytes); });
-  const auto temp = exchanged(group, what, {{"path", publication ? publication->path() : ""}}, error)[0]
+  std::unique_ptr<CheckpointPublisher> publication;
+  if (group.rank() == 0)
+    error = capture_exception([&] { publication = std::make_unique<CheckpointPublisher>(plan, num_bytes); });
+  const auto temp = all_gather_json(group, what, {{"path", publication ? publication->path() : ""}}, error)[0]
                         .at("path")
                         .get<std::string>();
 
   json files = json::array();
-  error = caught([&] {
+  error = capture_exception([&] {
     for (const auto& [part, state] : mine)
       for (const auto& file : write_state(state, temp, part, group.rank()))
         files.push_back({file.name, file.num_bytes, file.hash, file.part});
   });
-  const auto written = exchanged(group, what, {{"files", std::move(files)}}, error);
+  const auto written = all_gather_json(group, what, {{"files", std::move(files)}}, error);
 
   Manifest manifest{.step = plan.step, .world_size = group.size(), .version = LOCKSTEP_VERSION, .files = {}};
   for (std::size_t rank = 0; rank < written.size(); ++rank)
@@ -176,10 +177,10 @@ SaveReport save_together(comm::Group& group, const SavePlan& plan, const Parts& 
                                 .rank = static_cast<int>(rank)});
   SaveReport report;
   for (const auto& file : manifest.files) report.num_bytes += file.num_bytes;
-  if (publication) error = caught([&] { report.path = publication->publish(manifest); });
-  report.path = exchanged(group, what, {{"path", report.path}}, error)[0].at("path").get<std::string>();
-  if (CheckpointName name; parse_name(report.path.substr(report.path.rfind('/') + 1), name))
-    base::RankPage::process().saved = name.sequence;
+  if (publication) error = capture_exception([&] { report.path = publication->publish(manifest); });
+  report.path = all_gather_json(group, what, {{"path", report.path}}, error)[0].at("path").get<std::string>();
+  if (CheckpointName name; parse_checkpoint_name(report.path.substr(report.path.rfind('/') + 1), name))
+    base::RankPage::this_process().durable_checkpoint = name.sequence;
   report.written = std::chrono::steady_clock::now() - begin;
   return report;
 }

@@ -8,16 +8,16 @@
 
 namespace lockstep::checkpoint {
 
-struct SavePlan {
+struct SaveRequest {
   std::string folder;
   std::int64_t step = 0;
   int keep = 2;
-  std::exception_ptr failed = nullptr;  ///< this rank has come so far and no further
+  std::exception_ptr error = nullptr;  ///< this rank has come so far and no further
 };
 
 /// What `action` throws; null for nothing.
 template <typename Action>
-std::exception_ptr caught(Action action) {
+std::exception_ptr capture_exception(Action action) {
   try {
     action();
   } catch (...) {
@@ -26,11 +26,11 @@ std::exception_ptr caught(Action action) {
   return nullptr;
 }
 
-/// Waits for the other ranks. Throws as Checkpoints::save() does. The report's `stall` is not set.
-SaveReport save_together(comm::Group& group, const SavePlan& plan, const Parts& mine);
+/// Waits for the other ranks. Throws as Checkpointer::save() does. The report's `stall` is not set.
+SaveReport save_collective(comm::Group& group, const SaveRequest& plan, const CheckpointParts& mine);
 
 /// What each of the ranks has to say of something that all of them did: "" is good. Throws the first one's error on
 /// all, with its rank, after `what`.
-void agree(comm::Group& group, const std::string& what, const std::exception_ptr& error);
+void throw_if_any_failed(comm::Group& group, const std::string& what, const std::exception_ptr& error);
 
 }  // namespace lockstep::checkpoint

@@ -17,43 +17,43 @@ constexpr std::string_view kBegin = "{\"xxh3_128\":\"";
 constexpr int kFormat = 1;
 
 bool is_hash(const std::string& text) {
-  return text.size() == kSealBytes &&
+  return text.size() == kHashDigits &&
          std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
 // Takes an object apart, field by field; what is left is not of ours.
-class Fields {
+class JsonFields {
  public:
-  Fields(json object, const std::string& file, std::string what)
+  JsonFields(json object, const std::string& file, std::string what)
       : object_(std::move(object)), file_(file), what_(std::move(what)) {
-    if (!object_.is_object()) refuse("is no object");
+    if (!object_.is_object()) throw_format_error("is no object");
   }
-  [[noreturn]] void refuse(const std::string& reason) const {
+  [[noreturn]] void throw_format_error(const std::string& reason) const {
     throw base::FormatError(file_ + ":0: " + what_ + " " + reason);
   }
 
   json take(const char* name) {
     const auto found = object_.find(name);
-    if (found == object_.end()) refuse(std::string("has no \"") + name + "\"");
+    if (found == object_.end()) throw_format_error(std::string("has no \"") + name + "\"");
     json value = std::move(*found);
     object_.erase(found);
     return value;
   }
   std::string take_string(const char* name) {
     const json value = take(name);
-    if (!value.is_string()) refuse(std::string("has a \"") + name + "\" that is no string");
+    if (!value.is_string()) throw_format_error(std::string("has a \"") + name + "\" that is no string");
     return value.get<std::string>();
   }
-  std::int64_t take_number(const char* name, std::int64_t least, std::int64_t most) {
+  std::int64_t take_number(const char* name, std::int64_t low, std::int64_t high) {
     const json value = take(name);
     if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) ||
-        value.get<std::int64_t>() < least || value.get<std::int64_t>() > most)
-      refuse(std::string("has the \"") + name + "\" " + value.dump().substr(0, 80) + "; allowed is " +
-             std::to_string(least) + " to " + std::to_string(most));
+        value.get<std::int64_t>() < low || value.get<std::int64_t>() > high)
+      throw_format_error(std::string("has the \"") + name + "\" " + value.dump().substr(0, 80) + "; allowed is " +
+                         std::to_string(low) + " to " + std::to_string(high));
     return value.get<std::int64_t>();
   }
-  void done() const {
-    if (!object_.empty()) refuse("has the unknown " + base::quoted(object_.begin().key(), 80));
+  void check_empty() const {
+    if (!object_.empty()) throw_format_error("has the unknown " + base::quoted(object_.begin().key(), 80));
   }
 
  private:
@@ -62,20 +62,20 @@ class Fields {
   const std::string what_;
 };
 
-Manifest::File file_of(json entry, int world_size, const std::string& file) {
-  Fields fields(std::move(entry), file, "a file of the manifest");
+Manifest::File parse_file(json entry, int world_size, const std::string& file) {
+  JsonFields fields(std::move(entry), file, "a file of the manifest");
   Manifest::File read{.name = fields.take_string("name"),
                       .num_bytes = static_cast<std::uint64_t>(fields.take_number("bytes", 0, INT64_MAX)),
                       .hash = fields.take_string("xxh3_128"),
                       .part = fields.take_string("part"),
                       .rank = static_cast<int>(fields.take_number("rank", 0, world_size - 1))};
-  fields.done();
-  if (!is_part_name(read.part) || (read.name != file_name(read.part, read.rank, "safetensors") &&
-                                   read.name != file_name(read.part, read.rank, "json")))
-    fields.refuse("has the name " + base::quoted(read.name, 80) +
-                  "; allowed is PART.safetensors, PART.json and PART.RANK.KIND");
+  fields.check_empty();
+  if (!is_part_name(read.part) || (read.name != part_file_name(read.part, read.rank, "safetensors") &&
+                                   read.name != part_file_name(read.part, read.rank, "json")))
+    fields.throw_format_error("has the name " + base::quoted(read.name, 80) +
+                              "; allowed is PART.safetensors, PART.json and PART.RANK.KIND");
   if (!is_hash(read.hash))
-    fields.refuse("has the hash " + base::quoted(read.hash, 80) + "; allowed are 32 hexadecimal digits");
+    fields.throw_format_error("has the hash " + base::quoted(read.hash, 80) + "; allowed are 32 hexadecimal digits");
   return read;
 }
 
@@ -87,12 +87,12 @@ bool is_part_name(std::string_view name) {
   });
 }
 
-std::string file_name(std::string_view part, int rank, std::string_view kind) {
+std::string part_file_name(std::string_view part, int rank, std::string_view kind) {
   return std::string(part) + (rank == 0 ? "" : "." + std::to_string(rank)) + "." + std::string(kind);
 }
 
 std::string to_text(const Manifest& manifest) {
-  nlohmann::ordered_json object = {{"xxh3_128", kNoSeal},
+  nlohmann::ordered_json object = {{"xxh3_128", kHashPlaceholder},
                                    {"format", kFormat},
                                    {"step", manifest.step},
                                    {"world_size", manifest.world_size},
@@ -105,14 +105,14 @@ std::string to_text(const Manifest& manifest) {
                      {"part", file.part},
                      {"rank", file.rank}});
   std::string text = object.dump();
-  seal(text, kBegin.size());
+  embed_hash(text, kBegin.size());
   return text;
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& file) {
-  if (!text.starts_with(kBegin) || !seal_holds(text, kBegin.size()))
+  if (!text.starts_with(kBegin) || !is_hash_valid(text, kBegin.size()))
     throw base::FormatError(file + ":0: the manifest is damaged: it is not the one whose hash it carries");
-  Fields fields(parse_json(text, 3, file), file, "the manifest");
+  JsonFields fields(parse_json(text, 3, file), file, "the manifest");
   fields.take_string("xxh3_128");
   fields.take_number("format", kFormat, kFormat);
   Manifest manifest{.step = fields.take_number("step", 0, INT64_MAX),
@@ -120,13 +120,13 @@ Manifest parse_manifest(std::string_view text, const std::string& file) {
                     .version = fields.take_string("version"),
                     .files = {}};
   json files = fields.take("files");
-  fields.done();
-  if (!files.is_array()) fields.refuse("has \"files\" that are no list");
+  fields.check_empty();
+  if (!files.is_array()) fields.throw_format_error("has \"files\" that are no list");
   std::set<std::string> names;
   for (auto& entry : files) {
-    manifest.files.push_back(file_of(std::move(entry), manifest.world_size, file));
+    manifest.files.push_back(parse_file(std::move(entry), manifest.world_size, file));
     if (!names.insert(manifest.files.back().name).second)
-      fields.refuse("has the file " + base::quoted(manifest.files.back().name, 80) + " twice");
+      fields.throw_format_error("has the file " + base::quoted(manifest.files.back().name, 80) + " twice");
   }
   return manifest;
 }

@@ -38,6 +38,6 @@ Manifest parse_manifest(std::string_view text, const std::string& file);
 /// A part's name: 1 to 64 of a-z, A-Z, 0-9, _ and -.
 bool is_part_name(std::string_view name);
 /// "model.safetensors"; of ranks other than 0 "model.3.safetensors". `kind` is "safetensors" or "json".
-std::string file_name(std::string_view part, int rank, std::string_view kind);
+std::string part_file_name(std::string_view part, int rank, std::string_view kind);
 
 }  // namespace lockstep::checkpoint

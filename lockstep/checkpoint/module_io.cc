@@ -15,10 +15,10 @@
 namespace lockstep::checkpoint {
 namespace {
 
-constexpr std::string_view kWrapper = "module.";
-constexpr std::size_t kNamesShown = 5;
+constexpr std::string_view kDdpPrefix = "module.";
+constexpr std::size_t kMaxNamesShown = 5;
 
-TensorMap state_of(const torch::nn::Module& module) {
+TensorMap module_state(const torch::nn::Module& module) {
   TensorMap state;
   const auto add = [&](const auto& items) {
     for (const auto& item : items) {
@@ -33,22 +33,22 @@ TensorMap state_of(const torch::nn::Module& module) {
   return state;
 }
 
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.is_same(b) || (a.numel() > 0 && a.data_ptr() == b.data_ptr() && a.sizes() == b.sizes() &&
                           a.strides() == b.strides() && a.scalar_type() == b.scalar_type());
 }
 
-// Differences of one kind: all are counted, the first few shown.
-class Differences {
+// MismatchList of one kind: all are counted, the first few shown.
+class MismatchList {
  public:
   void add(const std::string& text) {
-    if (++count_ <= kNamesShown) shown_ += (count_ == 1 ? "" : ", ") + text;
+    if (++count_ <= kMaxNamesShown) shown_ += (count_ == 1 ? "" : ", ") + text;
   }
-  bool any() const { return count_ > 0; }
+  bool has_any() const { return count_ > 0; }
   // "2 missing ("a", "b"); " or nothing.
-  std::string said(const char* kind) const {
+  std::string summary(const char* kind) const {
     if (count_ == 0) return "";
-    return std::to_string(count_) + " " + kind + " (" + shown_ + (count_ > kNamesShown ? ", ..." : "") + "); ";
+    return std::to_string(count_) + " " + kind + " (" + shown_ + (count_ > kMaxNamesShown ? ", ..." : "") + "); ";
   }
 
  private:
@@ -63,12 +63,12 @@ std::string shape_text(at::IntArrayRef shape) {
 }
 
 std::string dtype_text(c10::ScalarType type) {
-  const Dtype* const dtype = find_dtype(type);
+  const SafetensorsDtype* const dtype = find_dtype(type);
   return dtype ? std::string(dtype->name) : c10::toString(type);
 }
 
 // What a file has, whatever its format is.
-struct Source {
+struct TensorSource {
   struct Entry {
     std::vector<std::int64_t> shape;
     c10::ScalarType type;
@@ -78,91 +78,93 @@ struct Source {
   std::map<std::string, std::string> metadata;
 };
 
-Source from_safetensors(const std::string& path, const LoadOptions& options) {
+TensorSource open_safetensors(const std::string& path, const LoadOptions& options) {
   const auto reader = std::make_shared<SafetensorsReader>(path, ReadOptions{.verify = options.verify});
-  Source source{{}, [reader](const std::string& name) { return reader->read(name); }, reader->metadata()};
+  TensorSource source{{}, [reader](const std::string& name) { return reader->read(name); }, reader->metadata()};
   for (const auto& [name, entry] : reader->tensors())
-    source.entries.emplace(name, Source::Entry{entry.shape, entry.dtype->type});
+    source.entries.emplace(name, TensorSource::Entry{entry.shape, entry.dtype->type});
   return source;
 }
 
-Source from_torch_file(const std::string& path, const LoadOptions& options) {
-  const auto refuse = [&](const std::string& what) {
+TensorSource open_torch_file(const std::string& path, const LoadOptions& options) {
+  const auto throw_usage_error = [&](const std::string& what) {
     throw base::UsageError(path + " holds " + what + "; allowed is a state_dict: tensors under their names",
                            "load_torch_file() gives all that is in it", base::Cause::kBadFile);
   };
   const Value value = load_torch_file(path, {.verify = options.verify});
   const auto* const dict = value.as<Dict>();
-  if (!dict) refuse(std::string(kind_of(value)));
+  if (!dict) throw_usage_error(std::string(kind_of(value)));
   const auto tensors = std::make_shared<TensorMap>();
-  Source source{{}, [tensors](const std::string& name) { return tensors->at(name); }, {}};
+  TensorSource source{{}, [tensors](const std::string& name) { return tensors->at(name); }, {}};
   for (const auto& item : dict->items) {
     const auto* const name = item.key.as<std::string>();
     const auto* const tensor = item.value.as<at::Tensor>();
-    if (!name) refuse("a dictionary with a key that is " + std::string(kind_of(item.key)));
-    if (!tensor) refuse(std::string(kind_of(item.value)) + " under the name " + base::quoted(*name, 80));
-    source.entries.emplace(*name, Source::Entry{tensor->sizes().vec(), tensor->scalar_type()});
+    if (!name) throw_usage_error("a dictionary with a key that is " + std::string(kind_of(item.key)));
+    if (!tensor) throw_usage_error(std::string(kind_of(item.value)) + " under the name " + base::quoted(*name, 80));
+    source.entries.emplace(*name, TensorSource::Entry{tensor->sizes().vec(), tensor->scalar_type()});
     tensors->emplace(*name, *tensor);
   }
   return source;
 }
 
 // What goes where: pairs of a name in the file and a tensor of the module; and what fits nowhere.
-struct Matching {
+struct LoadPlan {
   std::vector<std::pair<std::string, at::Tensor>> pairs;
   LoadReport report;
-  Differences shapes;
-  Differences dtypes;
+  MismatchList shape_mismatches;
+  MismatchList dtype_mismatches;
 };
 
-std::string prefix_to_skip(const std::map<std::string, Source::Entry>& entries, const TensorMap& state) {
-  const auto wrapped = [](const auto& item) { return item.first.starts_with(kWrapper); };
-  const bool skip = !entries.empty() && std::all_of(entries.begin(), entries.end(), wrapped) &&
-                    std::none_of(state.begin(), state.end(), wrapped);
-  return std::string(skip ? kWrapper : "");
+std::string prefix_to_skip(const std::map<std::string, TensorSource::Entry>& entries, const TensorMap& state) {
+  const auto has_prefix = [](const auto& item) { return item.first.starts_with(kDdpPrefix); };
+  const bool is_wrapped = !entries.empty() && std::all_of(entries.begin(), entries.end(), has_prefix) &&
+                          std::none_of(state.begin(), state.end(), has_prefix);
+  return std::string(is_wrapped ? kDdpPrefix : "");
 }
 
-Matching match(const std::map<std::string, Source::Entry>& entries, const TensorMap& state,
-               const LoadOptions& options) {
-  Matching matching;
+LoadPlan plan_load(const std::map<std::string, TensorSource::Entry>& entries, const TensorMap& state,
+                   const LoadOptions& options) {
+  LoadPlan plan;
   const std::string prefix = prefix_to_skip(entries, state);
   for (const auto& [name, entry] : entries) {
     const auto found = state.find(name.substr(prefix.size()));
     if (found == state.end()) {
-      matching.report.unexpected.push_back(name);
+      plan.report.unexpected.push_back(name);
       continue;
     }
     const at::Tensor& tensor = found->second;
     if (tensor.sizes() != at::IntArrayRef(entry.shape))
-      matching.shapes.add(base::quoted(name, 80) + " " + shape_text(entry.shape) + " in the file, " +
-                          shape_text(tensor.sizes()) + " in the module");
+      plan.shape_mismatches.add(base::quoted(name, 80) + " " + shape_text(entry.shape) + " in the file, " +
+                                shape_text(tensor.sizes()) + " in the module");
     else if (tensor.scalar_type() != entry.type && !options.convert_dtype)
-      matching.dtypes.add(base::quoted(name, 80) + " " + dtype_text(entry.type) + " in the file, " +
-                          dtype_text(tensor.scalar_type()) + " in the module");
+      plan.dtype_mismatches.add(base::quoted(name, 80) + " " + dtype_text(entry.type) + " in the file, " +
+                                dtype_text(tensor.scalar_type()) + " in the module");
     else
-      matching.pairs.emplace_back(name, tensor);
+      plan.pairs.emplace_back(name, tensor);
   }
   for (const auto& [name, tensor] : state) {
     if (entries.contains(prefix + name)) continue;
-    const bool tied = std::any_of(matching.pairs.begin(), matching.pairs.end(),
-                                  [&tensor = tensor](const auto& pair) { return same_memory(pair.second, tensor); });
-    if (!tied) matching.report.missing.push_back(name);
+    const bool is_tied = std::any_of(plan.pairs.begin(), plan.pairs.end(), [&tensor = tensor](const auto& pair) {
+      return is_same_memory(pair.second, tensor);
+    });
+    if (!is_tied) plan.report.missing.push_back(name);
   }
-  return matching;
+  return plan;
 }
 
-void check(const Matching& matching, const std::string& path, const LoadOptions& options) {
-  Differences missing, unexpected;
+void check_plan(const LoadPlan& plan, const std::string& path, const LoadOptions& options) {
+  MismatchList missing, unexpected;
   if (options.strict) {
-    for (const auto& name : matching.report.missing) missing.add(base::quoted(name, 80));
-    for (const auto& name : matching.report.unexpected) unexpected.add(base::quoted(name, 80));
+    for (const auto& name : plan.report.missing) missing.add(base::quoted(name, 80));
+    for (const auto& name : plan.report.unexpected) unexpected.add(base::quoted(name, 80));
   }
-  const std::string all = missing.said("missing in the file") + unexpected.said("unexpected in the file") +
-                          matching.shapes.said("of another shape") + matching.dtypes.said("of another dtype");
+  const std::string all = missing.summary("missing in the file") + unexpected.summary("unexpected in the file") +
+                          plan.shape_mismatches.summary("of another shape") +
+                          plan.dtype_mismatches.summary("of another dtype");
   if (all.empty()) return;
   const char* hint = "LoadOptions.strict = false passes over names that only one side has";
-  if (matching.dtypes.any()) hint = "LoadOptions.convert_dtype = true converts values";
-  if (matching.shapes.any()) hint = "the file is of another model, or of one with other sizes";
+  if (plan.dtype_mismatches.has_any()) hint = "LoadOptions.convert_dtype = true converts values";
+  if (plan.shape_mismatches.has_any()) hint = "the file is of another model, or of one with other sizes";
   throw base::UsageError(path + " does not fit the module: " + all.substr(0, all.size() - 2), hint,
                          base::Cause::kBadFile);
 }
@@ -170,8 +172,8 @@ void check(const Matching& matching, const std::string& path, const LoadOptions&
 }  // namespace
 
 void save(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
-  const TensorMap state = state_of(module);
-  if (!names_torch_file(path)) return save_tensors(state, path, options);
+  const TensorMap state = module_state(module);
+  if (!has_torch_extension(path)) return save_tensors(state, path, options);
   if (!options.metadata.empty())
     throw base::UsageError(
         "cannot save " + path +
@@ -182,15 +184,15 @@ void save(const torch::nn::Module& module, const std::string& path, const SaveOp
 }
 
 LoadReport load(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
-  Source source = is_torch_file(path) ? from_torch_file(path, options) : from_safetensors(path, options);
-  Matching matching = match(source.entries, state_of(module), options);
-  check(matching, path, options);
+  TensorSource source = is_torch_file(path) ? open_torch_file(path, options) : open_safetensors(path, options);
+  LoadPlan plan = plan_load(source.entries, module_state(module), options);
+  check_plan(plan, path, options);
   std::vector<at::Tensor> values;
-  for (const auto& [name, tensor] : matching.pairs) values.push_back(source.read(name));
+  for (const auto& [name, tensor] : plan.pairs) values.push_back(source.read(name));
   const torch::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < values.size(); ++i) matching.pairs[i].second.copy_(values[i]);
-  matching.report.metadata = std::move(source.metadata);
-  return std::move(matching.report);
+  for (std::size_t i = 0; i < values.size(); ++i) plan.pairs[i].second.copy_(values[i]);
+  plan.report.metadata = std::move(source.metadata);
+  return std::move(plan.report);
 }
 
 }  // namespace lockstep::checkpoint

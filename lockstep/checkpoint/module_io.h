@@ -49,13 +49,13 @@ LoadReport load(torch::nn::Module& module, const std::string& path, const LoadOp
 
 /// What holds a module: a ModuleHolder (made by TORCH_MODULE), a std::shared_ptr, a plain pointer.
 template <typename H>
-concept HoldsModule = requires(H& holder) {
+concept ModuleHandle = requires(H& holder) {
   { *holder } -> std::convertible_to<const torch::nn::Module&>;
 };
 
 namespace detail {
 template <typename H>
-auto& held_by(H& holder) {
+auto& module_of(H& holder) {
   if constexpr (requires { holder.is_empty(); }) {
     if (holder.is_empty()) throw base::UsageError("the module holder is empty; allowed is one that holds a module");
   } else if constexpr (requires { holder == nullptr; }) {
@@ -66,15 +66,15 @@ auto& held_by(H& holder) {
 }
 }  // namespace detail
 
-template <HoldsModule H>
+template <ModuleHandle H>
 void save(const H& holder, const std::string& path, const SaveOptions& options = {}) {
-  save(static_cast<const torch::nn::Module&>(detail::held_by(holder)), path, options);
+  save(static_cast<const torch::nn::Module&>(detail::module_of(holder)), path, options);
 }
 
 template <typename H>
-  requires HoldsModule<std::remove_reference_t<H>>
+  requires ModuleHandle<std::remove_reference_t<H>>
 LoadReport load(H&& holder, const std::string& path, const LoadOptions& options = {}) {
-  return load(static_cast<torch::nn::Module&>(detail::held_by(holder)), path, options);
+  return load(static_cast<torch::nn::Module&>(detail::module_of(holder)), path, options);
 }
 
 }  // namespace lockstep::checkpoint

@@ -35,7 +35,7 @@ void visit_adam_state(State& state, Visit&& field) {
   field("max_exp_avg_sq", state.max_exp_avg_sq());
 }
 
-struct Adam {
+struct AdamTraits {
   using Options = torch::optim::AdamOptions;
   using State = torch::optim::AdamParamState;
   template <typename Visit>
@@ -46,11 +46,11 @@ struct Adam {
   static void state(State& state, Visit&& field) {
     visit_adam_state(state, field);
   }
-  static bool needs(std::string_view name, const Options& options) {
+  static bool is_required(std::string_view name, const Options& options) {
     return name != "max_exp_avg_sq" || options.amsgrad();
   }
 };
-struct AdamW {
+struct AdamWTraits {
   using Options = torch::optim::AdamWOptions;
   using State = torch::optim::AdamWParamState;
   template <typename Visit>
@@ -61,11 +61,11 @@ struct AdamW {
   static void state(State& state, Visit&& field) {
     visit_adam_state(state, field);
   }
-  static bool needs(std::string_view name, const Options& options) {
+  static bool is_required(std::string_view name, const Options& options) {
     return name != "max_exp_avg_sq" || options.amsgrad();
   }
 };
-struct Sgd {
+struct SgdTraits {
   using Options = torch::optim::SGDOptions;
   using State = torch::optim::SGDParamState;
   template <typename Visit>
@@ -80,9 +80,9 @@ struct Sgd {
   static void state(State& state, Visit&& field) {
     field("momentum_buffer", state.momentum_buffer());
   }
-  static bool needs(std::string_view, const Options&) { return true; }
+  static bool is_required(std::string_view, const Options&) { return true; }
 };
-struct RmsProp {
+struct RmsPropTraits {
   using Options = torch::optim::RMSpropOptions;
   using State = torch::optim::RMSpropParamState;
   template <typename Visit>
@@ -101,11 +101,11 @@ struct RmsProp {
     field("momentum_buffer", state.momentum_buffer());
     field("grad_avg", state.grad_avg());
   }
-  static bool needs(std::string_view name, const Options& options) {
+  static bool is_required(std::string_view name, const Options& options) {
     return name == "momentum_buffer" ? options.momentum() > 0 : name != "grad_avg" || options.centered();
   }
 };
-struct Adagrad {
+struct AdagradTraits {
   using Options = torch::optim::AdagradOptions;
   using State = torch::optim::AdagradParamState;
   template <typename Visit>
@@ -121,37 +121,37 @@ struct Adagrad {
     field("step", state.step());
     field("sum", state.sum());
   }
-  static bool needs(std::string_view, const Options&) { return true; }
+  static bool is_required(std::string_view, const Options&) { return true; }
 };
 
-// Calls `action(Kind())` for the kind of optimizer that has these options.
-template <typename... Kinds, typename Action>
+// Calls `action(Traits())` for the kind of optimizer that has these options.
+template <typename... AllTraits, typename Action>
 bool dispatch(const OptimizerOptions& options, const Action& action) {
-  return ((dynamic_cast<const typename Kinds::Options*>(&options) ? (action(Kinds()), true) : false) || ...);
+  return ((dynamic_cast<const typename AllTraits::Options*>(&options) ? (action(AllTraits()), true) : false) || ...);
 }
 template <typename Action>
-void with_kind(const OptimizerOptions& options, const Action& action) {
-  if (!dispatch<Adam, AdamW, Sgd, RmsProp, Adagrad>(options, action))
+void with_traits(const OptimizerOptions& options, const Action& action) {
+  if (!dispatch<AdamTraits, AdamWTraits, SgdTraits, RmsPropTraits, AdagradTraits>(options, action))
     throw base::UsageError(
-        "the state of an optimizer of another class; allowed are torch's Adam, AdamW, SGD, RMSprop and Adagrad");
+        "the state of an optimizer of another class; allowed are torch's Adam, AdamWTraits, SGD, RMSprop and Adagrad");
 }
 
 // Fields to values under PREFIX.NAME; tensors that are not defined are left out.
-struct Reader {
-  StateDict& into;
+struct FieldExporter {
+  StateDict& state;
   const std::string prefix;
 
   void operator()(const char* name, const at::Tensor& tensor) const {
-    if (tensor.defined()) into[prefix + name] = tensor;
+    if (tensor.defined()) state[prefix + name] = tensor;
   }
   template <typename T>
   void operator()(const char* name, const T& value) const {
-    into[prefix + name] = StateValue(value);
+    state[prefix + name] = StateValue(value);
   }
 };
 
 // The reverse. Takes what it uses out of `from`.
-struct Writer {
+struct FieldImporter {
   StateDict& from;
   const std::string prefix;
   const at::Tensor* like;  // the parameter; null for options
@@ -174,13 +174,13 @@ struct Writer {
   }
 };
 
-template <typename Kind>
-struct Completeness {
-  const typename Kind::Options& options;
+template <typename Traits>
+struct RequiredFieldsCheck {
+  const typename Traits::Options& options;
   const std::string prefix;
 
   void operator()(const char* name, const at::Tensor& tensor) const {
-    if (!tensor.defined() && Kind::needs(name, options))
+    if (!tensor.defined() && Traits::is_required(name, options))
       throw base::UsageError("the state has no value " + base::quoted(prefix + name, 120));
   }
   template <typename T>
@@ -188,40 +188,40 @@ struct Completeness {
 };
 
 // Those of lockstep::optim are torch's by their class, but keep their state elsewhere.
-void refuse_fused(const torch::optim::Optimizer& optimizer) {
+void check_is_torch_optimizer(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const amp::UnscalingOptimizer*>(&optimizer))
     throw base::UsageError("the state of an optimizer of lockstep::optim; allowed are torch's own",
                            "it has a state_dict() and a load_state_dict()");
 }
 
 // What is loaded, until all of it is known to be good.
-struct Loaded {
+struct ParsedState {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
   std::unordered_map<void*, std::unique_ptr<OptimizerParamState>> states;
 };
 
 // `name_of` a parameter is the prefix of its fields. Each parameter has a state or none: none of its fields is there
 // then.
-Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state,
-              const std::function<std::string(const at::Tensor&)>& name_of) {
-  refuse_fused(optimizer);
+ParsedState loaded(torch::optim::Optimizer& optimizer, StateDict state,
+                   const std::function<std::string(const at::Tensor&)>& name_of) {
+  check_is_torch_optimizer(optimizer);
   const torch::NoGradGuard no_grad;
-  Loaded made;
+  ParsedState made;
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     auto& group = optimizer.param_groups()[i];
-    with_kind(group.options(), [&](auto kind) {
-      using Kind = decltype(kind);
+    with_traits(group.options(), [&](auto traits) {
+      using Traits = decltype(traits);
       auto options =
-          std::make_unique<typename Kind::Options>(static_cast<const typename Kind::Options&>(group.options()));
-      Kind::options(*options, Writer{state, "group." + std::to_string(i) + ".", nullptr});
+          std::make_unique<typename Traits::Options>(static_cast<const typename Traits::Options&>(group.options()));
+      Traits::options(*options, FieldImporter{state, "group." + std::to_string(i) + ".", nullptr});
       for (const at::Tensor& parameter : group.params()) {
         const std::string prefix = name_of(parameter) + ".";
         const auto first = state.lower_bound(prefix);
         if (first == state.end() || !first->first.starts_with(prefix)) continue;
-        auto one = std::make_unique<typename Kind::State>();
-        Kind::state(*one, Writer{state, prefix, &parameter});
-        Kind::state(*one, Completeness<Kind>{*options, prefix});
-        made.states[parameter.unsafeGetTensorImpl()] = std::move(one);
+        auto parameter_state = std::make_unique<typename Traits::State>();
+        Traits::state(*parameter_state, FieldImporter{state, prefix, &parameter});
+        Traits::state(*parameter_state, RequiredFieldsCheck<Traits>{*options, prefix});
+        made.states[parameter.unsafeGetTensorImpl()] = std::move(parameter_state);
       }
       made.options.push_back(std::move(options));
     });
@@ -232,39 +232,41 @@ Loaded loaded(torch::optim::Optimizer& optimizer, StateDict state,
   return made;
 }
 
-void adopt(torch::optim::Optimizer& optimizer, Loaded loaded) {
+void apply_state(torch::optim::Optimizer& optimizer, ParsedState loaded) {
   for (std::size_t i = 0; i < loaded.options.size(); ++i)
     optimizer.param_groups()[i].set_options(std::move(loaded.options[i]));
   optimizer.state().clear();
   for (auto& [key, state] : loaded.states) optimizer.state()[key] = std::move(state);
 }
 
-NamedTensors parameters_of(const torch::nn::Module& module) {
-  NamedTensors parameters;
+NamedParameters parameters_of(const torch::nn::Module& module) {
+  NamedParameters parameters;
   for (const auto& item : module.named_parameters()) parameters.emplace_back(item.key(), item.value());
   return parameters;
 }
 
-StateDict read(const torch::optim::Optimizer& optimizer, const std::function<std::string(const at::Tensor&)>& name_of) {
-  refuse_fused(optimizer);
+StateDict export_state(const torch::optim::Optimizer& optimizer,
+                       const std::function<std::string(const at::Tensor&)>& name_of) {
+  check_is_torch_optimizer(optimizer);
   StateDict state;
   for (std::size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     const auto& group = optimizer.param_groups()[i];
-    with_kind(group.options(), [&](auto kind) {
-      using Kind = decltype(kind);
-      auto options = static_cast<const typename Kind::Options&>(group.options());
-      Kind::options(options, Reader{state, "group." + std::to_string(i) + "."});
+    with_traits(group.options(), [&](auto traits) {
+      using Traits = decltype(traits);
+      auto options = static_cast<const typename Traits::Options&>(group.options());
+      Traits::options(options, FieldExporter{state, "group." + std::to_string(i) + "."});
       for (const at::Tensor& parameter : group.params()) {
         const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
         if (found != optimizer.state().end())
-          Kind::state(static_cast<typename Kind::State&>(*found->second), Reader{state, name_of(parameter) + "."});
+          Traits::state(static_cast<typename Traits::State&>(*found->second),
+                        FieldExporter{state, name_of(parameter) + "."});
       }
     });
   }
   return state;
 }
 
-std::function<std::string(const at::Tensor&)> by_name(const NamedTensors& parameters) {
+std::function<std::string(const at::Tensor&)> name_lookup(const NamedParameters& parameters) {
   std::unordered_map<void*, std::string> names;
   for (const auto& [name, tensor] : parameters) names.emplace(tensor.unsafeGetTensorImpl(), name);
   return [names](const at::Tensor& parameter) {
@@ -275,7 +277,7 @@ std::function<std::string(const at::Tensor&)> by_name(const NamedTensors& parame
 }
 
 // "parameter.7": their numbers in the order of all groups.
-std::function<std::string(const at::Tensor&)> by_number(const torch::optim::Optimizer& optimizer) {
+std::function<std::string(const at::Tensor&)> index_lookup(const torch::optim::Optimizer& optimizer) {
   std::unordered_map<void*, std::string> names;
   for (const auto& group : optimizer.param_groups())
     for (const at::Tensor& parameter : group.params())
@@ -291,7 +293,7 @@ Dict python_fields(const StateDict& state, const std::string& prefix) {
     if (name == "step")
       fields.add(name, torch::tensor(static_cast<float>(std::get<std::int64_t>(at->second))));
     else if (name == "betas.0")
-      fields.add("betas", Sequence{Sequence::Kind::kTuple,
+      fields.add("betas", Sequence{Sequence::Traits::kTuple,
                                    {std::get<double>(at->second), value_of<double>(state, prefix + "betas.1")}});
     else if (name != "betas.1")
       fields.add(name, std::visit([](const auto& value) { return Value(value); }, at->second));
@@ -299,7 +301,7 @@ Dict python_fields(const StateDict& state, const std::string& prefix) {
   return fields;
 }
 
-[[noreturn]] void refuse_python(const std::string& what) {
+[[noreturn]] void throw_python_state_error(const std::string& what) {
   throw base::UsageError("the state of an optimizer of Python: " + what);
 }
 
@@ -308,8 +310,8 @@ const T& python_entry(const Value& tree, std::string_view name) {
   const Dict* const dict = tree.as<Dict>();
   const Value* const found = dict ? dict->find(name) : nullptr;
   if (!found || !found->as<T>())
-    refuse_python("\"" + std::string(name) + "\" is " + (found ? std::string(kind_of(*found)) : "missing") +
-                  "; allowed is what state_dict() has");
+    throw_python_state_error("\"" + std::string(name) + "\" is " + (found ? std::string(kind_of(*found)) : "missing") +
+                             "; allowed is what state_dict() has");
   return *found->as<T>();
 }
 
@@ -323,14 +325,14 @@ void add_python_field(StateDict& state, const std::string& name, const Value& va
 
 std::int64_t python_step(double number) {
   if (!(number >= 0 && number <= 0x1p53))
-    refuse_python("a step of " + std::to_string(number) + "; allowed is 0 to 2^53");
+    throw_python_state_error("a step of " + std::to_string(number) + "; allowed is 0 to 2^53");
   return static_cast<std::int64_t>(number);
 }
 
 void add_python_state(StateDict& state, const std::string& prefix, const Dict& fields) {
   for (const auto& item : fields.items) {
     const auto* const name = item.key.as<std::string>();
-    if (!name) refuse_python("a key that is " + std::string(kind_of(item.key)));
+    if (!name) throw_python_state_error("a key that is " + std::string(kind_of(item.key)));
     const auto* const step = *name == "step" ? item.value.as<at::Tensor>() : nullptr;
     if (step && step->numel() == 1 && !step->is_complex())
       state[prefix + *name] = python_step(step->item<double>());
@@ -344,7 +346,7 @@ void add_python_state(StateDict& state, const std::string& prefix, const Dict& f
 // Only the options that C++ has; `known` are those.
 void add_python_options(StateDict& state, const std::string& prefix, const Dict& group, const StateDict& known) {
   if (const Value* const maximize = group.find("maximize"); maximize && maximize->as<bool>() && *maximize->as<bool>())
-    refuse_python("maximize is True; allowed is False");
+    throw_python_state_error("maximize is True; allowed is False");
   for (const auto& item : group.items) {
     const auto* const name = item.key.as<std::string>();
     const auto* const pair = item.value.as<Sequence>();
@@ -359,16 +361,16 @@ void add_python_options(StateDict& state, const std::string& prefix, const Dict&
 
 }  // namespace
 
-StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedTensors& parameters) {
-  return read(optimizer, by_name(parameters));
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedParameters& parameters) {
+  return export_state(optimizer, name_lookup(parameters));
 }
 StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
   return optimizer_state_dict(optimizer, parameters_of(module));
 }
 
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state) {
-  adopt(optimizer, loaded(optimizer, state, by_name(parameters)));
+  apply_state(optimizer, loaded(optimizer, state, name_lookup(parameters)));
 }
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                                const StateDict& state) {
@@ -376,7 +378,7 @@ void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::
 }
 
 Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {
-  const StateDict all = read(optimizer, by_number(optimizer));
+  const StateDict all = export_state(optimizer, index_lookup(optimizer));
   Dict states;
   Sequence groups;
   std::int64_t number = 0;
@@ -400,27 +402,27 @@ Value python_optimizer_state(const torch::optim::Optimizer& optimizer) {
 void load_python_optimizer_state(torch::optim::Optimizer& optimizer, const Value& tree) {
   const auto& groups = python_entry<Sequence>(tree, "param_groups").items;
   if (groups.size() != optimizer.param_groups().size())
-    refuse_python("it has " + std::to_string(groups.size()) + " groups of parameters, and the optimizer " +
-                  std::to_string(optimizer.param_groups().size()));
-  const StateDict known = read(optimizer, by_number(optimizer));
+    throw_python_state_error("it has " + std::to_string(groups.size()) + " groups of parameters, and the optimizer " +
+                             std::to_string(optimizer.param_groups().size()));
+  const StateDict known = export_state(optimizer, index_lookup(optimizer));
   StateDict state;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const auto have = python_entry<Sequence>(groups[i], "params").items.size(),
                want = optimizer.param_groups()[i].params().size();
     if (have != want)
-      refuse_python("group " + std::to_string(i) + " has " + std::to_string(have) +
-                    " parameters, and the optimizer's " + std::to_string(want));
+      throw_python_state_error("group " + std::to_string(i) + " has " + std::to_string(have) +
+                               " parameters, and the optimizer's " + std::to_string(want));
     add_python_options(state, "group." + std::to_string(i) + ".", *groups[i].as<Dict>(), known);
   }
   for (const auto& item : python_entry<Dict>(tree, "state").items) {
     const auto* const number = item.key.as<std::int64_t>();
     const auto* const fields = item.value.as<Dict>();
     if (!number || !fields)
-      refuse_python("the state of a parameter is " + std::string(kind_of(item.value)) + " under a key that is " +
-                    std::string(kind_of(item.key)));
+      throw_python_state_error("the state of a parameter is " + std::string(kind_of(item.value)) +
+                               " under a key that is " + std::string(kind_of(item.key)));
     add_python_state(state, "parameter." + std::to_string(*number) + ".", *fields);
   }
-  adopt(optimizer, loaded(optimizer, std::move(state), by_number(optimizer)));
+  apply_state(optimizer, loaded(optimizer, std::move(state), index_lookup(optimizer)));
 }
 
 }  // namespace lockstep::checkpoint

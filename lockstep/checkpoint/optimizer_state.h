@@ -33,9 +33,9 @@ void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::
 
 /// The same for an optimizer whose parameters are no module's, as copies in float32 (amp::MasterWeights), by these
 /// names.
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedTensors& parameters);
-void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedTensors& parameters,
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+StateDict optimizer_state_dict(const torch::optim::Optimizer& optimizer, const NamedParameters& parameters);
+void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                                const StateDict& state);
 
 /// What optimizer.state_dict() is in Python, of an optimizer of the same class whose parameters are in the same order:

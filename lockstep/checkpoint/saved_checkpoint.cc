@@ -12,13 +12,13 @@
 namespace lockstep::checkpoint {
 namespace {
 
-constexpr std::string_view kStep = "-step-";
-constexpr std::size_t kLeastDigits = 8;  // names sort as numbers for whoever looks at the folder
+constexpr std::string_view kStepInfix = "-step-";
+constexpr std::size_t kMinDigits = 8;  // names sort as numbers for whoever looks at the folder
 
-std::string manifest_text(const std::string& path) {
+std::string read_manifest(const std::string& path) {
   const InputFile file(path);
   if (file.num_bytes() > kMaxJsonBytes)
-    file.refuse(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; allowed are 16 MiB");
+    file.throw_format_error(0, "a manifest of " + std::to_string(file.num_bytes()) + " bytes; allowed are 16 MiB");
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -28,16 +28,16 @@ std::string manifest_text(const std::string& path) {
 
 std::string to_text(const CheckpointName& name) {
   char digits[32];
-  std::snprintf(digits, sizeof digits, "%0*lld", static_cast<int>(kLeastDigits), static_cast<long long>(name.sequence));
-  return digits + std::string(kStep) + std::to_string(name.step);
+  std::snprintf(digits, sizeof digits, "%0*lld", static_cast<int>(kMinDigits), static_cast<long long>(name.sequence));
+  return digits + std::string(kStepInfix) + std::to_string(name.step);
 }
 
-bool parse_name(std::string_view text, CheckpointName& name) {
-  const std::size_t at = text.find(kStep);
+bool parse_checkpoint_name(std::string_view text, CheckpointName& name) {
+  const std::size_t at = text.find(kStepInfix);
   if (at == std::string_view::npos || at > 18) return false;
   const std::string_view digits = text.substr(std::min(text.find_first_not_of('0'), at), std::string_view::npos);
-  const auto sequence = base::parse_int(digits.substr(0, digits.find(kStep))),
-             step = base::parse_int(text.substr(at + kStep.size()));
+  const auto sequence = base::parse_int(digits.substr(0, digits.find(kStepInfix))),
+             step = base::parse_int(text.substr(at + kStepInfix.size()));
   if (!sequence || !step) return false;
   name = {*sequence, *step};
   return to_text(name) == text;
@@ -49,7 +49,7 @@ std::vector<CheckpointName> list_checkpoints(const std::string& folder) {
   std::filesystem::directory_iterator entry(folder, error), end;
   for (; !error && entry != end; entry.increment(error)) {
     CheckpointName name;
-    if (parse_name(entry->path().filename().string(), name)) names.push_back(name);
+    if (parse_checkpoint_name(entry->path().filename().string(), name)) names.push_back(name);
   }
   if (error && error != std::errc::no_such_file_or_directory)
     throw base::SystemError("cannot read the folder " + folder, error.value());
@@ -59,7 +59,7 @@ std::vector<CheckpointName> list_checkpoints(const std::string& folder) {
 
 SavedCheckpoint::SavedCheckpoint(std::string path) : path_(std::move(path)) {
   const std::string file = path_ + "/" + kManifestName;
-  manifest_ = parse_manifest(manifest_text(file), file);
+  manifest_ = parse_manifest(read_manifest(file), file);
 }
 
 std::set<std::string> SavedCheckpoint::parts(int rank) const {
@@ -74,20 +74,20 @@ StateDict SavedCheckpoint::read(const std::string& part, int rank) const {
   for (const auto& file : manifest_.files)
     if (file.rank == rank && file.part == part) files.push_back(file);
   if (!files.empty()) return read_state(path_, files);
-  std::string there;
-  for (const auto& name : parts(rank)) there += (there.empty() ? "" : ", ") + name;
+  std::string names;
+  for (const auto& name : parts(rank)) names += (names.empty() ? "" : ", ") + name;
   throw base::UsageError("the checkpoint " + path_ + " has no part " + base::quoted(part, 80) + " of rank " +
-                         std::to_string(rank) + "; allowed are " + (there.empty() ? "none" : there));
+                         std::to_string(rank) + "; allowed are " + (names.empty() ? "none" : names));
 }
 
-std::string SavedCheckpoint::complaint(std::size_t number, bool hashes) const {
+std::string SavedCheckpoint::find_damage(std::size_t number, bool verify_hashes) const {
   const Manifest::File& file = manifest_.files[number];
   try {
     const InputFile opened(path_ + "/" + file.name);
     if (opened.num_bytes() != file.num_bytes)
       return opened.path() + " has " + std::to_string(opened.num_bytes()) + " bytes; " +
              std::to_string(file.num_bytes) + " were written";
-    if (hashes) check_file(path_, file);
+    if (verify_hashes) verify_file(path_, file);
     return "";
   } catch (const base::Error& error) {
     return error.what();

@@ -19,7 +19,7 @@ struct CheckpointName {
 };
 std::string to_text(const CheckpointName& name);
 /// Whether `text` is such a name, and which.
-bool parse_name(std::string_view text, CheckpointName& name);
+bool parse_checkpoint_name(std::string_view text, CheckpointName& name);
 /// All in `folder`, the newest first, whole or not. None where there is no such folder. Throws SystemError.
 std::vector<CheckpointName> list_checkpoints(const std::string& folder);
 
@@ -36,7 +36,7 @@ class SavedCheckpoint {
   int world_size() const { return manifest_.world_size; }
 
   /// The names of what a rank of that job wrote.
-  std::set<std::string> parts(int rank = 0) const;
+  std::set<std::string> part_names(int rank = 0) const;
   /// One of them. Tensors are new on the CPU. Every byte is compared with the hashes that were written, so a file that
   /// is damaged, or of another checkpoint, is a FormatError. Throws UsageError for a part that is not there, and as
   /// SafetensorsReader does. Any rank may read any rank's.
@@ -44,7 +44,7 @@ class SavedCheckpoint {
 
   /// Looks whether file number `number` of the manifest is whole: its size, and with `hashes` its bytes. Returns what
   /// is wrong with it, "" for nothing.
-  std::string complaint(std::size_t number, bool hashes) const;
+  std::string find_damage(std::size_t number, bool verify_hashes) const;
 
  private:
   std::string path_;

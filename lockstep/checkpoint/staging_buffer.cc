@@ -15,24 +15,26 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 
-bool can_be_saved(const at::Tensor& tensor) {
+bool is_saveable(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == c10::kStrided && !tensor.is_quantized() && !tensor.is_meta();
 }
 
-std::size_t room_for(const at::Tensor& tensor) { return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t padded_bytes(const at::Tensor& tensor) {
+  return (tensor.nbytes() + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 /// memcpy() for memory that nobody reads soon: past the caches, which keeps what the next step needs there and reads
 /// none of `to`. Four pages at a time, as one alone does not fill the memory's banks; the C library does the same, but
 /// only from some hundred MB on. `to` is a multiple of kAlignment.
-void copy_past_caches(char* to, const char* from, std::size_t num_bytes) {
+void copy_nontemporal(char* to, const char* from, std::size_t num_bytes) {
   std::size_t done = 0;
 #ifdef __SSE2__
   constexpr std::size_t kPage = 4096, kPages = 4;
   for (; done + kPages * kPage <= num_bytes; done += kPages * kPage)
-    for (std::size_t line = 0; line < kPage; line += kAlignment)
+    for (std::size_t cache_line = 0; cache_line < kPage; cache_line += kAlignment)
       for (std::size_t page = 0; page < kPages; ++page) {
-        const auto* const source = reinterpret_cast<const __m128i*>(from + done + page * kPage + line);
-        auto* const target = reinterpret_cast<__m128i*>(to + done + page * kPage + line);
+        const auto* const source = reinterpret_cast<const __m128i*>(from + done + page * kPage + cache_line);
+        auto* const target = reinterpret_cast<__m128i*>(to + done + page * kPage + cache_line);
         const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1), c = _mm_loadu_si128(source + 2),
                       d = _mm_loadu_si128(source + 3);
         _mm_stream_si128(target, a);
@@ -45,11 +47,11 @@ void copy_past_caches(char* to, const char* from, std::size_t num_bytes) {
   std::memcpy(to + done, from + done, num_bytes - done);
 }
 
-at::Tensor copied_to(char* memory, const at::Tensor& tensor) {
+at::Tensor copy_tensor(char* memory, const at::Tensor& tensor) {
   at::Tensor copy = torch::from_blob(memory, tensor.sizes(), torch::TensorOptions(tensor.scalar_type()));
   if (tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     if (tensor.nbytes() > 0)
-      copy_past_caches(memory, static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+      copy_nontemporal(memory, static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
     return copy;
   }
   return copy.copy_(tensor.detach());
@@ -57,37 +59,37 @@ at::Tensor copied_to(char* memory, const at::Tensor& tensor) {
 
 }  // namespace
 
-void Stage::Unmap::operator()(char* memory) const { ::munmap(memory, num_bytes); }
+void StagingBuffer::Unmapper::operator()(char* memory) const { ::munmap(memory, num_bytes); }
 
-void Stage::reserve(std::size_t num_bytes) {
+void StagingBuffer::reserve(std::size_t num_bytes) {
   if (num_bytes <= memory_.get_deleter().num_bytes) return;
   memory_.reset();
   void* const mapped = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    memory_ = {nullptr, Unmap()};
+    memory_ = {nullptr, Unmapper()};
     throw base::SystemError("cannot keep a copy of the " + std::to_string(num_bytes) + " bytes to save", errno);
   }
   ::madvise(mapped, num_bytes, MADV_HUGEPAGE);  // a wish
-  memory_ = {static_cast<char*>(mapped), Unmap{num_bytes}};
+  memory_ = {static_cast<char*>(mapped), Unmapper{num_bytes}};
 }
 
-Parts Stage::copied(const Parts& parts) {
+CheckpointParts StagingBuffer::copy(const CheckpointParts& parts) {
   const torch::NoGradGuard no_grad;
   std::size_t num_bytes = kAlignment;
   for (const auto& [part, state] : parts)
     for (const auto& [name, value] : state)
-      if (const auto* const tensor = std::get_if<at::Tensor>(&value); tensor && can_be_saved(*tensor))
-        num_bytes += room_for(*tensor);
+      if (const auto* const tensor = std::get_if<at::Tensor>(&value); tensor && is_saveable(*tensor))
+        num_bytes += padded_bytes(*tensor);
   reserve(num_bytes);
-  Parts copy = parts;
+  CheckpointParts copy = parts;
   char* memory = memory_.get();
   for (auto& [part, state] : copy)
     for (auto& [name, value] : state) {
       auto* const tensor = std::get_if<at::Tensor>(&value);
-      if (!tensor || !can_be_saved(*tensor)) continue;
+      if (!tensor || !is_saveable(*tensor)) continue;
       const at::Tensor original = *tensor;
-      *tensor = copied_to(memory, original);
-      memory += room_for(original);
+      *tensor = copy_tensor(memory, original);
+      memory += padded_bytes(original);
     }
   return copy;
 }

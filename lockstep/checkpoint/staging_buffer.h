@@ -9,20 +9,20 @@
 namespace lockstep::checkpoint {
 
 /// Memory of this process alone, kept from one copy to the next: making new pages takes longer than the copy.
-class Stage {
+class StagingBuffer {
  public:
   /// `parts` with the values of now; tensors lie in this memory, on the CPU, until the next call. Tensors that cannot
   /// be saved stay as they are: the writer says so. Throws SystemError when there is no memory.
-  Parts copied(const Parts& parts);
+  CheckpointParts copy(const CheckpointParts& parts);
 
  private:
-  struct Unmap {
+  struct Unmapper {
     std::size_t num_bytes;
     void operator()(char* memory) const;
   };
   void reserve(std::size_t num_bytes);
 
-  std::unique_ptr<char, Unmap> memory_{nullptr, Unmap{0}};
+  std::unique_ptr<char, Unmapper> memory_{nullptr, Unmapper{0}};
 };
 
 }  // namespace lockstep::checkpoint

@@ -39,10 +39,11 @@ StateValue from_json(const json& value, const std::string& name, const std::stri
                           "; allowed are bools, numbers and strings");
 }
 
-std::string text_of_file(const std::string& path) {
+std::string read_text(const std::string& path) {
   const InputFile file(path);
   if (file.num_bytes() > kMaxJsonBytes)
-    file.refuse(0, std::to_string(file.num_bytes()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
+    file.throw_format_error(
+        0, std::to_string(file.num_bytes()) + " bytes of JSON; allowed are " + std::to_string(kMaxJsonBytes));
   std::string text(file.num_bytes(), '\0');
   file.read(0, text.data(), text.size());
   return text;
@@ -51,10 +52,10 @@ std::string text_of_file(const std::string& path) {
 std::string hash_of(std::string_view text) {
   base::ContentHash hash;
   hash.add(text);
-  return hash.digits();
+  return hash.hex_digest();
 }
 
-void compare(const std::string& path, const std::string& hash, const Manifest::File& file) {
+void check_hash(const std::string& path, const std::string& hash, const Manifest::File& file) {
   if (hash != file.hash)
     throw base::FormatError(path + ":0: the file is damaged, or another one: its hash is " + hash + ", and was " +
                             file.hash + " when it was written");
@@ -64,7 +65,7 @@ bool is_json(const Manifest::File& file) { return file.name.ends_with(".json"); 
 
 }  // namespace
 
-std::uint64_t bytes_of(const StateDict& state) {
+std::uint64_t estimate_num_bytes(const StateDict& state) {
   std::uint64_t num_bytes = 1024;
   for (const auto& [name, value] : state) {
     num_bytes += 128 + 2 * name.size();
@@ -83,18 +84,18 @@ std::vector<Manifest::File> write_state(const StateDict& state, const std::strin
     if (const auto* const tensor = std::get_if<at::Tensor>(&value)) tensors.emplace(name, *tensor);
   std::vector<Manifest::File> files;
   if (!tensors.empty()) {
-    const std::string name = file_name(part, rank, "safetensors");
+    const std::string name = part_file_name(part, rank, "safetensors");
     save_tensors(tensors, folder + "/" + name);
     const SafetensorsReader written(folder + "/" + name);  // its header: the tensors were hashed on their way
     files.push_back(
-        {.name = name, .num_bytes = written.num_bytes(), .hash = written.seal(), .part = part, .rank = rank});
+        {.name = name, .num_bytes = written.num_bytes(), .hash = written.header_hash(), .part = part, .rank = rank});
   }
   if (tensors.size() < state.size() || tensors.empty()) {
-    const std::string text = plain_to_text(state);
+    const std::string text = values_to_json(state);
     if (text.size() > kMaxJsonBytes)
       throw base::UsageError("cannot save the plain values of part " + part + ", which take " +
                              std::to_string(text.size()) + " bytes; allowed are 16 MiB");
-    const std::string name = file_name(part, rank, "json");
+    const std::string name = part_file_name(part, rank, "json");
     AtomicFile file(folder + "/" + name);
     file.write(text.data(), text.size());
     file.commit();
@@ -108,27 +109,27 @@ StateDict read_state(const std::string& folder, const std::vector<Manifest::File
   for (const auto& file : files) {
     const std::string path = folder + "/" + file.name;
     if (is_json(file)) {
-      const std::string text = text_of_file(path);
-      compare(path, hash_of(text), file);
-      state.merge(plain_from_text(text, path));
+      const std::string text = read_text(path);
+      check_hash(path, hash_of(text), file);
+      state.merge(values_from_json(text, path));
     } else {
       const SafetensorsReader reader(path);
-      compare(path, reader.seal(), file);
+      check_hash(path, reader.header_hash(), file);
       for (const auto& [name, entry] : reader.tensors()) state.emplace(name, reader.read(name));
     }
   }
   return state;
 }
 
-void check_file(const std::string& folder, const Manifest::File& file) {
+void verify_file(const std::string& folder, const Manifest::File& file) {
   const std::string path = folder + "/" + file.name;
-  if (is_json(file)) return compare(path, hash_of(text_of_file(path)), file);
+  if (is_json(file)) return check_hash(path, hash_of(read_text(path)), file);
   const SafetensorsReader reader(path);
-  compare(path, reader.seal(), file);
+  check_hash(path, reader.header_hash(), file);
   reader.verify();
 }
 
-std::string plain_to_text(const StateDict& state) {
+std::string values_to_json(const StateDict& state) {
   json values = json::object();
   for (const auto& [name, value] : state) {
     if (std::holds_alternative<at::Tensor>(value)) continue;
@@ -142,7 +143,7 @@ std::string plain_to_text(const StateDict& state) {
   return values.dump(1) + "\n";
 }
 
-StateDict plain_from_text(std::string_view text, const std::string& file) {
+StateDict values_from_json(std::string_view text, const std::string& file) {
   const json values = parse_json(text, 2, file);
   if (!values.is_object()) throw base::FormatError(file + ":0: no object of values");
   StateDict state;

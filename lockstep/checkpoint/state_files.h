@@ -11,11 +11,11 @@
 namespace lockstep::checkpoint {
 
 /// What `state` takes on a disk, nearly.
-std::uint64_t bytes_of(const StateDict& state);
+std::uint64_t estimate_num_bytes(const StateDict& state);
 
-/// Writes PART.safetensors and PART.json (of rank 0; file_name()) into `folder`, each brought to the disk; one without
-/// values is left out, and of an empty state there is the JSON. Returns what the manifest says of them. Throws as
-/// save_tensors() does, and UsageError for a string that is not UTF-8.
+/// Writes PART.safetensors and PART.json (of rank 0; part_file_name()) into `folder`, each brought to the disk; one
+/// without values is left out, and of an empty state there is the JSON. Returns what the manifest says of them. Throws
+/// as save_tensors() does, and UsageError for a string that is not UTF-8.
 std::vector<Manifest::File> write_state(const StateDict& state, const std::string& folder, const std::string& part,
                                         int rank);
 
@@ -24,11 +24,11 @@ std::vector<Manifest::File> write_state(const StateDict& state, const std::strin
 StateDict read_state(const std::string& folder, const std::vector<Manifest::File>& files);
 
 /// The plain values of a state, and back. Numbers that are infinite or NaN are {"number": "inf"}. Throws FormatError.
-std::string plain_to_text(const StateDict& state);
-StateDict plain_from_text(std::string_view text, const std::string& file);
+std::string values_to_json(const StateDict& state);
+StateDict values_from_json(std::string_view text, const std::string& file);
 
 /// Compares every byte of a file with what was written. Throws FormatError that says what is wrong, and with which
 /// tensor, and SystemError.
-void check_file(const std::string& folder, const Manifest::File& file);
+void verify_file(const std::string& folder, const Manifest::File& file);
 
 }  // namespace lockstep::checkpoint

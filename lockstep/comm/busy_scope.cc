@@ -11,39 +11,39 @@ namespace lockstep::comm {
 namespace {
 
 /// What is going on, in the order in which it began. Lives as long as the process.
-struct Works {
+struct BusyStack {
   std::mutex mutex;  // guards all, and the name in the page
-  std::vector<std::pair<const Busy*, std::string>> all;
+  std::vector<std::pair<const BusyScope*, std::string>> all;
 
-  void show_last() const {
-    base::RankPage& page = base::RankPage::process();
+  void publish_last() const {
+    base::RankPage& page = base::RankPage::this_process();
     const std::string what = all.empty() ? "" : all.back().second;
     const std::size_t size = std::min(what.size(), sizeof page.busy_with - 1);
     std::memcpy(page.busy_with, what.data(), size);
     page.busy_with[size] = 0;
-    page.alive.fetch_add(1);
+    page.alive_count.fetch_add(1);
   }
 };
 
-Works& works() {
-  static auto* one = new Works;
+BusyStack& busy_stack() {
+  static auto* one = new BusyStack;
   return *one;
 }
 
 }  // namespace
 
-Busy::Busy(const std::string& what) {
-  const std::lock_guard lock(works().mutex);
-  works().all.emplace_back(this, what);
-  works().show_last();
-  base::RankPage::process().busy.fetch_add(1);
+BusyScope::BusyScope(const std::string& what) {
+  const std::lock_guard lock(busy_stack().mutex);
+  busy_stack().all.emplace_back(this, what);
+  busy_stack().publish_last();
+  base::RankPage::this_process().busy_depth.fetch_add(1);
 }
 
-Busy::~Busy() {
-  const std::lock_guard lock(works().mutex);
-  std::erase_if(works().all, [this](const auto& one) { return one.first == this; });
-  works().show_last();
-  base::RankPage::process().busy.fetch_sub(1);
+BusyScope::~BusyScope() {
+  const std::lock_guard lock(busy_stack().mutex);
+  std::erase_if(busy_stack().all, [this](const auto& one) { return one.first == this; });
+  busy_stack().publish_last();
+  base::RankPage::this_process().busy_depth.fetch_sub(1);
 }
 
 }  // namespace lockstep::comm

@@ -7,12 +7,12 @@ namespace lockstep::comm {
 
 /// While it lives, this rank gets on, whatever it does: no limit on waiting for others ends the job because of it. Made
 /// by Group::busy(); any thread may end it. Nested ones count; of those that go on the one that began last is shown.
-class Busy {
+class BusyScope {
  public:
-  explicit Busy(const std::string& what);
-  ~Busy();
-  Busy(const Busy&) = delete;
-  Busy& operator=(const Busy&) = delete;
+  explicit BusyScope(const std::string& what);
+  ~BusyScope();
+  BusyScope(const BusyScope&) = delete;
+  BusyScope& operator=(const BusyScope&) = delete;
 };
 
 }  // namespace lockstep::comm

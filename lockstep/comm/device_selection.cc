@@ -13,18 +13,18 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr char kField = '\x1f';
-constexpr const char* kVerdict = "gpu/verdict";
+constexpr char kFieldSeparator = '\x1f';
+constexpr const char* kDecisionKey = "gpu/verdict";
 
-std::string key_of(int rank) { return "gpu/" + std::to_string(rank); }
+std::string gpu_key(int rank) { return "gpu/" + std::to_string(rank); }
 
 /// What all ranks have said, read by rank 0: why they cannot use NCCL, "" when they can. `said`: by rank, the GPU's
 /// UUID, its host and number there, and the version of NCCL.
-std::string verdict_on(const std::vector<std::string>& said) {
+std::string find_nccl_obstacle(const std::vector<std::string>& reports) {
   std::map<std::string, std::vector<int>> users;
   std::vector<std::vector<std::string>> fields;
-  for (std::size_t rank = 0; rank < said.size(); ++rank) {
-    fields.push_back(base::split(said[rank], kField));
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    fields.push_back(base::split(reports[rank], kFieldSeparator));
     fields.back().resize(4);
     users[fields.back()[0]].push_back(static_cast<int>(rank));
   }
@@ -45,7 +45,7 @@ std::string verdict_on(const std::vector<std::string>& said) {
 
 }  // namespace
 
-DeviceWish parse_device(const std::string& asked) {
+DeviceRequest parse_device(const std::string& asked) {
   if (asked == "auto") return {};
   if (asked == "cpu") return {.cpu = true};
   if (asked == "cuda") return {.gpu = true};
@@ -56,64 +56,65 @@ DeviceWish parse_device(const std::string& asked) {
   return {.gpu = true, .index = static_cast<int>(*index)};
 }
 
-bool find_gpus(World& world, const DeviceWish& wish) {
-  if (wish.cpu) {
-    world.no_gpu = "LOCKSTEP_DEVICE, or InitOptions.device, is cpu";
+bool detect_gpus(World& world, const DeviceRequest& request) {
+  if (request.cpu) {
+    world.gpu_unavailable_reason = "LOCKSTEP_DEVICE, or InitOptions.device, is cpu";
     return false;
   }
   const VisibleGpus gpus = visible_gpus();
-  world.no_gpu = gpus.missing;
-  if (wish.gpu && gpus.count == 0)
+  world.gpu_unavailable_reason = gpus.missing;
+  if (request.gpu && gpus.count == 0)
     throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda, but there is no GPU: " + gpus.missing);
-  if (wish.index >= gpus.count && wish.index >= 0)
-    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(wish.index) + "; of the " +
+  if (request.index >= gpus.count && request.index >= 0)
+    throw base::UsageError("device (LOCKSTEP_DEVICE) is cuda:" + std::to_string(request.index) + "; of the " +
                            std::to_string(gpus.count) +
                            " GPUs that this rank sees, allowed are cuda:0 to cuda:" + std::to_string(gpus.count - 1));
-  if (gpus.broken) base::log_warning("GPUs are not used: " + gpus.missing);
+  if (gpus.driver_broken) base::log_warning("GPUs are not used: " + gpus.missing);
   if (gpus.count == 0) return false;
   load_cuda();
   world.num_gpus = gpus.count;
   return true;
 }
 
-void take_gpu(World& world, const DeviceWish& wish) {
-  const int index = wish.index >= 0 ? wish.index : world.identity.local_rank % world.num_gpus;
-  choose_gpu(index);
+void select_gpu(World& world, const DeviceRequest& request) {
+  const int index = request.index >= 0 ? request.index : world.identity.local_rank % world.num_gpus;
+  set_current_gpu(index);
   world.gpu = describe_gpu(index);
   world.device = at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
 
-void agree_on_gpus(World& world, const std::string& asked, const std::string& nccl_version,
-                   const std::string& nccl_missing, base::Deadline deadline) {
+void negotiate_gpu_transport(World& world, const std::string& asked, const std::string& nccl_version,
+                             const std::string& nccl_unavailable_reason, base::Deadline deadline) {
   const job::Identity& id = world.identity;
-  const auto heard = [&](const std::string& key, int from) {
+  const auto read_key = [&](const std::string& key, int from) {
     const auto value = world.store->get(key, deadline);
     if (!value)
       throw base::CommError(base::Cause::kJoinTimeout, "init", id.rank, from,
                             "rank " + std::to_string(from) + " has not said in time which GPU it has");
     return *value;
   };
-  world.store->set(key_of(id.rank),
-                   world.gpu.uuid + kField + base::host_name() + kField + nccl_version + kField + nccl_missing,
+  world.store->set(gpu_key(id.rank),
+                   world.gpu.uuid + kFieldSeparator + base::host_name() + kFieldSeparator + nccl_version +
+                       kFieldSeparator + nccl_unavailable_reason,
                    deadline);
   if (id.rank == 0) {
-    std::vector<std::string> said;
-    for (int rank = 0; rank < id.world_size; ++rank) said.push_back(heard(key_of(rank), rank));
-    world.store->set(kVerdict, verdict_on(said) + kField, deadline);
+    std::vector<std::string> reports;
+    for (int rank = 0; rank < id.world_size; ++rank) reports.push_back(read_key(gpu_key(rank), rank));
+    world.store->set(kDecisionKey, find_nccl_obstacle(reports) + kFieldSeparator, deadline);
   }
-  std::string verdict = heard(kVerdict, 0);
-  verdict.resize(verdict.find(kField));
+  std::string obstacle = read_key(kDecisionKey, 0);
+  obstacle.resize(obstacle.find(kFieldSeparator));
   const bool named = asked != "auto" && asked != "nccl";
-  if (asked == "nccl" && !verdict.empty())
+  if (asked == "nccl" && !obstacle.empty())
     throw base::UsageError(
-        "transport nccl: " + verdict,
+        "transport nccl: " + obstacle,
         "give each rank a GPU of its own, or name another transport: tensors on GPUs then go through the host's memory",
         base::Cause::kConfigMismatch);
-  world.by_nccl = !named && verdict.empty();
+  world.uses_nccl = !named && obstacle.empty();
   const std::string through = "through the host's memory over " + world.transport;
-  world.gpu_way = world.by_nccl ? "by NCCL " + nccl_version : through;
-  if (id.rank == 0 && !verdict.empty() && !named)
-    base::log_warning(verdict + ": tensors on GPUs go " + through + ", which is slower than NCCL");
+  world.gpu_transport_text = world.uses_nccl ? "by NCCL " + nccl_version : through;
+  if (id.rank == 0 && !obstacle.empty() && !named)
+    base::log_warning(obstacle + ": tensors on GPUs go " + through + ", which is slower than NCCL");
 }
 
 }  // namespace lockstep::comm

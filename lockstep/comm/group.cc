@@ -18,16 +18,16 @@ namespace {
 using base::UsageError;
 
 /// One that holds an element twice, as expand() makes them, cannot take a result.
-void check_writable(Kind kind, const at::Tensor& tensor) {
+void check_writable(CollectiveKind kind, const at::Tensor& tensor) {
   if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
     throw UsageError(std::string(name(kind)) + ": several elements of " + describe(tensor) +
                      " are one place in memory, as after expand(); give clone()");
 }
 
 /// An operation in place: on the tensor itself, or on a copy that is copied back when it is not contiguous.
-Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
+CollectiveRequest make_in_place_request(Collective op, const at::Tensor& tensor, bool result_here) {
   if (result_here) check_writable(op.kind, tensor);
-  Request request{.op = std::move(op), .shape = CallShape(tensor)};
+  CollectiveRequest request{.op = std::move(op), .shape = SignatureShape(tensor)};
   request.op.input = tensor.contiguous();
   request.op.output = request.op.input;
   if (result_here && !request.op.input.is_same(tensor))
@@ -36,9 +36,10 @@ Request in_place(Collective op, const at::Tensor& tensor, bool result_here) {
 }
 
 /// An operation from one tensor to another; `told` is the one whose shape the ranks compare.
-Request across(Collective op, const at::Tensor& output, const at::Tensor& input, const at::Tensor& told) {
+CollectiveRequest make_out_of_place_request(Collective op, const at::Tensor& output, const at::Tensor& input,
+                                            const at::Tensor& compared) {
   if (output.defined()) check_writable(op.kind, output);
-  Request request{.op = std::move(op), .shape = CallShape(told)};
+  CollectiveRequest request{.op = std::move(op), .shape = SignatureShape(compared)};
   if (input.defined()) request.op.input = input.contiguous();
   if (!output.defined()) return request;
   request.op.output = output.is_contiguous() ? output : at::empty(output.sizes(), output.options());
@@ -46,26 +47,26 @@ Request across(Collective op, const at::Tensor& output, const at::Tensor& input,
   return request;
 }
 
-constexpr std::size_t kMaxBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxByteStringSize = std::size_t{1} << 30;
 
-std::int64_t count_of(const Call& call) {
+std::int64_t element_count(const CallSignature& call) {
   std::int64_t count = 1;
   for (int d = 0; d < call.dims; ++d) count *= call.sizes[d];
   return count;
 }
 
-at::Tensor tensor_of(const std::string& bytes) {
+at::Tensor bytes_to_tensor(const std::string& bytes) {
   at::Tensor tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
   if (!bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor;
 }
 
-std::string string_of(const at::Tensor& tensor) {
+std::string tensor_to_bytes(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), static_cast<std::size_t>(tensor.numel())};
 }
 
 /// `whole` must have `count` times the elements of `part`, and its dtype.
-void check_parts(Kind kind, const at::Tensor& whole, const at::Tensor& part, std::size_t count) {
+void check_parts(CollectiveKind kind, const at::Tensor& whole, const at::Tensor& part, std::size_t count) {
   if (!whole.defined() || !part.defined()) throw UsageError(std::string(name(kind)) + ": a tensor is undefined");
   if (whole.scalar_type() != part.scalar_type() || whole.numel() != part.numel() * static_cast<std::int64_t>(count))
     throw UsageError(std::string(name(kind)) + ": " + describe(whole) + " does not hold " + std::to_string(count) +
@@ -76,97 +77,100 @@ void check_parts(Kind kind, const at::Tensor& whole, const at::Tensor& part, std
 }
 
 template <typename Impl>
-Request all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
-  Collective collective = impl.make(Kind::kAllReduce, tensor, options);
-  impl.check_reduce(Kind::kAllReduce, tensor, op);
-  impl.check_wire(Kind::kAllReduce, tensor, options.wire);
+CollectiveRequest all_reduce_request(Impl& impl, const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kAllReduce, tensor, options);
+  impl.check_reduce(CollectiveKind::kAllReduce, tensor, op);
+  impl.check_wire_dtype(CollectiveKind::kAllReduce, tensor, options.wire);
   collective.op = op;
   collective.wire = options.wire;
-  return in_place(std::move(collective), tensor, true);
+  return make_in_place_request(std::move(collective), tensor, true);
 }
 
 template <typename Impl>
-Request reduce_request(Impl& impl, const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) {
-  Collective collective = impl.make(Kind::kReduce, tensor, options);
-  impl.check_root(Kind::kReduce, root);
-  impl.check_reduce(Kind::kReduce, tensor, op);
+CollectiveRequest reduce_request(Impl& impl, const at::Tensor& tensor, int root, ReduceOp op,
+                                 const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kReduce, tensor, options);
+  impl.check_root(CollectiveKind::kReduce, root);
+  impl.check_reduce(CollectiveKind::kReduce, tensor, op);
   collective.op = op;
   collective.root = root;
-  return in_place(std::move(collective), tensor, root == impl.rank);
+  return make_in_place_request(std::move(collective), tensor, root == impl.rank);
 }
 
 template <typename Impl>
-Request broadcast_request(Impl& impl, const at::Tensor& tensor, int root, const CallOptions& options) {
-  Collective collective = impl.make(Kind::kBroadcast, tensor, options);
-  impl.check_root(Kind::kBroadcast, root);
+CollectiveRequest broadcast_request(Impl& impl, const at::Tensor& tensor, int root, const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kBroadcast, tensor, options);
+  impl.check_root(CollectiveKind::kBroadcast, root);
   collective.root = root;
-  return in_place(std::move(collective), tensor, root != impl.rank);
+  return make_in_place_request(std::move(collective), tensor, root != impl.rank);
 }
 
 template <typename Impl>
-Request all_gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
-  Collective collective = impl.make(Kind::kAllGather, input, options);
-  check_parts(Kind::kAllGather, output, input, impl.members.size());
-  return across(std::move(collective), output, input, input);
+CollectiveRequest all_gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input,
+                                     const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kAllGather, input, options);
+  check_parts(CollectiveKind::kAllGather, output, input, impl.members.size());
+  return make_out_of_place_request(std::move(collective), output, input, input);
 }
 
 template <typename Impl>
-Request reduce_scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
-                               const CallOptions& options) {
-  Collective collective = impl.make(Kind::kReduceScatter, output, options);
-  check_parts(Kind::kReduceScatter, input, output, impl.members.size());
-  impl.check_reduce(Kind::kReduceScatter, output, op);
+CollectiveRequest reduce_scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                                         const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kReduceScatter, output, options);
+  check_parts(CollectiveKind::kReduceScatter, input, output, impl.members.size());
+  impl.check_reduce(CollectiveKind::kReduceScatter, output, op);
   collective.op = op;
-  return across(std::move(collective), output, input, output);
+  return make_out_of_place_request(std::move(collective), output, input, output);
 }
 
 template <typename Impl>
-Request gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
-                       const CallOptions& options) {
-  Collective collective = impl.make(Kind::kGather, input, options);
-  impl.check_root(Kind::kGather, root);
-  if (impl.rank == root) check_parts(Kind::kGather, output, input, impl.members.size());
+CollectiveRequest gather_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
+                                 const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kGather, input, options);
+  impl.check_root(CollectiveKind::kGather, root);
+  if (impl.rank == root) check_parts(CollectiveKind::kGather, output, input, impl.members.size());
   collective.root = root;
-  return across(std::move(collective), impl.rank == root ? output : at::Tensor(), input, input);
+  return make_out_of_place_request(std::move(collective), impl.rank == root ? output : at::Tensor(), input, input);
 }
 
 template <typename Impl>
-Request scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
-                        const CallOptions& options) {
-  Collective collective = impl.make(Kind::kScatter, output, options);
-  impl.check_root(Kind::kScatter, root);
-  if (impl.rank == root) check_parts(Kind::kScatter, input, output, impl.members.size());
+CollectiveRequest scatter_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, int root,
+                                  const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kScatter, output, options);
+  impl.check_root(CollectiveKind::kScatter, root);
+  if (impl.rank == root) check_parts(CollectiveKind::kScatter, input, output, impl.members.size());
   collective.root = root;
-  return across(std::move(collective), output, impl.rank == root ? input : at::Tensor(), output);
+  return make_out_of_place_request(std::move(collective), output, impl.rank == root ? input : at::Tensor(), output);
 }
 
 template <typename Impl>
-Request all_to_all_request(Impl& impl, const at::Tensor& output, const at::Tensor& input, const CallOptions& options) {
-  Collective collective = impl.make(Kind::kAllToAll, input, options);
-  check_parts(Kind::kAllToAll, output, input, 1);
+CollectiveRequest all_to_all_request(Impl& impl, const at::Tensor& output, const at::Tensor& input,
+                                     const CallOptions& options) {
+  Collective collective = impl.make_collective(CollectiveKind::kAllToAll, input, options);
+  check_parts(CollectiveKind::kAllToAll, output, input, 1);
   if (input.numel() % static_cast<std::int64_t>(impl.members.size()) != 0)
     throw UsageError("all_to_all: " + describe(input) + " has not " + std::to_string(impl.members.size()) +
                      " equal parts");
-  return across(std::move(collective), output, input, input);
+  return make_out_of_place_request(std::move(collective), output, input, input);
 }
 
 template <typename Impl>
-Request barrier_request(Impl& impl, const CallOptions& options) {
-  Request request{.op = impl.make(Kind::kBarrier, {}, options)};
+CollectiveRequest barrier_request(Impl& impl, const CallOptions& options) {
+  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBarrier, {}, options)};
   request.moves_data = false;
   return request;
 }
 
 /// Equal parts on the wire: as large as the largest, which the comparison tells. `outputs` must live until it is done.
 template <typename Impl>
-Request all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
-                                   const CallOptions& options) {
-  Request request{.op = impl.make(Kind::kAllGather, input, options),
-                  .shape = CallShape(input, /*ranks_may_differ=*/true)};
-  auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<Call>>>();
-  request.prepare = [gathered, input](Collective& op, const std::vector<Call>& calls) {
+CollectiveRequest all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                                             const CallOptions& options) {
+  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kAllGather, input, options),
+                            .shape = SignatureShape(input, /*ranks_may_differ=*/true)};
+  auto gathered = std::make_shared<std::pair<at::Tensor, std::vector<CallSignature>>>();
+  request.prepare = [gathered, input](Collective& op, const std::vector<CallSignature>& calls) {
     std::int64_t largest = 0;
-    for (const Call& call : calls) largest = std::max(largest, count_of(call));
+    for (const CallSignature& call : calls) largest = std::max(largest, element_count(call));
     op.input = at::zeros({largest}, input.options());
     op.input.narrow(0, 0, input.numel()).copy_(input.flatten());
     op.output = at::empty({largest * static_cast<std::int64_t>(calls.size())}, input.options());
@@ -177,7 +181,7 @@ Request all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs,
     const std::int64_t stride = all.numel() / static_cast<std::int64_t>(calls.size());
     outputs.clear();
     for (std::size_t r = 0; r < calls.size(); ++r)
-      outputs.push_back(all.narrow(0, static_cast<std::int64_t>(r) * stride, count_of(calls[r]))
+      outputs.push_back(all.narrow(0, static_cast<std::int64_t>(r) * stride, element_count(calls[r]))
                             .view(at::IntArrayRef(calls[r].sizes, calls[r].dims))
                             .clone());
   };
@@ -186,20 +190,20 @@ Request all_gather_unequal_request(Impl& impl, std::vector<at::Tensor>& outputs,
 
 /// The root's length is told by the comparison; the others' tensor is made then.
 template <typename Impl>
-Request broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const CallOptions& options) {
-  if (bytes.size() > kMaxBytes)
+CollectiveRequest broadcast_bytes_request(Impl& impl, std::string& bytes, int root, const CallOptions& options) {
+  if (bytes.size() > kMaxByteStringSize)
     throw UsageError("broadcast_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
-  const at::Tensor mine = impl.rank == root ? tensor_of(bytes) : at::empty({0}, at::kByte);
-  Request request{.op = impl.make(Kind::kBroadcast, mine, options),
-                  .shape = CallShape(mine, /*ranks_may_differ=*/true)};
-  impl.check_root(Kind::kBroadcast, root);
+  const at::Tensor mine = impl.rank == root ? bytes_to_tensor(bytes) : at::empty({0}, at::kByte);
+  CollectiveRequest request{.op = impl.make_collective(CollectiveKind::kBroadcast, mine, options),
+                            .shape = SignatureShape(mine, /*ranks_may_differ=*/true)};
+  impl.check_root(CollectiveKind::kBroadcast, root);
   request.op.root = root;
-  auto moved = std::make_shared<at::Tensor>();
-  request.prepare = [moved, mine, root, here = impl.rank](Collective& op, const std::vector<Call>& calls) {
-    *moved = here == root ? mine : at::empty({calls[static_cast<std::size_t>(root)].sizes[0]}, at::kByte);
-    op.input = op.output = *moved;
+  auto payload = std::make_shared<at::Tensor>();
+  request.prepare = [payload, mine, root, here = impl.rank](Collective& op, const std::vector<CallSignature>& calls) {
+    *payload = here == root ? mine : at::empty({calls[static_cast<std::size_t>(root)].sizes[0]}, at::kByte);
+    op.input = op.output = *payload;
   };
-  request.complete = [moved, &bytes] { bytes = string_of(*moved); };
+  request.complete = [payload, &bytes] { bytes = tensor_to_bytes(*payload); };
   return request;
 }
 
@@ -224,33 +228,33 @@ int Group::num_nodes() const { return impl_->world->identity.num_nodes; }
 at::Device Group::device() const { return impl_->world->device; }
 const std::string& Group::name() const { return impl_->name; }
 std::string_view Group::transport() const { return impl_->world->transport; }
-void Group::step() { catch_up(steps() + 1); }
+void Group::step() { set_steps(steps() + 1); }
 std::int64_t Group::steps() const { return impl_->world->steps.load(std::memory_order_relaxed); }
-void Group::catch_up(std::int64_t steps) {
+void Group::set_steps(std::int64_t steps) {
   impl_->world->steps.store(steps, std::memory_order_relaxed);
-  base::RankPage::process().steps.store(steps, std::memory_order_relaxed);
+  base::RankPage::this_process().steps.store(steps, std::memory_order_relaxed);
 }
-void Group::alive() { base::RankPage::process().alive.fetch_add(1, std::memory_order_relaxed); }
+void Group::alive() { base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed); }
 bool Group::stop_requested() {
-  catch_stop_signals();
-  return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && stop_signalled());
+  install_stop_signal_handlers();
+  return impl_->world->stop_agreed || (impl_->world->identity.world_size == 1 && has_stop_signal());
 }
-void Group::agree_to_stop() { impl_->world->stop_agreed = true; }
+void Group::set_stop_agreed() { impl_->world->stop_agreed = true; }
 void Group::count_batch(std::uint32_t order) {
   if (impl_->members.size() == static_cast<std::size_t>(impl_->world->identity.world_size))
     impl_->world->order.fetch_add(order, std::memory_order_relaxed);
   impl_->world->batches.fetch_add(1, std::memory_order_relaxed);
-  base::RankPage::process().batches.fetch_add(1, std::memory_order_relaxed);
+  base::RankPage::this_process().batches.fetch_add(1, std::memory_order_relaxed);
 }
 
 StepIdentity Group::step_identity() const {
   return {.steps = steps(),
           .batches = impl_->world->batches.load(std::memory_order_relaxed),
           .order = impl_->world->order.load(std::memory_order_relaxed),
-          .stop_requested = stop_signalled()};
+          .stop_requested = has_stop_signal()};
 }
 
-// Each operation is one function above that makes its Request; its two forms differ only in who waits.
+// Each operation is one function above that makes its CollectiveRequest; its two forms differ only in who waits.
 
 void Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) {
   impl_->run(all_reduce_request(*impl_, tensor, op, options));
@@ -323,16 +327,16 @@ Work Group::all_gather_unequal_async(std::vector<at::Tensor>& outputs, const at:
 }
 
 void Group::send(const at::Tensor& tensor, int to, const CallOptions& options) {
-  impl_->run_point_to_point(Kind::kSend, tensor, to, options);
+  impl_->run_point_to_point(CollectiveKind::kSend, tensor, to, options);
 }
 Work Group::send_async(const at::Tensor& tensor, int to, const CallOptions& options) {
-  return impl_->start_point_to_point(Kind::kSend, tensor, to, options);
+  return impl_->start_point_to_point(CollectiveKind::kSend, tensor, to, options);
 }
 void Group::recv(const at::Tensor& tensor, int from, const CallOptions& options) {
-  impl_->run_point_to_point(Kind::kRecv, tensor, from, options);
+  impl_->run_point_to_point(CollectiveKind::kRecv, tensor, from, options);
 }
 Work Group::recv_async(const at::Tensor& tensor, int from, const CallOptions& options) {
-  return impl_->start_point_to_point(Kind::kRecv, tensor, from, options);
+  return impl_->start_point_to_point(CollectiveKind::kRecv, tensor, from, options);
 }
 
 std::string Group::broadcast_bytes(const std::string& bytes, int root, const CallOptions& options) {
@@ -342,10 +346,11 @@ std::string Group::broadcast_bytes(const std::string& bytes, int root, const Cal
 }
 
 std::vector<std::string> Group::all_gather_bytes(const std::string& bytes, const CallOptions& options) {
-  if (bytes.size() > kMaxBytes)
+  if (bytes.size() > kMaxByteStringSize)
     throw UsageError("all_gather_bytes: " + std::to_string(bytes.size()) + " bytes; allowed are 1073741824");
   std::vector<std::string> all;
-  for (const at::Tensor& part : all_gather_unequal(tensor_of(bytes), options)) all.push_back(string_of(part));
+  for (const at::Tensor& part : all_gather_unequal(bytes_to_tensor(bytes), options))
+    all.push_back(tensor_to_bytes(part));
   return all;
 }
 
@@ -368,11 +373,11 @@ Group Group::split(int color, int key) {
     members.push_back(impl_->members[static_cast<std::size_t>(r)]);
   }
   const std::string child = name() + "." + std::to_string(impl_->num_splits++) + "[" + std::to_string(color) + "]";
-  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place, impl_->descent(color)));
+  return Group(std::make_shared<Impl>(impl_->world, child, std::move(members), place, impl_->split_parent(color)));
 }
 
 Group Group::split_by_host() {
-  return split(impl_->world->identity.hosts[static_cast<std::size_t>(impl_->world->identity.rank)]);
+  return split(impl_->world->identity.host_indices[static_cast<std::size_t>(impl_->world->identity.rank)]);
 }
 
 }  // namespace lockstep::comm

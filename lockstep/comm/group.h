@@ -12,9 +12,9 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/busy_scope.h"
-#include "lockstep/comm/reducers/reducer_options.h"
 #include "lockstep/comm/interface/collective.h"
 #include "lockstep/comm/interface/gradient_reducer.h"
+#include "lockstep/comm/reducers/reducer_options.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {
@@ -141,13 +141,13 @@ class Group {
   void step();
   std::int64_t steps() const;
   /// For ddp: this rank has kept others company, who have ended so many steps.
-  void catch_up(std::int64_t steps);
+  void set_steps(std::int64_t steps);
 
   /// Long work of this rank gets on: those who wait for it go on waiting, and `lockstep run` does not take it for
   /// stuck. A batch drawn, a step and an operation say so by themselves. Takes some nanoseconds.
   void alive();
   /// The same, all the time, while what it returns lives: `const auto busy = world.busy("evaluate");`
-  [[nodiscard]] Busy busy(const std::string& what) { return Busy(what); }
+  [[nodiscard]] BusyScope busy(const std::string& what) { return BusyScope(what); }
 
   /// Whether all ranks are to leave: one of them has got SIGTERM or SIGUSR1 since its first call of this. From that
   /// call on these signals only set a flag, which travels with the next exchange of gradients, so that all ranks read
@@ -155,7 +155,7 @@ class Group {
   /// returns it too. A world of one reads its own flag. Waits for nobody.
   bool stop_requested();
   /// For ddp: the exchange that has ended brought such a wish.
-  void agree_to_stop();
+  void set_stop_agreed();
 
   /// For loaders that hand all ranks equally many batches: one was drawn, from an order of samples with this
   /// fingerprint. Ranks whose counts differ, or, of the world's loaders, the sums of fingerprints, when gradients are
@@ -163,7 +163,8 @@ class Group {
   void count_batch(std::uint32_t order = 0);
 
   /// For ddp: an exchange of gradients on a channel of its own. All ranks call it alike; waits for them.
-  std::unique_ptr<Exchange> make_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options);
+  std::unique_ptr<GradientReducer> make_gradient_reducer(std::string name, std::vector<Part> parts,
+                                                         ReducerOptions options);
   /// What the next exchange's header says about the process.
   StepIdentity step_identity() const;
 
@@ -174,7 +175,8 @@ class Group {
  private:
   struct Impl;
   friend Group init(const InitOptions& options);
-  std::unique_ptr<Exchange> make_plain_exchange(std::string name, std::vector<Part> parts, ExchangeOptions options);
+  std::unique_ptr<GradientReducer> make_undecorated_reducer(std::string name, std::vector<Part> parts,
+                                                            ReducerOptions options);
   explicit Group(std::shared_ptr<World> world);
   explicit Group(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;

@@ -19,35 +19,37 @@ using base::CommError;
 using base::Deadline;
 using base::UsageError;
 
-constexpr std::int64_t kCallBytes = sizeof(Call);
+constexpr std::int64_t kSignatureBytes = sizeof(CallSignature);
 
 }  // namespace
 
 Group::Impl::Impl(std::shared_ptr<World> the_world, std::string the_name, std::vector<int> the_members, int the_rank,
-                  Descent descent)
+                  SplitParent split_parent)
     : world(std::move(the_world)),
       name(std::move(the_name)),
       members(std::move(the_members)),
       rank(the_rank),
-      transport_(world->make_transport(name, members, descent)),
-      channel_(name, members, rank, transport_, world->watch),
-      my_call_(at::empty({kCallBytes}, at::kByte)),
-      all_calls_(at::empty({static_cast<std::int64_t>(members.size()) * kCallBytes}, at::kByte)) {}
+      transport_(world->make_transport(name, members, split_parent)),
+      channel_(name, members, rank, transport_, world->deadlock_detector),
+      my_signature_(at::empty({kSignatureBytes}, at::kByte)),
+      all_signatures_(at::empty({static_cast<std::int64_t>(members.size()) * kSignatureBytes}, at::kByte)) {}
 
 Group::Impl::~Impl() {
-  const bool quiet = collectives_.idle() &&
-                     std::all_of(pairs_.begin(), pairs_.end(), [](const auto& one) { return one.second->lane.idle(); });
-  if (quiet) return;
+  const bool is_idle =
+      executor_.is_idle() && std::all_of(peer_channels_.begin(), peer_channels_.end(),
+                                         [](const auto& one) { return one.second->executor.is_idle(); });
+  if (is_idle) return;
   // Operations that nobody waited for would hold up the lanes' threads until their deadlines.
-  transport_->abort(std::make_exception_ptr(base::PeerLost(
+  transport_->abort(std::make_exception_ptr(base::PeerLostError(
       Cause::kPeerUnreachable, name, world->identity.rank, world->identity.rank,
       "rank " + std::to_string(world->identity.rank) + " dropped " + name + " while an operation was running")));
 }
 
-Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOptions& options) const {
+Collective Group::Impl::make_collective(CollectiveKind kind, const at::Tensor& tensor,
+                                        const CallOptions& options) const {
   Collective op{.kind = kind,
                 .name = options.name,
-                .deadline = options.deadline.value_or(Deadline::never())};  // bounded: by the Watch
+                .deadline = options.deadline.value_or(Deadline::never())};  // bounded: by the DeadlockDetector
   if (std::any_of(op.name.begin(), op.name.end(),
                   [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 0x7f; }))
     throw UsageError(std::string(comm::name(kind)) + ": the name " + base::quoted(op.name, 80) +
@@ -59,17 +61,17 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
   const auto call = [&] { return std::string(comm::name(kind)) + "(" + describe(tensor) + ")"; };
   if (!has(can.kinds, kind)) {
     std::string kinds;
-    for (const Kind one : can.kinds) kinds += (kinds.empty() ? "" : ", ") + std::string(comm::name(one));
+    for (const CollectiveKind one : can.kinds) kinds += (kinds.empty() ? "" : ", ") + std::string(comm::name(one));
     throw UsageError(call() + ": the transport " + std::string(transport_->name()) + " has no " +
                      std::string(comm::name(kind)) + "; it has " + kinds);
   }
   if (!tensor.defined()) {
-    if (kind == Kind::kBarrier) return op;
+    if (kind == CollectiveKind::kBarrier) return op;
     throw UsageError(std::string(comm::name(kind)) + ": the tensor is undefined");
   }
-  if (tensor.dim() > Call::kMaxDims)
+  if (tensor.dim() > CallSignature::kMaxDims)
     throw UsageError(call() + ": the tensor has " + std::to_string(tensor.dim()) + " dimensions; allowed are " +
-                     std::to_string(Call::kMaxDims));
+                     std::to_string(CallSignature::kMaxDims));
   if (tensor.is_sparse()) throw UsageError(call() + ": sparse tensors are not taken; give indices and values");
   if (!has(can.dtypes, tensor.scalar_type())) {
     std::string dtypes;
@@ -80,7 +82,7 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
   if (!has(can.devices, tensor.device().type()))
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", which the transport " +
                          std::string(transport_->name()) + " does not reach",
-                     tensor.is_cuda() ? "GPUs: " + world->no_gpu : "");
+                     tensor.is_cuda() ? "GPUs: " + world->gpu_unavailable_reason : "");
   if (tensor.is_cuda() && members.size() > 1 && tensor.device() != world->device)
     throw UsageError(call() + ": the tensor is on " + tensor.device().str() + ", but this rank's GPU is " +
                          world->device.str() + " (Group::device())",
@@ -88,60 +90,60 @@ Collective Group::Impl::make(Kind kind, const at::Tensor& tensor, const CallOpti
   return op;
 }
 
-void Group::Impl::check_root(Kind kind, int root) const {
+void Group::Impl::check_root(CollectiveKind kind, int root) const {
   if (root < 0 || root >= static_cast<int>(members.size()))
     throw UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(root) + " is not in " + name +
                      "; allowed is 0 to " + std::to_string(members.size() - 1));
 }
 
-void Group::Impl::check_reduce(Kind kind, const at::Tensor& tensor, ReduceOp op) const {
+void Group::Impl::check_reduce(CollectiveKind kind, const at::Tensor& tensor, ReduceOp op) const {
   if (op == ReduceOp::kMean && tensor.defined() && !at::isFloatingType(tensor.scalar_type()))
     throw UsageError(std::string(comm::name(kind)) + ": the mean of " + describe(tensor) +
                      " is not a number of that dtype; use sum, or a floating-point tensor");
 }
 
-void check_wire(const Transport& transport, const std::string& call, at::ScalarType wire) {
-  const auto& wires = transport.capabilities().wires;
-  if (std::find(wires.begin(), wires.end(), wire) != wires.end()) return;
+void check_wire_dtype(const Transport& transport, const std::string& call, at::ScalarType wire) {
+  const auto& wire_dtypes = transport.capabilities().wire_dtypes;
+  if (std::find(wire_dtypes.begin(), wire_dtypes.end(), wire) != wire_dtypes.end()) return;
   std::string list;
-  for (const at::ScalarType one : wires) list += (list.empty() ? "" : ", ") + std::string(name(one));
+  for (const at::ScalarType one : wire_dtypes) list += (list.empty() ? "" : ", ") + std::string(name(one));
   throw UsageError(call + ": the transport " + std::string(transport.name()) + " does not send float32 as " +
                        c10::toString(wire) + "; allowed is " + list,
                    "the transport hierarchy sends float32, bfloat16 and float16 between hosts");
 }
 
-void Group::Impl::check_wire(Kind kind, const at::Tensor& tensor, at::ScalarType wire) const {
+void Group::Impl::check_wire_dtype(CollectiveKind kind, const at::Tensor& tensor, at::ScalarType wire) const {
   if (wire == at::kFloat) return;
   const std::string call = std::string(comm::name(kind)) + "(" + describe(tensor) + ")";
   if (tensor.scalar_type() != at::kFloat)
     throw UsageError(call + ": wire is " + c10::toString(wire) +
                      ", which is for float32 tensors; others cross as they are");
-  comm::check_wire(*transport_, call, wire);
+  comm::check_wire_dtype(*transport_, call, wire);
 }
 
 void Group::Impl::fail(const CommError& error) {
   try {
     // By its own type: a copy through the base would be no DesyncError any more.
-    if (const auto* desync = dynamic_cast<const base::DesyncError*>(&error)) throw *desync;
+    if (const auto* throw_desync = dynamic_cast<const base::DesyncError*>(&error)) throw *throw_desync;
     if (const auto* timeout = dynamic_cast<const base::TimeoutError*>(&error)) throw *timeout;
-    if (const auto* lost = dynamic_cast<const base::PeerLost*>(&error)) throw *lost;
+    if (const auto* lost = dynamic_cast<const base::PeerLostError*>(&error)) throw *lost;
     throw error;
   } catch (const CommError& thrown) {
     channel_.fail(thrown);
   }
 }
 
-void Group::Impl::begin(Request& request) {
+void Group::Impl::begin(CollectiveRequest& request) {
   channel_.begin(request.op, request.op.input.defined() ? request.op.input : request.op.output);
 }
 
-void Group::Impl::run(Request request) {
+void Group::Impl::run(CollectiveRequest request) {
   begin(request);
-  if (collectives_.idle()) return carry_out(request);
-  post(std::move(request)).wait();  // bounded: the operation ends at its deadline, or by the Watch
+  if (executor_.is_idle()) return execute(request);
+  post(std::move(request)).wait();  // bounded: the operation ends at its deadline, or by the DeadlockDetector
 }
 
-Work Group::Impl::run_async(Request request) {
+Work Group::Impl::run_async(CollectiveRequest request) {
   begin(request);
   return post(std::move(request));
 }
@@ -152,25 +154,25 @@ std::optional<c10::Stream> current_stream(const Collective& op) {
   return c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device());
 }
 
-Work Group::Impl::post(Request request) {
+Work Group::Impl::post(CollectiveRequest request) {
   std::string text = label(request.op);
   request.stream = current_stream(request.op);
   if (request.stream && !request.prepare) {
     request.op.after = std::make_shared<c10::Event>(request.stream->device_type());
     request.op.after->record(*request.stream);
   }
-  return {collectives_.post([this, r = std::move(request)]() mutable { carry_out(r); }), std::move(text), rank,
-          world->watch, &collectives_};
+  return {executor_.post([this, r = std::move(request)]() mutable { execute(r); }), std::move(text), rank,
+          world->deadlock_detector, &executor_};
 }
 
-void Group::Impl::carry_out(Request& request) {
+void Group::Impl::execute(CollectiveRequest& request) {
   channel_.throw_if_closed();
   const c10::OptionalStreamGuard stream(request.stream);
-  const Call mine = make_call(request.op, request.shape);
-  if (members.size() == 1 || request.prepare || request.shape.may_differ || !carry_out_compared(request, mine)) {
+  const CallSignature mine = make_signature(request.op, request.shape);
+  if (members.size() == 1 || request.prepare || request.shape.may_shapes_differ || !execute_checked(request, mine)) {
     const at::NoGradGuard no_grad;
-    std::vector<Call> calls{mine};
-    if (members.size() > 1) calls = compare(request, mine);
+    std::vector<CallSignature> calls{mine};
+    if (members.size() > 1) calls = gather_signatures(request, mine);
     if (request.prepare) request.prepare(request.op, calls);
     if (request.moves_data) channel_.run(request.op, describe(mine));
   }
@@ -181,52 +183,52 @@ void Group::Impl::carry_out(Request& request) {
 }
 
 /// The comparison and the operation in one, where the transport can.
-bool Group::Impl::carry_out_compared(const Request& request, const Call& mine) {
-  differing_calls_.clear();
-  const PendingPtr pending = channel_.start_compared(
-      request.op, {.bytes = &mine, .size = sizeof mine, .key = key(mine), .all = &differing_calls_});
+bool Group::Impl::execute_checked(const CollectiveRequest& request, const CallSignature& mine) {
+  mismatched_signatures_.clear();
+  const PendingPtr pending = channel_.start_checked(
+      request.op, {.bytes = &mine, .size = sizeof mine, .key = key(mine), .all = &mismatched_signatures_});
   if (!pending) return false;
   if (!pending->done() || pending->error()) channel_.wait(*pending, request.op, describe(mine));
-  if (differing_calls_.empty()) return true;
-  std::vector<Call> calls(members.size());
-  std::memcpy(calls.data(), differing_calls_.data(), calls.size() * sizeof(Call));
-  check_same(request, calls);
+  if (mismatched_signatures_.empty()) return true;
+  std::vector<CallSignature> calls(members.size());
+  std::memcpy(calls.data(), mismatched_signatures_.data(), calls.size() * sizeof(CallSignature));
+  check_signatures(request, calls);
   return true;
 }
 
-std::vector<Call> Group::Impl::compare(const Request& request, const Call& mine) {
-  std::memcpy(my_call_.mutable_data_ptr(), &mine, sizeof mine);
-  Collective op{.kind = Kind::kAllGather,
+std::vector<CallSignature> Group::Impl::gather_signatures(const CollectiveRequest& request, const CallSignature& mine) {
+  std::memcpy(my_signature_.mutable_data_ptr(), &mine, sizeof mine);
+  Collective op{.kind = CollectiveKind::kAllGather,
                 .name = request.op.name,
-                .input = my_call_,
-                .output = all_calls_,
+                .input = my_signature_,
+                .output = all_signatures_,
                 .seq = request.op.seq,
                 .deadline = request.op.deadline};
   const PendingPtr pending = channel_.start(op);
   op.kind = request.op.kind;  // its label: the user's call is what the rank waits in
   channel_.wait(*pending, op, describe(mine));
-  std::vector<Call> calls(members.size());
-  std::memcpy(calls.data(), all_calls_.const_data_ptr(), calls.size() * sizeof(Call));
-  check_same(request, calls);
+  std::vector<CallSignature> calls(members.size());
+  std::memcpy(calls.data(), all_signatures_.const_data_ptr(), calls.size() * sizeof(CallSignature));
+  check_signatures(request, calls);
   return calls;
 }
 
-void Group::Impl::check_same(const Request& request, const std::vector<Call>& calls) {
-  Difference difference{};
-  if (find_difference(calls, request.shape.may_differ, difference)) desync(request.op, calls, difference);
+void Group::Impl::check_signatures(const CollectiveRequest& request, const std::vector<CallSignature>& calls) {
+  CallMismatch difference{};
+  if (find_mismatch(calls, request.shape.may_shapes_differ, difference)) throw_desync(request.op, calls, difference);
 }
 
-void Group::Impl::desync(const Collective& op, const std::vector<Call>& calls, Difference difference) {
+void Group::Impl::throw_desync(const Collective& op, const std::vector<CallSignature>& calls, CallMismatch difference) {
   const auto text = [&](int r) {
-    const Call& call = calls[static_cast<std::size_t>(r)];
+    const CallSignature& call = calls[static_cast<std::size_t>(r)];
     return "rank " + std::to_string(members[static_cast<std::size_t>(r)]) + " called " + describe(call) +
            (call.seq == op.seq ? "" : " as operation " + std::to_string(call.seq));
   };
-  const auto [first, second] = std::minmax(difference.odd, difference.other);
+  const auto [first, second] = std::minmax(difference.suspect, difference.other);
   try {
     throw base::DesyncError(
         Cause::kDesync, label(op), members[static_cast<std::size_t>(rank)],
-        members[static_cast<std::size_t>(difference.odd)], text(first) + ", " + text(second),
+        members[static_cast<std::size_t>(difference.suspect)], text(first) + ", " + text(second),
         "every rank must make the same calls in the same order: look for a call inside 'if (rank == 0)'");
   } catch (const CommError& error) {
     channel_.fail(error);

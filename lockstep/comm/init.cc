@@ -28,14 +28,14 @@ using base::Deadline;
 using base::Env;
 using job::StoreKind;
 
-constexpr auto kMeetingWithoutLimit = std::chrono::hours(24);
-constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
-constexpr std::uint64_t kOwnFiles = 512;               // of a rank that serves the store
+constexpr auto kUnlimitedSetupTimeout = std::chrono::hours(24);
+constexpr auto kPeersReadTime = std::chrono::seconds(1);  // they look every 200 ms
+constexpr std::uint64_t kOwnFiles = 512;                  // of a rank that serves the store
 
 /// Up to five connections a rank are the most; fewer descriptors do as a rule.
-void allow_files_for_store(int ranks) {
+void raise_file_limit_for_store(int ranks) {
   try {
-    base::allow_files(job::files_of_store(ranks) + kOwnFiles);
+    base::raise_fd_limit(job::store_fd_count(ranks) + kOwnFiles);
   } catch (const base::SystemError& error) {
     base::log_warning(error.what());
   }
@@ -43,28 +43,28 @@ void allow_files_for_store(int ranks) {
 
 /// Whether the name of rank 0's host, which SLURM told, means the host alone here, as a Debian host knows its own name
 /// (127.0.1.1): the others come from outside.
-bool is_known_from_outside_only(const job::Identity& id) {
-  if (id.contract != "slurm" || id.num_nodes <= 1) return false;
-  const std::string here = base::address_towards(id.address);
+bool is_loopback_alias(const job::Identity& id) {
+  if (id.source != "slurm" || id.num_nodes <= 1) return false;
+  const std::string here = base::source_address_for(id.address);
   return here != id.address.host && (here.starts_with("127.") || here == "::1");
 }
 
 /// Rank 0 serves the store; so does nobody else. A rank 0 that finds the address taken, or not its own, goes on as a
 /// client: join() then tells whether two processes think that they are rank 0.
-void open_store_of_rank_zero(World& world, Deadline deadline) {
+void open_rank_zero_store(World& world, Deadline deadline) {
   const job::Identity& id = world.identity;
-  if (id.rank == 0) allow_files_for_store(id.world_size);
-  if (id.store == StoreKind::kTorchrun) return meet_by_torchrun(world, deadline);
-  if (id.address.host.empty()) meet_by_mpi(world, deadline);
+  if (id.rank == 0) raise_file_limit_for_store(id.world_size);
+  if (id.store == StoreKind::kTorchrun) return rendezvous_over_torchrun(world, deadline);
+  if (id.address.host.empty()) rendezvous_over_mpi(world, deadline);
   const job::Credentials credentials{id.job, id.generation, world.key};
-  if (id.rank == 0 && !world.key.secret())
+  if (id.rank == 0 && !world.key.is_set())
     base::log_warning("this job has no key: whoever reaches " + to_string(id.address) +
                       " can join it; LOCKSTEP_KEY_FILE names a file with one");
   if (id.rank == 0 && !world.server) {
     try {
       const base::Address all_networks{"0.0.0.0", id.address.port};
-      world.server = std::make_unique<job::StoreServer>(is_known_from_outside_only(id) ? all_networks : id.address,
-                                                        credentials, true);
+      world.server =
+          std::make_unique<job::StoreServer>(is_loopback_alias(id) ? all_networks : id.address, credentials, true);
     } catch (const base::SystemError& error) {
       try {
         world.store = job::connect_store(id.address, credentials, id.rank,
@@ -86,24 +86,25 @@ void open_store(World& world, Deadline deadline) {
       world.store = job::connect_store(id.address, {id.job, id.generation, world.key}, id.rank, deadline);
       break;
     case StoreKind::kRankZero:
-    case StoreKind::kTorchrun: open_store_of_rank_zero(world, deadline); break;
+    case StoreKind::kTorchrun: open_rank_zero_store(world, deadline); break;
   }
   if (id.store == StoreKind::kLocal) return;
-  world.address = is_known_from_outside_only(id) ? base::address_of_interface(world.interface) : "";
-  if (world.address.empty()) world.address = base::address_towards(id.address);
+  world.address = is_loopback_alias(id) ? base::address_of_interface(world.interface) : "";
+  if (world.address.empty()) world.address = base::source_address_for(id.address);
 }
 
 /// That of the page that an agent made for this process, else of a file that the user named.
 job::JobKey find_key(const Env& env) {
-  job::JobKey given = job::JobKey::given();
-  return given.secret() || !env.lockstep_key_file ? given : job::JobKey::from_file(*env.lockstep_key_file);
+  job::JobKey given = job::JobKey::inherited();
+  return given.is_set() || !env.lockstep_key_file ? given : job::JobKey::from_file(*env.lockstep_key_file);
 }
 
 std::vector<int> ranks_of_other_hosts(const job::Identity& id) {
-  std::vector<int> far;
+  std::vector<int> remote_ranks;
   for (int rank = 0; rank < id.world_size; ++rank)
-    if (id.hosts[static_cast<std::size_t>(rank)] != id.hosts[static_cast<std::size_t>(id.rank)]) far.push_back(rank);
-  return far;
+    if (id.host_indices[static_cast<std::size_t>(rank)] != id.host_indices[static_cast<std::size_t>(id.rank)])
+      remote_ranks.push_back(rank);
+  return remote_ranks;
 }
 
 /// What the program says, else the variable, else `otherwise`.
@@ -120,7 +121,7 @@ std::chrono::milliseconds limit(const std::optional<std::chrono::milliseconds>& 
 }
 
 /// On when there are neighbours to read what lies in it, unless somebody says otherwise.
-bool arena_wanted(const InitOptions& options, const Env& env, const World& world) {
+bool should_use_arena(const InitOptions& options, const Env& env, const World& world) {
   if (options.arena) return *options.arena;
   if (!env.lockstep_arena) return world.transport == "shm" || world.transport == "hierarchy";
   if (*env.lockstep_arena == "on") return true;
@@ -128,15 +129,16 @@ bool arena_wanted(const InitOptions& options, const Env& env, const World& world
   throw base::UsageError("LOCKSTEP_ARENA is " + base::quoted(*env.lockstep_arena, 80) + "; allowed are on and off");
 }
 
-void say_what_was_found(const World& world, const std::string& reason) {
+void log_world(const World& world, const std::string& reason) {
   const job::Identity& id = world.identity;
-  if (id.rank != 0 || id.contract == "none") return;
-  const int hosts = 1 + *std::max_element(id.hosts.begin(), id.hosts.end());
-  base::log_info(std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " +
-                 std::to_string(hosts) + (hosts == 1 ? " host" : " hosts") + " (" + id.contract + "); transport " +
-                 world.transport + (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
-                 (world.gpu_way.empty() ? "" : "; " + world.gpu.name + ", tensors there " + world.gpu_way) +
-                 (world.address.empty() ? "" : ", address " + world.address));
+  if (id.rank != 0 || id.source == "none") return;
+  const int hosts = 1 + *std::max_element(id.host_indices.begin(), id.host_indices.end());
+  base::log_info(
+      std::to_string(id.world_size) + (id.world_size == 1 ? " rank" : " ranks") + " on " + std::to_string(hosts) +
+      (hosts == 1 ? " host" : " hosts") + " (" + id.source + "); transport " + world.transport +
+      (world.outer.empty() ? "" : " over " + world.outer) + " (" + reason + ")" +
+      (world.gpu_transport_text.empty() ? "" : "; " + world.gpu.name + ", tensors there " + world.gpu_transport_text) +
+      (world.address.empty() ? "" : ", address " + world.address));
 }
 
 void check_injection(const World& world) {
@@ -146,7 +148,7 @@ void check_injection(const World& world) {
 }
 
 /// An error while joining is the job's first cause, if the store can still be told.
-void give_up(const World& world, const base::Error& error) noexcept {
+void publish_init_failure(const World& world, const base::Error& error) noexcept {
   if (!world.store) return;
   job::publish_cause(*world.store, {.cause = error.cause(),
                                     .rank = world.identity.rank,
@@ -156,26 +158,27 @@ void give_up(const World& world, const base::Error& error) noexcept {
                                     .detail = error.what(),
                                     .hint = error.hint()});
   // The others read it in the store that ends with this process.
-  if (world.server) std::this_thread::sleep_for(kOthersRead);
+  if (world.server) std::this_thread::sleep_for(kPeersReadTime);
 }
 
 std::shared_ptr<World> make_world(const InitOptions& options) {
-  const Env& env = Env::process();
+  const Env& env = Env::this_process();
   auto world = std::make_shared<World>();
   world->identity = job::identify(env, {options.rank, options.world_size, options.address, options.env_from});
   const auto timeout =
       limit(options.timeout, "LOCKSTEP_TIMEOUT", env.lockstep_timeout, std::chrono::seconds(300), true);
-  world->timeout = timeout.count() > 0 ? timeout : kMeetingWithoutLimit;
+  world->timeout = timeout.count() > 0 ? timeout : kUnlimitedSetupTimeout;
   const auto join_timeout =
       limit(options.join_timeout, "LOCKSTEP_JOIN_TIMEOUT", env.lockstep_join_timeout, std::chrono::seconds(60));
   world->interface = env.lockstep_interface.value_or("");
   if (env.lockstep_inject) world->injection = job::parse_injection("LOCKSTEP_INJECT", *env.lockstep_inject);
   const std::string asked = !options.transport.empty() ? options.transport : env.lockstep_transport.value_or("auto");
-  const std::string outer =
-      choose_outer(world->identity, !options.outer.empty() ? options.outer : env.lockstep_outer.value_or("auto"));
+  const std::string outer = choose_cross_host_transport(
+      world->identity, !options.outer.empty() ? options.outer : env.lockstep_cross_host_transport.value_or("auto"));
   check_transport(asked, world->identity.world_size);
-  const DeviceWish wish = parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
-  const bool on_gpu = find_gpus(*world, wish);
+  const DeviceRequest request =
+      parse_device(!options.device.empty() ? options.device : env.lockstep_device.value_or("auto"));
+  const bool on_gpu = detect_gpus(*world, request);
   if (world->identity.store != StoreKind::kLocal) world->key = find_key(env);
   const Deadline deadline = Deadline::in(join_timeout);
   open_store(*world, deadline);
@@ -192,20 +195,21 @@ std::shared_ptr<World> make_world(const InitOptions& options) {
               deadline);
     check_injection(*world);
     reason = choose_transport(*world, asked, outer);
-    if (on_gpu) take_gpu(*world, wish);
+    if (on_gpu) select_gpu(*world, request);
     prepare_transport(*world, asked, deadline);
-    if (arena_wanted(options, env, *world)) install_arena();
+    if (should_use_arena(options, env, *world)) install_arena();
   } catch (const base::Error& error) {
-    give_up(*world, error);
+    publish_init_failure(*world, error);
     throw;
   }
   const job::Identity& id = world->identity;
-  world->watch = std::make_shared<Watch>(world->store, id.rank, base::host_name(), timeout, ranks_of_other_hosts(id));
-  base::show_process(id.rank, id.world_size, id.job, world->transport);
-  if (id.store != StoreKind::kLocal || base::RankPage::process().watcher != 0)
+  world->deadlock_detector =
+      std::make_shared<DeadlockDetector>(world->store, id.rank, base::host_name(), timeout, ranks_of_other_hosts(id));
+  base::publish_rank_page(id.rank, id.world_size, id.job, world->transport);
+  if (id.store != StoreKind::kLocal || base::RankPage::this_process().agent_pid != 0)
     world->heartbeat =
         std::make_unique<job::Heartbeat>(id.store == StoreKind::kLocal ? nullptr : world->store, id.rank);
-  say_what_was_found(*world, reason);
+  log_world(*world, reason);
   return world;
 }
 
@@ -216,10 +220,10 @@ Group init(const InitOptions& options) {
   // one.
   static std::mutex mutex;
   static std::weak_ptr<Group::Impl> current;
-  static bool left_others = false;
+  static bool has_left_world = false;
   const std::lock_guard lock(mutex);
   if (auto impl = current.lock()) return Group(std::move(impl));
-  if (left_others)
+  if (has_left_world)
     throw base::UsageError("init: this process has left its world, and the others know",
                            "keep a copy of the group while it is needed");
   const auto made = make_world(options);
@@ -227,13 +231,13 @@ Group init(const InitOptions& options) {
     try {
       return Group(made);
     } catch (const base::Error& error) {
-      give_up(*made, error);
+      publish_init_failure(*made, error);
       throw;
     }
   }();
   current = world.impl_;
-  tell_failures_to({made->watch, made->server != nullptr});
-  left_others = world.size() > 1;
+  report_failures_to({made->deadlock_detector, made->server != nullptr});
+  has_left_world = world.size() > 1;
   return world;
 }
 

@@ -23,7 +23,7 @@ struct InitOptions {
   std::string device;  ///< of this rank, Group::device(): "auto", which is a GPU where there are some, "cpu", "cuda" or
                        ///< "cuda:N"; default: LOCKSTEP_DEVICE, else auto
   std::string outer;   ///< of the transport hierarchy: what carries bytes between hosts, "auto", "gloo" or "mpi";
-                       ///< default: LOCKSTEP_OUTER, else auto
+                       ///< default: LOCKSTEP_CROSS_HOST_TRANSPORT, else auto
   std::optional<bool> arena;  ///< CPU tensors made from now on lie in the arena (arena/arena.h); default:
                               ///< LOCKSTEP_ARENA, else with shm and hierarchy
   std::optional<std::chrono::milliseconds>

@@ -1,4 +1,4 @@
-// send and recv: a Call travels in front of the data, and the receiver compares.
+// send and recv: a CallSignature travels in front of the data, and the receiver compares.
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 
@@ -10,10 +10,10 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::int64_t kCallBytes = sizeof(Call);
+constexpr std::int64_t kSignatureBytes = sizeof(CallSignature);
 
-at::Tensor bytes_of(const Call& call) {
-  at::Tensor bytes = at::empty({kCallBytes}, at::kByte);
+at::Tensor bytes_of(const CallSignature& call) {
+  at::Tensor bytes = at::empty({kSignatureBytes}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), &call, sizeof call);
   return bytes;
 }
@@ -21,7 +21,7 @@ at::Tensor bytes_of(const Call& call) {
 }  // namespace
 
 /// A send that has begun: its call and its data are under way.
-struct Group::Impl::PointToPoint {
+struct Group::Impl::StartedSend {
   Collective op;
   std::string text;
   PendingPtr call;
@@ -30,33 +30,33 @@ struct Group::Impl::PointToPoint {
   void wait(Channel& channel) const;
 };
 
-Group::Impl::Pair& Group::Impl::pair_with(Kind kind, int peer) {
+Group::Impl::PeerChannel& Group::Impl::get_peer_channel(CollectiveKind kind, int peer) {
   check_root(kind, peer);
   if (peer == rank)
     throw base::UsageError(std::string(comm::name(kind)) + ": rank " + std::to_string(peer) + " is this rank");
-  const bool sending = kind == Kind::kSend;
-  auto& pair = pairs_[{sending, peer}];
+  const bool sending = kind == CollectiveKind::kSend;
+  auto& pair = peer_channels_[{sending, peer}];
   if (!pair) {
     const int from = members[static_cast<std::size_t>(sending ? rank : peer)];
     const int to = members[static_cast<std::size_t>(sending ? peer : rank)];
-    pair.reset(new Pair{{name + "." + std::to_string(from) + ">" + std::to_string(to),
-                         {from, to},
-                         sending ? 0 : 1,
-                         transport_,
-                         world->watch},
-                        {}});
+    pair.reset(new PeerChannel{{name + "." + std::to_string(from) + ">" + std::to_string(to),
+                                {from, to},
+                                sending ? 0 : 1,
+                                transport_,
+                                world->deadlock_detector},
+                               {}});
   }
   return *pair;
 }
 
-std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Tensor& tensor, Channel& channel, int to,
-                                                                   const CallOptions& options) {
-  auto sent = std::make_shared<PointToPoint>();
-  sent->op = make(Kind::kSend, tensor, options);
+std::shared_ptr<Group::Impl::StartedSend> Group::Impl::begin_send(const at::Tensor& tensor, Channel& channel, int to,
+                                                                  const CallOptions& options) {
+  auto sent = std::make_shared<StartedSend>();
+  sent->op = make_collective(CollectiveKind::kSend, tensor, options);
   sent->op.root = to;
   channel.begin(sent->op, tensor);
   const std::uint64_t seq = sent->op.seq;
-  const Call call = make_call(sent->op, CallShape(tensor));
+  const CallSignature call = make_signature(sent->op, SignatureShape(tensor));
   sent->text = describe(call) + " to rank " + std::to_string(members[static_cast<std::size_t>(to)]);
   // Two messages on the wire for one operation: their tags are 2 seq and 2 seq + 1.
   Collective header = sent->op;
@@ -73,21 +73,21 @@ std::shared_ptr<Group::Impl::PointToPoint> Group::Impl::begin_send(const at::Ten
 void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   channel.throw_if_closed();
   const at::NoGradGuard no_grad;
-  const Call expected = make_call(op, CallShape(target));
+  const CallSignature expected = make_signature(op, SignatureShape(target));
   const std::string text = describe(expected) + " from rank " + std::to_string(channel.members()[0]);
   const std::uint64_t seq = op.seq;
   Collective header = op;
   header.seq = 2 * seq;
-  header.output = at::empty({kCallBytes}, at::kByte);
+  header.output = at::empty({kSignatureBytes}, at::kByte);
   const PendingPtr call_arrives = channel.start(header);
   channel.wait(*call_arrives, op, text);
-  Call sent;
+  CallSignature sent;
   std::memcpy(&sent, header.output.const_data_ptr(), sizeof sent);
-  Call as_received = expected;
+  CallSignature as_received = expected;
   as_received.kind = sent.kind;
   as_received.root = sent.root;
-  Difference difference{};
-  if (find_difference({as_received, sent}, false, difference)) {
+  CallMismatch difference{};
+  if (find_mismatch({as_received, sent}, false, difference)) {
     try {
       throw base::DesyncError(base::Cause::kDesync, label(op), channel.members()[1], channel.members()[0],
                               "rank " + std::to_string(channel.members()[0]) + " called " + describe(sent) + ", rank " +
@@ -106,40 +106,42 @@ void Group::Impl::receive(Collective op, at::Tensor target, Channel& channel) {
   channel.end(op.record);
 }
 
-void Group::Impl::PointToPoint::wait(Channel& channel) const {
+void Group::Impl::StartedSend::wait(Channel& channel) const {
   channel.wait(*call, op, text);
   channel.wait(*data, op, text);
   channel.end(op.record);
 }
 
-Work Group::Impl::start_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
-  Pair& pair = pair_with(kind, peer);
-  if (kind == Kind::kSend) {
+Work Group::Impl::start_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer,
+                                       const CallOptions& options) {
+  PeerChannel& pair = get_peer_channel(kind, peer);
+  if (kind == CollectiveKind::kSend) {
     // Begun here and now, so that two ranks may send to each other before they receive; the lane only waits.
     auto sent = begin_send(tensor, pair.channel, peer, options);
     std::string text = label(sent->op);
-    return {pair.lane.post([sent, &pair] { sent->wait(pair.channel); }), std::move(text), rank, world->watch,
-            &pair.lane};
+    return {pair.executor.post([sent, &pair] { sent->wait(pair.channel); }), std::move(text), rank,
+            world->deadlock_detector, &pair.executor};
   }
-  Collective op = make(kind, tensor, options);
+  Collective op = make_collective(kind, tensor, options);
   op.root = peer;
   pair.channel.begin(op, tensor);
   const auto run = [this, op, tensor, &pair, stream = current_stream({.output = tensor})] {
     const c10::OptionalStreamGuard on(stream);
     receive(op, tensor, pair.channel);
   };
-  return {pair.lane.post(run), label(op), rank, world->watch, &pair.lane};
+  return {pair.executor.post(run), label(op), rank, world->deadlock_detector, &pair.executor};
 }
 
-void Group::Impl::run_point_to_point(Kind kind, const at::Tensor& tensor, int peer, const CallOptions& options) {
-  Pair& pair = pair_with(kind, peer);
-  if (!pair.lane.idle())
+void Group::Impl::run_point_to_point(CollectiveKind kind, const at::Tensor& tensor, int peer,
+                                     const CallOptions& options) {
+  PeerChannel& pair = get_peer_channel(kind, peer);
+  if (!pair.executor.is_idle())
     return start_point_to_point(kind, tensor, peer, options)
-        .wait();  // bounded: the operation ends at its deadline, or by the Watch
-  if (kind == Kind::kSend) {
+        .wait();  // bounded: the operation ends at its deadline, or by the DeadlockDetector
+  if (kind == CollectiveKind::kSend) {
     return begin_send(tensor, pair.channel, peer, options)->wait(pair.channel);
   }
-  Collective op = make(kind, tensor, options);
+  Collective op = make_collective(kind, tensor, options);
   op.root = peer;
   pair.channel.begin(op, tensor);
   receive(std::move(op), tensor, pair.channel);

@@ -7,15 +7,15 @@
 namespace lockstep::comm {
 namespace {
 
-std::atomic<bool> signalled{false};
+std::atomic<bool> stop_signal_received{false};
 static_assert(std::atomic<bool>::is_always_lock_free);  // a handler sets it
 
 }  // namespace
 
-void catch_stop_signals() {
+void install_stop_signal_handlers() {
   static const bool once = [] {
     struct sigaction action{};
-    action.sa_handler = [](int) { signalled.store(true); };
+    action.sa_handler = [](int) { stop_signal_received.store(true); };
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     for (const int signal : {SIGTERM, SIGUSR1}) ::sigaction(signal, &action, nullptr);
@@ -24,6 +24,6 @@ void catch_stop_signals() {
   (void)once;
 }
 
-bool stop_signalled() noexcept { return signalled.load(std::memory_order_relaxed); }
+bool has_stop_signal() noexcept { return stop_signal_received.load(std::memory_order_relaxed); }
 
 }  // namespace lockstep::comm

@@ -4,8 +4,8 @@
 namespace lockstep::comm {
 
 /// From now on these signals only set a flag; until then they end the process, as they always do. Idempotent.
-void catch_stop_signals();
+void install_stop_signal_handlers();
 /// Whether one has come since.
-bool stop_signalled() noexcept;
+bool has_stop_signal() noexcept;
 
 }  // namespace lockstep::comm

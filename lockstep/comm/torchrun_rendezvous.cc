@@ -15,30 +15,31 @@ using base::Deadline;
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 /// "" when rank 0 has left no word before the deadline.
-std::string meet(const base::Address& address, const std::string& key, const std::string& word, Deadline deadline) {
+std::string set_or_get(const base::Address& address, const std::string& key, const std::string& message,
+                       Deadline deadline) {
   c10d::TCPStoreOptions options;
   options.port = address.port;
   options.isServer = false;
   options.waitWorkers = false;
-  options.timeout = deadline.left();
+  options.timeout = deadline.remaining();
   const auto tcp_store = c10::make_intrusive<c10d::TCPStore>(address.host, options);
   c10d::Store& store = *tcp_store;  // TCPStore hides the overloads for strings
-  if (!word.empty()) {
-    store.set(key, word);
-    return word;
+  if (!message.empty()) {
+    store.set(key, message);
+    return message;
   }
   // c10d's own wait prints stack traces when its time is over: ask instead.
   while (!store.check({key})) {
     if (deadline.expired()) return "";
-    std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kPause, deadline.left()));
+    std::this_thread::sleep_for(std::min<std::chrono::milliseconds>(kPause, deadline.remaining()));
   }
   return store.get_to_str(key);
 }
 
 }  // namespace
 
-std::string meet_by_torchrun_store(const base::Address& address, const std::string& key, const std::string& word,
-                                   Deadline deadline) {
+std::string exchange_over_torchrun_store(const base::Address& address, const std::string& key,
+                                         const std::string& message, Deadline deadline) {
   const auto failed = [&](const std::string& why) {
     return base::CommError(base::Cause::kCoordinatorLost, "init", -1, -1,
                            "torchrun's store at " + to_string(address) + " " + why);
@@ -48,7 +49,7 @@ std::string meet_by_torchrun_store(const base::Address& address, const std::stri
   std::future<std::string> answer = promise->get_future();
   std::thread([=] {
     try {
-      promise->set_value(meet(address, key, word, deadline));
+      promise->set_value(set_or_get(address, key, message, deadline));
     } catch (...) {
       promise->set_exception(std::current_exception());
     }
@@ -56,8 +57,8 @@ std::string meet_by_torchrun_store(const base::Address& address, const std::stri
   if (answer.wait_until(deadline.when() + std::chrono::seconds(1)) != std::future_status::ready)
     throw failed("does not answer");
   try {
-    std::string heard = answer.get();
-    if (!heard.empty()) return heard;
+    std::string received = answer.get();
+    if (!received.empty()) return received;
   } catch (const std::exception& error) {
     const std::string text = error.what();
     throw failed("failed: " + text.substr(0, text.find('\n')));

@@ -27,9 +27,9 @@ namespace {
 
 using base::Cause;
 
-constexpr auto kOthersRead = std::chrono::seconds(1);  // they look every 200 ms
+constexpr auto kPeersReadTime = std::chrono::seconds(1);  // they look every 200 ms
 
-struct Failure {
+struct UncaughtFailure {
   Cause cause = Cause::kRankExited;
   std::string text;
   std::string hint;
@@ -49,13 +49,13 @@ std::string text_of(const std::exception& error) {
 }
 
 /// libtorch's allocator for the processor's memory has no type of its own for it.
-bool is_want_of_memory(const c10::Error& error) {
+bool is_out_of_memory(const c10::Error& error) {
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) ||
          std::strstr(error.what_without_backtrace(), "can't allocate memory");
 }
 
 /// Of the exception that is being handled.
-Failure current_failure() {
+UncaughtFailure current_failure() {
   try {
     throw;
   } catch (const base::CommError& error) {
@@ -65,7 +65,7 @@ Failure current_failure() {
   } catch (const std::bad_alloc& error) {
     return {Cause::kResource, text_of(error), "the process has no memory left", base::exit_code(Cause::kResource)};
   } catch (const c10::Error& error) {
-    if (!is_want_of_memory(error)) return {Cause::kRankExited, text_of(error), ""};
+    if (!is_out_of_memory(error)) return {Cause::kRankExited, text_of(error), ""};
     return {Cause::kResource, text_of(error), "the process has no memory left", base::exit_code(Cause::kResource)};
   } catch (const std::exception& error) {
     return {Cause::kRankExited, text_of(error), ""};
@@ -75,35 +75,35 @@ Failure current_failure() {
 }
 
 /// Lives as long as the process: a thread may fail after the end of main().
-struct Current {
+struct ListenerSlot {
   std::mutex mutex;  // guards listener
-  Listener listener;
+  FailureListener listener;
 };
-Current& current() {
-  static auto* one = new Current;
+ListenerSlot& listener_slot() {
+  static auto* one = new ListenerSlot;
   return *one;
 }
 
-void tell(const Failure& failure) noexcept {
-  Listener listener;
+void report(const UncaughtFailure& failure) noexcept {
+  FailureListener listener;
   {
-    const std::lock_guard lock(current().mutex);
-    listener = current().listener;
+    const std::lock_guard lock(listener_slot().mutex);
+    listener = listener_slot().listener;
   }
-  if (!listener.watch) return;
+  if (!listener.deadlock_detector) return;
   if (failure.comm)
-    listener.watch->publish(*failure.comm);
+    listener.deadlock_detector->publish_failure(*failure.comm);
   else
-    listener.watch->publish(failure.cause, failure.text, failure.hint);
-  if (listener.in_this_process) std::this_thread::sleep_for(kOthersRead);
+    listener.deadlock_detector->publish_failure(failure.cause, failure.text, failure.hint);
+  if (listener.serves_store) std::this_thread::sleep_for(kPeersReadTime);
 }
 
-std::terminate_handler before_us = nullptr;
+std::terminate_handler previous_terminate_handler = nullptr;
 
 [[noreturn]] void on_terminate() {
-  static std::atomic_flag told;
-  if (!told.test_and_set()) {
-    Failure failure{Cause::kRankDied, "std::terminate() was called", ""};
+  static std::atomic_flag is_reported;
+  if (!is_reported.test_and_set()) {
+    UncaughtFailure failure{Cause::kRankDied, "std::terminate() was called", ""};
     if (std::current_exception()) {
       try {
         std::rethrow_exception(std::current_exception());
@@ -113,31 +113,31 @@ std::terminate_handler before_us = nullptr;
         failure.text = "an exception that nobody caught: " + failure.text;
       }
     }
-    tell(failure);
+    report(failure);
   }
-  if (before_us) before_us();
+  if (previous_terminate_handler) previous_terminate_handler();
   std::abort();
 }
 
 }  // namespace
 
-void tell_failures_to(Listener listener) {
-  const std::lock_guard lock(current().mutex);
-  current().listener = std::move(listener);
-  if (!before_us) before_us = std::set_terminate(on_terminate);
+void report_failures_to(FailureListener listener) {
+  const std::lock_guard lock(listener_slot().mutex);
+  listener_slot().listener = std::move(listener);
+  if (!previous_terminate_handler) previous_terminate_handler = std::set_terminate(on_terminate);
 }
 
-void tell_nobody() noexcept {
-  const std::lock_guard lock(current().mutex);
-  current().listener = {};
+void stop_reporting_failures() noexcept {
+  const std::lock_guard lock(listener_slot().mutex);
+  listener_slot().listener = {};
 }
 
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program) {
   try {
     return program(argc, argv);
   } catch (...) {
-    const Failure failure = current_failure();
-    tell(failure);
+    const UncaughtFailure failure = current_failure();
+    report(failure);
     std::fflush(nullptr);
     std::fprintf(stderr, "error: %s%s%s\n", failure.text.c_str(), failure.hint.empty() ? "" : "; ",
                  failure.hint.c_str());

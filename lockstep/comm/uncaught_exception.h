@@ -14,19 +14,19 @@ namespace lockstep::comm {
 /// destructors: with the exit code of its cause (docs/04) if it is one of Lockstep's, else with 1.
 int main(int argc, char** argv, const std::function<int(int argc, char** argv)>& program);
 
-class Watch;
+class DeadlockDetector;
 
 /// Where a failure is told.
-struct Listener {
-  std::shared_ptr<Watch> watch;
-  bool in_this_process = false;  ///< the store is: the others need a moment to read it before it ends
+struct FailureListener {
+  std::shared_ptr<DeadlockDetector> deadlock_detector;
+  bool serves_store = false;  ///< the store is: the others need a moment to read it before it ends
 };
 
 /// For init(). Also from now on std::terminate(), an exception that nobody catches among its reasons, makes its text
 /// the job's first cause, and goes on as before. Kept when an exception unwinds the world: who catches it has something
 /// to tell.
-void tell_failures_to(Listener listener);
+void report_failures_to(FailureListener listener);
 /// The world has ended in good order.
-void tell_nobody() noexcept;
+void stop_reporting_failures() noexcept;
 
 }  // namespace lockstep::comm

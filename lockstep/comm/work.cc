@@ -6,8 +6,8 @@
 namespace lockstep::comm {
 
 void Work::wait() {
-  const Watch::LaneWait here(*watch_, lane_, pending_);
-  wait(base::Deadline::never());  // bounded: the operation ends at its deadline, or by the Watch
+  const DeadlockDetector::ExecutorWait here(*deadlock_detector_, executor_, pending_);
+  wait(base::Deadline::never());  // bounded: the operation ends at its deadline, or by the DeadlockDetector
 }
 
 void Work::wait(base::Deadline deadline) {

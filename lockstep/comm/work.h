@@ -10,15 +10,15 @@
 
 namespace lockstep::comm {
 
-class Lane;
-class Watch;
+class SerialExecutor;
+class DeadlockDetector;
 
 /// A small value; copies mean the same operation. The tensors of the operation must not be touched before it is done;
 /// they are kept alive until then. Dropping a Work does not end its operation. Operations of one group end in the order
 /// in which they were started.
 class Work {
  public:
-  /// Waits until the operation is done, at most until its own deadline. Throws its error: DesyncError, PeerLost,
+  /// Waits until the operation is done, at most until its own deadline. Throws its error: DesyncError, PeerLostError,
   /// TimeoutError.
   void wait();
   /// The same, but throws a TimeoutError at `deadline` if that is earlier; the operation goes on and can be waited for
@@ -30,15 +30,20 @@ class Work {
   std::exception_ptr error() const { return pending_->done() ? pending_->error() : nullptr; }
 
   /// For Group: the operation `label` of `rank`, whose end `pending` announces, on `lane`.
-  Work(PendingPtr pending, std::string label, int rank, std::shared_ptr<Watch> watch, const Lane* lane)
-      : pending_(std::move(pending)), label_(std::move(label)), rank_(rank), watch_(std::move(watch)), lane_(lane) {}
+  Work(PendingPtr pending, std::string label, int rank, std::shared_ptr<DeadlockDetector> deadlock_detector,
+       const SerialExecutor* executor)
+      : pending_(std::move(pending)),
+        label_(std::move(label)),
+        rank_(rank),
+        deadlock_detector_(std::move(deadlock_detector)),
+        executor_(executor) {}
 
  private:
   PendingPtr pending_;
   std::string label_;
   int rank_;
-  std::shared_ptr<Watch> watch_;
-  const Lane* lane_;  // a name only: the group may be gone
+  std::shared_ptr<DeadlockDetector> deadlock_detector_;
+  const SerialExecutor* executor_;  // a name only: the group may be gone
 };
 
 }  // namespace lockstep::comm

@@ -6,7 +6,7 @@
 namespace lockstep::cuda {
 namespace {
 
-class CudaGraph final : public Graph, private at::cuda::CUDAGraph {
+class CudaGraph final : public CapturedGraph, private at::cuda::CUDAGraph {
  public:
   void begin() {
     capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
@@ -16,7 +16,7 @@ class CudaGraph final : public Graph, private at::cuda::CUDAGraph {
 
   /// After an error in between. capture_end() throws for a capture that CUDA has given up, before it tells the
   /// allocators.
-  void abandon() noexcept {
+  void abort_capture() noexcept {
     try {
       capture_end();
     } catch (const c10::Error&) {
@@ -34,14 +34,14 @@ class CudaGraph final : public Graph, private at::cuda::CUDAGraph {
 
 }  // namespace
 
-std::unique_ptr<Graph> capture(const std::function<void()>& body) {
+std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body) {
   auto graph = std::make_unique<CudaGraph>();
   try {
     graph->begin();
     body();
     graph->end();
   } catch (...) {
-    graph->abandon();
+    graph->abort_capture();
     throw;
   }
   return graph;

@@ -7,15 +7,15 @@
 
 namespace lockstep::cuda {
 
-class Graph {
+class CapturedGraph {
  public:
-  virtual ~Graph() = default;
+  virtual ~CapturedGraph() = default;
   /// On the current stream. Waits for nothing.
   virtual void replay() = 0;
 };
 
 /// What `body` puts on the current stream, which is not the default one, and on those that follow it, without doing it.
 /// What is thrown comes out, and leaves nothing behind.
-std::unique_ptr<Graph> capture(const std::function<void()>& body);
+std::unique_ptr<CapturedGraph> capture(const std::function<void()>& body);
 
 }  // namespace lockstep::cuda

@@ -3,7 +3,7 @@
 
 namespace lockstep::cuda {
 
-std::unique_ptr<Graph> capture(const std::function<void()>&) {
+std::unique_ptr<CapturedGraph> capture(const std::function<void()>&) {
   throw base::UsageError("this build's libtorch has no CUDA (the wheel torch for CUDA brings it)");
 }
 

@@ -10,58 +10,58 @@
 namespace lockstep::cuda {
 namespace {
 
-struct Recording {
+struct TraceState {
   std::mutex mutex;  // guards what follows
-  CallList list;
+  OpTrace list;
 };
 // Callbacks are plain functions.
-std::mutex one_at_a_time;
-Recording* current = nullptr;  // under one_at_a_time, and read by threads that work for the one that holds it
+std::mutex trace_mutex;
+TraceState* current_trace = nullptr;  // under trace_mutex, and read by threads that work for the one that holds it
 
-std::string text_of(double number) {
+std::string to_text(double number) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, number).ptr};
 }
 
-std::string text_of(const at::Tensor& tensor) {
+std::string to_text(const at::Tensor& tensor) {
   if (!tensor.defined()) return "none";
   if (!tensor.is_cpu()) return "tensor";
   if (tensor.dim() > 0) return "tensor on cpu";
   const at::DisableRecordFunctionGuard guard;
-  return text_of(tensor.item().toDouble());  // how a plain number travels
+  return to_text(tensor.item().toDouble());  // how a plain number travels
 }
 
-std::string text_of(const c10::IValue& value) {
-  if (value.isTensor()) return text_of(value.toTensor());
-  if (value.isDouble()) return text_of(value.toDouble());
+std::string to_text(const c10::IValue& value) {
+  if (value.isTensor()) return to_text(value.toTensor());
+  if (value.isDouble()) return to_text(value.toDouble());
   if (value.isInt()) return std::to_string(value.toInt());
   if (value.isBool()) return value.toBool() ? "true" : "false";
   if (value.isList()) {
     std::string text;
-    for (const c10::IValue& each : value.toListRef()) text += (text.empty() ? "" : ", ") + text_of(each);
+    for (const c10::IValue& each : value.toListRef()) text += (text.empty() ? "" : ", ") + to_text(each);
     return "[" + text + "]";
   }
   return "-";
 }
 
-std::unique_ptr<at::ObserverContext> note(const at::RecordFunction& call) {
+std::unique_ptr<at::ObserverContext> record_op(const at::RecordFunction& call) {
   std::string arguments;
-  for (const c10::IValue& value : call.inputs()) arguments += (arguments.empty() ? "" : ", ") + text_of(value);
+  for (const c10::IValue& value : call.inputs()) arguments += (arguments.empty() ? "" : ", ") + to_text(value);
   std::string text = std::string(call.name()) + "(" + arguments + ")";
-  const std::lock_guard lock(current->mutex);
-  CallList& list = current->list;
+  const std::lock_guard lock(current_trace->mutex);
+  OpTrace& list = current_trace->list;
   if (!list.cpu_tensor && text.find("tensor on cpu") != std::string::npos) list.cpu_tensor = text;
   list.calls.push_back(std::move(text));
   return nullptr;
 }
 
 /// Torch's threads for backward work with the settings of the thread that called backward(), callbacks among them.
-class Callback {
+class CallbackGuard {
  public:
-  Callback()
+  CallbackGuard()
       : handle_(at::addThreadLocalCallback(
-            at::RecordFunctionCallback(note).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
-  ~Callback() { at::removeCallback(handle_); }
+            at::RecordFunctionCallback(record_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {}
+  ~CallbackGuard() { at::removeCallback(handle_); }
 
  private:
   const at::CallbackHandle handle_;
@@ -69,16 +69,16 @@ class Callback {
 
 }  // namespace
 
-CallList calls_of(const std::function<void()>& body) {
-  const std::lock_guard lock(one_at_a_time);
-  Recording recording;
-  current = &recording;
-  const Callback callback;
+OpTrace trace_ops(const std::function<void()>& body) {
+  const std::lock_guard lock(trace_mutex);
+  TraceState state;
+  current_trace = &state;
+  const CallbackGuard callback_guard;
   body();
-  return std::move(recording.list);
+  return std::move(state.list);
 }
 
-std::optional<std::string> difference(const CallList& before, const CallList& after) {
+std::optional<std::string> find_difference(const OpTrace& before, const OpTrace& after) {
   const std::size_t common = std::min(before.calls.size(), after.calls.size());
   for (std::size_t i = 0; i < common; ++i)
     if (before.calls[i] != after.calls[i])

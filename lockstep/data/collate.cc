@@ -10,14 +10,14 @@
 namespace lockstep::data {
 namespace {
 
-std::string described(const at::Tensor& tensor) {
+std::string describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
   std::ostringstream text;
   text << tensor.scalar_type() << tensor.sizes();
   return text.str();
 }
 
-bool alike(const at::Tensor& a, const at::Tensor& b) {
+bool can_stack(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
          a.device() == b.device();
 }
@@ -27,10 +27,10 @@ bool alike(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors,
                  const std::vector<std::size_t>& indices) {
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    if (!alike(tensors[0], tensors[i]))
+    if (!can_stack(tensors[0], tensors[i]))
       throw base::UsageError("the samples of a batch must have one shape and dtype, but " + std::string(what) +
-                             " of sample " + std::to_string(indices[0]) + " is " + described(tensors[0]) +
-                             " and of sample " + std::to_string(indices[i]) + " " + described(tensors[i]));
+                             " of sample " + std::to_string(indices[0]) + " is " + describe(tensors[0]) +
+                             " and of sample " + std::to_string(indices[i]) + " " + describe(tensors[i]));
   return at::stack(tensors);
 }
 

@@ -26,11 +26,11 @@ at::Tensor stack(std::string_view what, const std::vector<at::Tensor>& tensors,
 
 // Nothing but these members: what else a sample holds would be lost in a batch.
 template <typename E>
-concept DataOnly = sizeof(E) == sizeof(at::Tensor) && requires(E e) {
+concept HasDataOnly = sizeof(E) == sizeof(at::Tensor) && requires(E e) {
   { e.data } -> std::same_as<at::Tensor&>;
 };
 template <typename E>
-concept DataAndTarget = sizeof(E) == 2 * sizeof(at::Tensor) && requires(E e) {
+concept HasDataAndTarget = sizeof(E) == 2 * sizeof(at::Tensor) && requires(E e) {
   { e.data } -> std::same_as<at::Tensor&>;
   { e.target } -> std::same_as<at::Tensor&>;
 };
@@ -39,16 +39,17 @@ concept DataAndTarget = sizeof(E) == 2 * sizeof(at::Tensor) && requires(E e) {
 /// (torch::data::Example<>, data::Example) an E of stacked tensors [batch, ...], for `data` alone
 /// (torch::data::TensorExample) the same, for a plain tensor a tensor, for any other type a std::vector<E>.
 template <typename E>
-using BatchOf = std::conditional_t<DataOnly<E> || DataAndTarget<E> || std::is_same_v<E, at::Tensor>, E, std::vector<E>>;
+using CollatedBatch =
+    std::conditional_t<HasDataOnly<E> || HasDataAndTarget<E> || std::is_same_v<E, at::Tensor>, E, std::vector<E>>;
 
 template <typename E>
-BatchOf<E> collate(std::vector<E> samples, const std::vector<std::size_t>& indices) {
+CollatedBatch<E> collate(std::vector<E> samples, const std::vector<std::size_t>& indices) {
   if constexpr (std::is_same_v<E, at::Tensor>) {
     return stack("sample", samples, indices);
-  } else if constexpr (DataOnly<E> || DataAndTarget<E>) {
+  } else if constexpr (HasDataOnly<E> || HasDataAndTarget<E>) {
     std::vector<at::Tensor> data;
     for (auto& sample : samples) data.push_back(sample.data);
-    if constexpr (DataOnly<E>) {
+    if constexpr (HasDataOnly<E>) {
       return E{stack("data", data, indices)};
     } else {
       std::vector<at::Tensor> target;

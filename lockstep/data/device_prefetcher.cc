@@ -15,10 +15,10 @@
 namespace lockstep::data {
 namespace {
 
-constexpr auto kFirstPause = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::microseconds(500);
+constexpr auto kMinPollInterval = std::chrono::microseconds(20);
+constexpr auto kMaxPollInterval = std::chrono::microseconds(500);
 
-at::Stream own_stream(at::Device device) {
+at::Stream copy_stream(at::Device device) {
   const c10::impl::VirtualGuardImpl gpus(device.type());
   return gpus.getStreamFromGlobalPool(device.has_index() ? device : gpus.getDevice());
 }
@@ -40,45 +40,45 @@ void check_device(at::Device device) {
                            (count > 0 ? "numbers below that, and " : "") + "cpu");
 }
 
-void pin(void* batch, const BatchTensors& tensors, at::Device device) {
+void pin_memory(void* batch, const BatchVisitor& visitor, at::Device device) {
   const at::NoGradGuard no_grad;
   const c10::DeviceGuard guard(
       device);  // a thread that begins has another current one, on which pinning would take memory
-  tensors(batch, [](at::Tensor& tensor) {
+  visitor(batch, [](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided) tensor = tensor.pin_memory();
   });
 }
 
-DeviceCopies::DeviceCopies(at::Device device, BatchTensors tensors)
-    : tensors_(std::move(tensors)),
-      stream_(own_stream(device)),
-      copied_(device.type()),
-      before_{c10::Event(device.type()), c10::Event(device.type())} {}
+DevicePrefetcher::DevicePrefetcher(at::Device device, BatchVisitor visitor)
+    : visitor_(std::move(visitor)),
+      stream_(copy_stream(device)),
+      copy_done_(device.type()),
+      consumed_{c10::Event(device.type()), c10::Event(device.type())} {}
 
-bool DeviceCopies::wait_for_users(base::Deadline deadline) const {
-  const c10::Event& last_but_one = before_[num_handed_over_ % 2];
-  for (auto pause = kFirstPause; !last_but_one.query(); pause = std::min(pause * 2, kLongestPause)) {
+bool DevicePrefetcher::wait_for_consumer(base::Deadline deadline) const {
+  const c10::Event& previous = consumed_[num_delivered_ % 2];
+  for (auto pause = kMinPollInterval; !previous.query(); pause = std::min(pause * 2, kMaxPollInterval)) {
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(pause);
   }
   return true;
 }
 
-void DeviceCopies::start(void* batch) {
+void DevicePrefetcher::start(void* batch) {
   const at::NoGradGuard no_grad;
   const c10::StreamGuard guard(stream_);
-  tensors_(batch, [&](at::Tensor& tensor) {
+  visitor_(batch, [&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_cpu())
       tensor = tensor.to(at::TensorOptions(stream_.device()), /*non_blocking=*/true);
   });
-  copied_.record(stream_);
+  copy_done_.record(stream_);
 }
 
-void DeviceCopies::hand_over(void* batch) {
+void DevicePrefetcher::wait_on_current_stream(void* batch) {
   const at::Stream current = c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device());
-  before_[num_handed_over_++ % 2].record(current);
-  copied_.block(current);
-  tensors_(batch, [&](at::Tensor& tensor) {
+  consumed_[num_delivered_++ % 2].record(current);
+  copy_done_.block(current);
+  visitor_(batch, [&](at::Tensor& tensor) {
     if (tensor.defined() && tensor.device() == stream_.device()) tensor.record_stream(current);
   });
 }

@@ -16,8 +16,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/data/collate.h"
-#include "lockstep/data/visit_tensors.h"
 #include "lockstep/data/loader_core.h"
+#include "lockstep/data/visit_tensors.h"
 
 namespace lockstep::data {
 
@@ -29,34 +29,34 @@ class Epoch {
  public:
   class Iterator {
    public:
-    explicit Iterator(BatchRun& run) : run_(&run) { ++*this; }
+    explicit Iterator(BatchIterator& batches) : batches_(&batches) { ++*this; }
     Batch& operator*() const { return *static_cast<Batch*>(batch_.get()); }
     Batch* operator->() const { return static_cast<Batch*>(batch_.get()); }
     Iterator& operator++() {
       batch_ = nullptr;  // the caller is done with it: its memory serves the next one
-      batch_ = run_->next();
+      batch_ = batches_->next();
       return *this;
     }
     bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
 
    private:
-    BatchRun* run_;
+    BatchIterator* batches_;
     std::shared_ptr<void> batch_;
   };
 
-  explicit Epoch(std::unique_ptr<BatchRun> run) : run_(std::move(run)) {}
+  explicit Epoch(std::unique_ptr<BatchIterator> batches) : batches_(std::move(batches)) {}
 
   /// Waits for the first batch, at most LoaderOptions::timeout, as ++ does for the others. Both throw SampleError when
   /// the dataset threw, and TimeoutError.
-  Iterator begin() { return Iterator(*run_); }
+  Iterator begin() { return Iterator(*batches_); }
   std::default_sentinel_t end() const { return {}; }
   /// Batches that this rank will see: fewer than batches_per_epoch() after restore().
-  std::uint64_t size() const { return run_->size(); }
+  std::uint64_t size() const { return batches_->size(); }
   /// The indices into the dataset of the batch that was handed out last; none before the first.
-  std::vector<std::size_t> indices() const { return run_->indices(); }
+  std::vector<std::size_t> indices() const { return batches_->indices(); }
 
  private:
-  std::unique_ptr<BatchRun> run_;
+  std::unique_ptr<BatchIterator> batches_;
 };
 
 /// Made by make_loader(). Copies share one state. One thread uses it.
@@ -72,13 +72,13 @@ class Loader {
 
   /// Whether ranks together see every sample at most once an epoch: not where some come twice so that all have equally
   /// many.
-  bool exact() const { return core_->exact(); }
+  bool is_exact() const { return core_->is_exact(); }
 
   /// Where the data stands: the batch that the loop holds counts as drawn. The same on all ranks between two steps.
-  const Position& position() const { return core_->position(); }
+  const LoaderPosition& position() const { return core_->position(); }
   /// Goes on there, in this world whatever the size of the one that saved it, when epoch(position.epoch) is called
   /// next. Throws UsageError when the position is of another dataset, seed or order.
-  void restore(const Position& position) { core_->restore(position); }
+  void restore(const LoaderPosition& position) { core_->restore(position); }
 
  private:
   std::shared_ptr<LoaderCore> core_;
@@ -87,9 +87,9 @@ class Loader {
 namespace detail {
 
 template <typename D>
-concept GivesSamples = requires(D& d, std::size_t i) { d.get(i); };
+concept HasGet = requires(D& d, std::size_t i) { d.get(i); };
 template <typename D>
-concept GivesManySamples = requires(D& d, const std::vector<std::size_t>& indices) { d.get_batch(indices); };
+concept HasGetBatch = requires(D& d, const std::vector<std::size_t>& indices) { d.get_batch(indices); };
 
 template <typename T>
 inline constexpr bool is_vector = false;
@@ -98,8 +98,8 @@ inline constexpr bool is_vector<std::vector<T>> = true;
 
 // A dataset with its own way to make a batch (data::Mnist, or torch's datasets mapped with Stack<>).
 template <typename D>
-constexpr bool gives_batches() {
-  if constexpr (GivesManySamples<D>)
+constexpr bool has_own_collate() {
+  if constexpr (HasGetBatch<D>)
     return !is_vector<std::decay_t<decltype(std::declval<D&>().get_batch(std::vector<std::size_t>()))>>;
   else
     return false;
@@ -107,7 +107,7 @@ constexpr bool gives_batches() {
 
 template <typename D>
 auto make_batch(D& dataset, const std::vector<std::size_t>& indices, const std::stop_token& stop) {
-  if constexpr (gives_batches<D>() || !GivesSamples<D>) {
+  if constexpr (has_own_collate<D>() || !HasGet<D>) {
     using Made = std::decay_t<decltype(dataset.get_batch(indices))>;
     std::shared_ptr<Made> made;
     try {
@@ -115,13 +115,13 @@ auto make_batch(D& dataset, const std::vector<std::size_t>& indices, const std::
     } catch (...) {
       throw_sample_error(indices.front(), indices.size());
     }
-    if constexpr (gives_batches<D>())
+    if constexpr (has_own_collate<D>())
       return made;
     else
-      return std::make_shared<BatchOf<typename Made::value_type>>(collate(std::move(*made), indices));
+      return std::make_shared<CollatedBatch<typename Made::value_type>>(collate(std::move(*made), indices));
   } else {
     using Sample = std::decay_t<decltype(dataset.get(indices[0]))>;
-    using Batch = BatchOf<Sample>;
+    using Batch = CollatedBatch<Sample>;
     std::vector<Sample> samples;
     samples.reserve(indices.size());
     for (const std::size_t index : indices) {
@@ -137,10 +137,10 @@ auto make_batch(D& dataset, const std::vector<std::size_t>& indices, const std::
 }
 
 template <typename D>
-using BatchFrom = typename decltype(make_batch(std::declval<D&>(), {}, {}))::element_type;
+using DatasetBatch = typename decltype(make_batch(std::declval<D&>(), {}, {}))::element_type;
 
 template <typename D>
-std::uint64_t size_of(const D& dataset) {
+std::uint64_t dataset_size(const D& dataset) {
   if constexpr (requires { dataset.size().has_value(); }) {
     if (!dataset.size()) throw base::UsageError("the dataset does not know its size; allowed are datasets with a size");
     return *dataset.size();
@@ -157,50 +157,53 @@ struct FunctionDataset {
   std::uint64_t size() const { return num_samples; }
 };
 
-inline std::function<void(const Position&)> batch_counter(const comm::Group& world, const LoaderOptions& options) {
-  if (!ranks_draw_alike({world.rank(), world.size()}, options)) return nullptr;
-  return [group = world, mode = options.mode](const Position& position) mutable {
-    group.count_batch(fingerprint_of_order(position, mode));
+inline std::function<void(const LoaderPosition&)> make_batch_counter(const comm::Group& world,
+                                                                     const LoaderOptions& options) {
+  if (!has_equal_batch_counts({world.rank(), world.size()}, options)) return nullptr;
+  return [group = world, mode = options.mode](const LoaderPosition& position) mutable {
+    group.count_batch(order_fingerprint(position, mode));
   };
 }
 
 template <typename D>
-Loader<BatchFrom<D>> make_loader(D dataset, ShardOf shard, const LoaderOptions& options,
-                                 std::function<void(const Position&)> on_batch) {
+Loader<DatasetBatch<D>> make_loader(D dataset, DataShard shard, const LoaderOptions& options,
+                                    std::function<void(const LoaderPosition&)> on_batch) {
   if constexpr (requires { D::is_stateful; })
     static_assert(!D::is_stateful, "a stateful dataset decides itself what comes next; a Loader needs get(index)");
   static_assert(std::is_copy_constructible_v<D>, "each worker thread has a copy of the dataset: it must be copyable");
-  const std::uint64_t num_samples = size_of(dataset);
+  const std::uint64_t num_samples = dataset_size(dataset);
   auto shared = std::make_shared<const D>(std::move(dataset));
-  const auto new_maker = [shared](std::uint64_t epoch) -> MakeBatch {
+  const auto make_batch_maker = [shared](std::uint64_t epoch) -> BatchMaker {
     // std::function wants a copyable target; the dataset itself is copied once a thread.
     auto copy = std::make_shared<D>(*shared);
     if constexpr (requires { copy->set_epoch(epoch); }) copy->set_epoch(epoch);
-    return [own = std::move(copy)](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
-      return std::shared_ptr<void>(make_batch(*own, indices, stop));
+    return [thread_dataset = std::move(copy)](const std::vector<std::size_t>& indices, const std::stop_token& stop) {
+      return std::shared_ptr<void>(make_batch(*thread_dataset, indices, stop));
     };
   };
-  const auto tensors = [](void* batch, const SeeTensor& see) { each_tensor(*static_cast<BatchFrom<D>*>(batch), see); };
-  return Loader<BatchFrom<D>>(
-      std::make_shared<LoaderCore>(num_samples, shard, options, new_maker, tensors, std::move(on_batch)));
+  const auto visitor = [](void* batch, const TensorVisitor& visit) {
+    visit_tensors(*static_cast<DatasetBatch<D>*>(batch), visit);
+  };
+  return Loader<DatasetBatch<D>>(
+      std::make_shared<LoaderCore>(num_samples, shard, options, make_batch_maker, visitor, std::move(on_batch)));
 }
 
 }  // namespace detail
 
 template <typename D>
-concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
+concept MapDataset = detail::HasGet<D> || detail::HasGetBatch<D>;
 
 /// A loader of `dataset` for this rank of `world`. All ranks make it alike. Where all ranks draw equally many batches
 /// (kPad, kDrop) each batch is counted in the group, so that ranks which are not at the same batch are told so instead
-/// of averaging gradients of different steps; to walk a dataset on one rank alone, use ShardOf{} below.
+/// of averaging gradients of different steps; to walk a dataset on one rank alone, use DataShard{} below.
 ///
 /// A dataset has get(index) or get_batch(indices), and size(): a torch::data::datasets::Dataset, one mapped with
 /// transforms, or a class of your own. It is copied once for each worker thread and epoch (as libtorch's DataLoader
 /// does), so get() need not be thread-safe, but what copies share must be. A copy that has set_epoch(epoch) is told the
-/// epoch before its first sample. Tensors in samples are stacked: see BatchOf in collate.h.
+/// epoch before its first sample. Tensors in samples are stacked: see CollatedBatch in collate.h.
 ///
 /// The batches are the same ones in the same order whatever num_workers is. Randomness inside get() should be drawn
-/// from its index and the epoch (SampleRandom); a generator that threads share is used in an order that depends on
+/// from its index and the epoch (SampleRng); a generator that threads share is used in an order that depends on
 /// timing.
 ///
 /// With LoaderOptions::device batches are on that device, and their copies were on their way before they were asked
@@ -212,7 +215,7 @@ concept MapDataset = detail::GivesSamples<D> || detail::GivesManySamples<D>;
 template <MapDataset D>
 auto make_loader(D dataset, const comm::Group& world, const LoaderOptions& options = {}) {
   return detail::make_loader(std::move(dataset), {world.rank(), world.size()}, options,
-                             detail::batch_counter(world, options));
+                             detail::make_batch_counter(world, options));
 }
 
 /// The same from a plain function: sample(i) for i in [0, num_samples).
@@ -222,16 +225,16 @@ auto make_loader(std::uint64_t num_samples, F sample, const comm::Group& world, 
   return make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, world, options);
 }
 
-/// The same for a part that is named by hand and known to no group: ShardOf{} is all of the dataset, on this rank
+/// The same for a part that is named by hand and known to no group: DataShard{} is all of the dataset, on this rank
 /// alone.
 template <MapDataset D>
-auto make_loader(D dataset, ShardOf shard, const LoaderOptions& options = {}) {
+auto make_loader(D dataset, DataShard shard, const LoaderOptions& options = {}) {
   return detail::make_loader(std::move(dataset), shard, options, nullptr);
 }
 
 template <typename F>
   requires std::is_invocable_v<F&, std::size_t>
-auto make_loader(std::uint64_t num_samples, F sample, ShardOf shard, const LoaderOptions& options = {}) {
+auto make_loader(std::uint64_t num_samples, F sample, DataShard shard, const LoaderOptions& options = {}) {
   return make_loader(detail::FunctionDataset<F>{num_samples, std::move(sample)}, shard, options);
 }
 

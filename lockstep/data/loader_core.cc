@@ -18,7 +18,7 @@ void require(std::string_view option, std::int64_t value, std::int64_t low, std:
                            std::to_string(low) + " to " + std::to_string(high));
 }
 
-LoaderOptions checked(const LoaderOptions& options) {
+LoaderOptions validated(const LoaderOptions& options) {
   require("batch_size", options.batch_size, 1, std::int64_t{1} << 31);
   require("num_workers", options.num_workers, 0, 256);
   require("prefetch", options.prefetch, 1, 1024);
@@ -38,11 +38,11 @@ std::string first_line(const char* text) {
 
 }  // namespace
 
-bool ranks_draw_alike(ShardOf shard, const LoaderOptions& options) {
+bool has_equal_batch_counts(DataShard shard, const LoaderOptions& options) {
   return shard.size > 1 && options.mode != ShardMode::kExact;
 }
 
-std::uint32_t fingerprint_of_order(const Position& position, ShardMode mode) {
+std::uint32_t order_fingerprint(const LoaderPosition& position, ShardMode mode) {
   std::uint32_t hash = 2166136261u;  // FNV-1a
   for (std::uint64_t value : {position.seed, position.epoch, position.num_samples, std::uint64_t{position.shuffle},
                               static_cast<std::uint64_t>(mode)})
@@ -69,22 +69,22 @@ void throw_sample_error(std::uint64_t index, std::size_t num_samples) {
   }
 }
 
-LoaderCore::LoaderCore(std::uint64_t num_samples, ShardOf shard, const LoaderOptions& options,
-                       std::function<MakeBatch(std::uint64_t epoch)> new_maker, BatchTensors tensors,
-                       std::function<void(const Position&)> on_batch)
-    : options_(checked(options)),
+LoaderCore::LoaderCore(std::uint64_t num_samples, DataShard shard, const LoaderOptions& options,
+                       std::function<BatchMaker(std::uint64_t epoch)> make_batch_maker, BatchVisitor visitor,
+                       std::function<void(const LoaderPosition&)> on_batch)
+    : options_(validated(options)),
       sampler_(num_samples, shard, {.seed = options.seed, .shuffle = options.shuffle, .mode = options.mode}),
-      new_maker_(std::move(new_maker)),
+      make_batch_maker_(std::move(make_batch_maker)),
       on_batch_(std::move(on_batch)),
       position_{.seed = options.seed, .num_samples = num_samples, .shuffle = options.shuffle} {
   if (options.device.is_cpu()) return;
-  copies_ = std::make_unique<DeviceCopies>(options.device, tensors);
-  new_maker_ = [make_unpinned = std::move(new_maker_), tensors = std::move(tensors),
-                device = copies_->device()](std::uint64_t epoch) -> MakeBatch {
-    return [make = make_unpinned(epoch), tensors, device](const std::vector<std::size_t>& indices,
-                                                          const std::stop_token& stop) {
+  prefetcher_ = std::make_unique<DevicePrefetcher>(options.device, visitor);
+  make_batch_maker_ = [make_on_host = std::move(make_batch_maker_), visitor = std::move(visitor),
+                       device = prefetcher_->device()](std::uint64_t epoch) -> BatchMaker {
+    return [make = make_on_host(epoch), visitor, device](const std::vector<std::size_t>& indices,
+                                                         const std::stop_token& stop) {
       auto batch = make(indices, stop);
-      if (batch) pin(batch.get(), tensors, device);
+      if (batch) pin_memory(batch.get(), visitor, device);
       return batch;
     };
   };
@@ -95,51 +95,50 @@ BatchPlan LoaderCore::plan(std::uint64_t epoch, std::uint64_t position) const {
                    options_.drop_last);
 }
 
-void LoaderCore::restore(const Position& position) {
-  const Position ours{.seed = options_.seed,
-                      .epoch = position.epoch,
-                      .samples = position.samples,
-                      .num_samples = sampler_.num_samples(),
-                      .shuffle = options_.shuffle};
-  if (position != ours)
+void LoaderCore::restore(const LoaderPosition& position) {
+  const LoaderPosition expected{.seed = options_.seed,
+                                .epoch = position.epoch,
+                                .samples_drawn = position.samples_drawn,
+                                .num_samples = sampler_.num_samples(),
+                                .shuffle = options_.shuffle};
+  if (position != expected)
     throw base::UsageError("the position \"" + to_text(position) + "\" is of another loader; allowed here is \"" +
-                           to_text(ours) + "\", of any epoch and number of samples");
-  if (position.samples > position.num_samples)
+                           to_text(expected) + "\", of any epoch and number of samples");
+  if (position.samples_drawn > position.num_samples)
     throw base::UsageError("the position \"" + to_text(position) + "\" is beyond its dataset; allowed are at most " +
                            std::to_string(position.num_samples) + " samples");
   position_ = position;
   restored_ = position;
 }
 
-std::unique_ptr<BatchRun> LoaderCore::start(std::uint64_t epoch) {
-  const bool resumes = restored_ && restored_->epoch == epoch;
+std::unique_ptr<BatchIterator> LoaderCore::start(std::uint64_t epoch) {
+  const bool is_resumed = restored_ && restored_->epoch == epoch;
   position_.epoch = epoch;
-  position_.samples = resumes ? restored_->samples : 0;
+  position_.samples_drawn = is_resumed ? restored_->samples_drawn : 0;
   restored_.reset();
-  return std::make_unique<BatchRun>(shared_from_this(), plan(epoch, position_.samples), position_);
+  return std::make_unique<BatchIterator>(shared_from_this(), plan(epoch, position_.samples_drawn), position_);
 }
 
-BatchRun::BatchRun(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const Position& start)
+BatchIterator::BatchIterator(std::shared_ptr<LoaderCore> loader, BatchPlan plan, const LoaderPosition& start)
     : loader_(std::move(loader)), plan_(std::move(plan)), start_(start) {}
 
-void BatchRun::start_workers() {
+void BatchIterator::start_workers() {
   const LoaderOptions& options = loader_->options_;
   const auto num_threads = std::min(static_cast<std::uint64_t>(options.num_workers), size());
-  std::vector<MakeThing> makers;
+  std::vector<ItemMaker> makers;
   // A thread that is left behind must own what it uses: nothing here refers to the run or the loader.
   for (std::uint64_t i = 0; i < num_threads; ++i)
     makers.emplace_back(
-        [plan = plan_, make = loader_->new_maker_(start_.epoch)](std::uint64_t batch, const std::stop_token& stop) {
-          return make(plan.indices(batch), stop);
-        });
+        [plan = plan_, make = loader_->make_batch_maker_(start_.epoch)](
+            std::uint64_t batch, const std::stop_token& stop) { return make(plan.indices(batch), stop); });
   workers_ = std::make_unique<OrderedWorkers>(
       size(), std::move(makers), num_threads * static_cast<std::uint64_t>(options.prefetch), options.timeout);
 }
 
 /// Null when a worker's is not ready by then.
-std::shared_ptr<void> BatchRun::make(std::uint64_t number, base::Deadline deadline) {
+std::shared_ptr<void> BatchIterator::make(std::uint64_t number, base::Deadline deadline) {
   if (loader_->options_.num_workers == 0) {
-    if (!inline_maker_) inline_maker_ = loader_->new_maker_(start_.epoch);
+    if (!inline_maker_) inline_maker_ = loader_->make_batch_maker_(start_.epoch);
     return inline_maker_(plan_.indices(number), std::stop_token());
   }
   if (!workers_) start_workers();
@@ -148,7 +147,7 @@ std::shared_ptr<void> BatchRun::make(std::uint64_t number, base::Deadline deadli
   return batch;
 }
 
-std::shared_ptr<void> BatchRun::make_or_wait() {
+std::shared_ptr<void> BatchIterator::wait_for_batch() {
   const LoaderOptions& options = loader_->options_;
   auto batch = make(num_taken_, base::Deadline::in(options.timeout));
   if (!batch)
@@ -163,56 +162,56 @@ std::shared_ptr<void> BatchRun::make_or_wait() {
 
 /// The copy of the one behind it begins before this one is handed out, unless its maker is not done: so it goes on
 /// beside what is computed from this one.
-std::shared_ptr<void> BatchRun::on_device() {
-  DeviceCopies& copies = *loader_->copies_;
-  if (!ahead_) {
-    ahead_ = Ahead{make_or_wait(), nullptr};
-    copies.start(ahead_->batch.get());
+std::shared_ptr<void> BatchIterator::next_on_device() {
+  DevicePrefetcher& prefetcher = *loader_->prefetcher_;
+  if (!prefetched_) {
+    prefetched_ = PrefetchedBatch{wait_for_batch(), nullptr};
+    prefetcher.start(prefetched_->batch.get());
   }
-  const Ahead mine = *std::exchange(ahead_, std::nullopt);
-  if (mine.error) std::rethrow_exception(mine.error);
-  copies.hand_over(mine.batch.get());
-  if (num_taken_ + 1 < size()) start_next_copy();
-  return mine.batch;
+  const PrefetchedBatch current = *std::exchange(prefetched_, std::nullopt);
+  if (current.error) std::rethrow_exception(current.error);
+  prefetcher.wait_on_current_stream(current.batch.get());
+  if (num_taken_ + 1 < size()) prefetch_to_device();
+  return current.batch;
 }
 
-void BatchRun::start_next_copy() {
+void BatchIterator::prefetch_to_device() {
   try {
     auto batch = make(num_taken_ + 1, base::Deadline::in(std::chrono::milliseconds(0)));
     if (!batch) return;
     const LoaderOptions& options = loader_->options_;
-    if (!loader_->copies_->wait_for_users(base::Deadline::in(options.timeout)))
+    if (!loader_->prefetcher_->wait_for_consumer(base::Deadline::in(options.timeout)))
       throw base::TimeoutError(
           base::Cause::kRankStuck, "loader", loader_->sampler_.shard().rank, -1,
           "batch " + std::to_string(num_taken_ + 1) + " of epoch " + std::to_string(start_.epoch) +
-              " is not copied to " + loader_->copies_->device().str() +
+              " is not copied to " + loader_->prefetcher_->device().str() +
               ", which was not done with the last batch but two after " + std::to_string(options.timeout.count()) +
               " ms",
           "what was put on its stream takes longer, or waits for something; LoaderOptions.timeout allows more");
-    loader_->copies_->start(batch.get());
-    ahead_ = Ahead{std::move(batch), nullptr};
+    loader_->prefetcher_->start(batch.get());
+    prefetched_ = PrefetchedBatch{std::move(batch), nullptr};
   } catch (...) {
-    ahead_ = Ahead{nullptr, std::current_exception()};  // thrown when its turn comes
+    prefetched_ = PrefetchedBatch{nullptr, std::current_exception()};  // thrown when its turn comes
   }
 }
 
-std::shared_ptr<void> BatchRun::next() {
+std::shared_ptr<void> BatchIterator::next() {
   if (failed_) return nullptr;
-  Position& position = loader_->position_;
+  LoaderPosition& position = loader_->position_;
   position.epoch = start_.epoch;
   if (num_taken_ == size()) {
-    position.samples = start_.num_samples;
+    position.samples_drawn = start_.num_samples;
     workers_.reset();
     return nullptr;
   }
   failed_ = true;
-  auto batch = loader_->copies_ ? on_device() : make_or_wait();
+  auto batch = loader_->prefetcher_ ? next_on_device() : wait_for_batch();
   failed_ = false;
   ++num_taken_;
-  const std::uint64_t drawn_each_step = static_cast<std::uint64_t>(loader_->options_.batch_size) *
-                                        static_cast<std::uint64_t>(loader_->sampler_.shard().size);
-  position.samples = std::min(start_.num_samples, start_.samples + num_taken_ * drawn_each_step);
-  base::RankPage::process().alive.fetch_add(1, std::memory_order_relaxed);
+  const std::uint64_t samples_per_step = static_cast<std::uint64_t>(loader_->options_.batch_size) *
+                                         static_cast<std::uint64_t>(loader_->sampler_.shard().size);
+  position.samples_drawn = std::min(start_.num_samples, start_.samples_drawn + num_taken_ * samples_per_step);
+  base::RankPage::this_process().alive_count.fetch_add(1, std::memory_order_relaxed);
   if (loader_->on_batch_) loader_->on_batch_(position);
   return batch;
 }

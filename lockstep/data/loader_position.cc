@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kFields = {"seed=", "epoch=", "samples=", "num_samples=", "shuffle="};
 
-[[noreturn]] void refuse(std::string_view text) {
+[[noreturn]] void throw_usage_error(std::string_view text) {
   throw base::UsageError(
       "the position in the data is " + base::quoted(text, 200) +
       "; allowed is \"seed=N epoch=N samples=N num_samples=N shuffle=0|1\" with samples <= num_samples");
@@ -19,26 +19,26 @@ constexpr std::array<std::string_view, 5> kFields = {"seed=", "epoch=", "samples
 
 }  // namespace
 
-std::string to_text(const Position& position) {
+std::string to_text(const LoaderPosition& position) {
   return "seed=" + std::to_string(position.seed) + " epoch=" + std::to_string(position.epoch) +
-         " samples=" + std::to_string(position.samples) + " num_samples=" + std::to_string(position.num_samples) +
+         " samples=" + std::to_string(position.samples_drawn) + " num_samples=" + std::to_string(position.num_samples) +
          " shuffle=" + (position.shuffle ? "1" : "0");
 }
 
-Position parse_position(std::string_view text) {
-  const auto pieces = base::split(text, ' ');
-  if (pieces.size() != kFields.size()) refuse(text);
+LoaderPosition parse_position(std::string_view text) {
+  const auto fields = base::split(text, ' ');
+  if (fields.size() != kFields.size()) throw_usage_error(text);
   std::array<std::uint64_t, kFields.size()> values{};
   for (std::size_t i = 0; i < kFields.size(); ++i) {
-    const std::string_view piece = pieces[i];
-    if (!piece.starts_with(kFields[i])) refuse(text);
-    const char* const last = piece.data() + piece.size();
-    const auto [end, error] = std::from_chars(piece.data() + kFields[i].size(), last, values[i]);
-    if (error != std::errc() || end != last) refuse(text);
+    const std::string_view field = fields[i];
+    if (!field.starts_with(kFields[i])) throw_usage_error(text);
+    const char* const last = field.data() + field.size();
+    const auto [end, error] = std::from_chars(field.data() + kFields[i].size(), last, values[i]);
+    if (error != std::errc() || end != last) throw_usage_error(text);
   }
-  if (values[2] > values[3] || values[4] > 1) refuse(text);
-  const Position position{values[0], values[1], values[2], values[3], values[4] == 1};
-  if (to_text(position) != text) refuse(text);  // a number has one form
+  if (values[2] > values[3] || values[4] > 1) throw_usage_error(text);
+  const LoaderPosition position{values[0], values[1], values[2], values[3], values[4] == 1};
+  if (to_text(position) != text) throw_usage_error(text);  // a number has one form
   return position;
 }
 

@@ -9,20 +9,20 @@ namespace lockstep::data {
 
 /// Independent of the number of ranks: a run of 4 ranks that is saved goes on with 3 without losing or repeating a
 /// sample.
-struct Position {
+struct LoaderPosition {
   std::uint64_t seed = 0;
   std::uint64_t epoch = 0;
-  std::uint64_t samples = 0;      ///< drawn in this epoch by all ranks together
-  std::uint64_t num_samples = 0;  ///< of the dataset; a position does not fit a dataset of another size
+  std::uint64_t samples_drawn = 0;  ///< drawn in this epoch by all ranks together
+  std::uint64_t num_samples = 0;    ///< of the dataset; a position does not fit a dataset of another size
   bool shuffle = true;
 
-  bool operator==(const Position&) const = default;
+  bool operator==(const LoaderPosition&) const = default;
 };
 
 /// "seed=1 epoch=2 samples=300 num_samples=1000 shuffle=1"
-std::string to_text(const Position& position);
+std::string to_text(const LoaderPosition& position);
 
 /// Reads to_text()'s form and no other. Throws UsageError that shows the text and the form.
-Position parse_position(std::string_view text);
+LoaderPosition parse_position(std::string_view text);
 
 }  // namespace lockstep::data

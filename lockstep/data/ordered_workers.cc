@@ -16,11 +16,11 @@ namespace {
 
 // condition_variable's own arithmetic overflows at time_point::max().
 template <typename Predicate>
-bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, base::Deadline deadline,
+bool wait_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, base::Deadline deadline,
                 Predicate done) {
   while (!done()) {
     if (deadline.expired()) return false;
-    changed.wait_for(lock, std::min(deadline.left(), std::chrono::milliseconds(60'000)));
+    condition.wait_for(lock, std::min(deadline.remaining(), std::chrono::milliseconds(60'000)));
   }
   return true;
 }
@@ -31,41 +31,41 @@ bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& 
 struct OrderedWorkers::State {
   struct Slot {
     bool ready = false;
-    std::shared_ptr<void> thing;
+    std::shared_ptr<void> item;
     std::exception_ptr error;
   };
 
-  State(std::uint64_t things, std::uint64_t window) : num_things(things), slots(window) {}
+  State(std::uint64_t items, std::uint64_t window) : num_items(items), slots(window) {}
 
-  void work(const MakeThing& make);
+  void work(const ItemMaker& make);
   Slot& slot_of(std::uint64_t number) { return slots[number % slots.size()]; }
   // Under the mutex: a thread may begin the next thing when its slot is free.
-  bool has_room() const { return next_begun < next_taken + slots.size(); }
+  bool has_free_slot() const { return next_started < next_taken + slots.size(); }
 
-  const std::uint64_t num_things;
+  const std::uint64_t num_items;
   std::stop_source stop;
 
-  std::mutex mutex;               // guards all below
-  std::condition_variable room;   // a slot is free, or a stop is requested
-  std::condition_variable ready;  // a slot is filled, or a thread has ended
+  std::mutex mutex;                    // guards all below
+  std::condition_variable slot_freed;  // a slot is free, or a stop is requested
+  std::condition_variable ready;       // a slot is filled, or a thread has ended
   std::vector<Slot> slots;
-  std::uint64_t next_begun = 0;
+  std::uint64_t next_started = 0;
   std::uint64_t next_taken = 0;
   std::size_t num_running = 0;
 };
 
-void OrderedWorkers::State::work(const MakeThing& make) {
+void OrderedWorkers::State::work(const ItemMaker& make) {
   const auto token = stop.get_token();
   std::unique_lock lock(mutex);
   for (;;) {
-    wait_until(room, lock, base::Deadline::never(),  // bounded: the owner's destructor requests a stop
-               [&] { return token.stop_requested() || next_begun >= num_things || has_room(); });
-    if (token.stop_requested() || next_begun >= num_things) break;
-    const std::uint64_t number = next_begun++;
+    wait_until(slot_freed, lock, base::Deadline::never(),  // bounded: the owner's destructor requests a stop
+               [&] { return token.stop_requested() || next_started >= num_items || has_free_slot(); });
+    if (token.stop_requested() || next_started >= num_items) break;
+    const std::uint64_t number = next_started++;
     lock.unlock();
-    Slot made{.ready = true, .thing = nullptr, .error = nullptr};
+    Slot made{.ready = true, .item = nullptr, .error = nullptr};
     try {
-      made.thing = make(number, token);
+      made.item = make(number, token);
     } catch (...) {
       made.error = std::current_exception();
     }
@@ -73,12 +73,12 @@ void OrderedWorkers::State::work(const MakeThing& make) {
     slot_of(number) = std::move(made);
     ready.notify_all();
   }
-  room.notify_all();
+  slot_freed.notify_all();
 }
 
-OrderedWorkers::OrderedWorkers(std::uint64_t num_things, std::vector<MakeThing> makers, std::uint64_t window,
-                               std::chrono::milliseconds patience)
-    : state_(std::make_shared<State>(num_things, window)), patience_(patience) {
+OrderedWorkers::OrderedWorkers(std::uint64_t num_items, std::vector<ItemMaker> makers, std::uint64_t window,
+                               std::chrono::milliseconds stop_timeout)
+    : state_(std::make_shared<State>(num_items, window)), stop_timeout_(stop_timeout) {
   const std::size_t num_threads = makers.size();
   threads_.reserve(num_threads);
   try {
@@ -101,23 +101,23 @@ OrderedWorkers::OrderedWorkers(std::uint64_t num_things, std::vector<MakeThing> 
       --state_->num_running;
     }
     const std::string which = std::to_string(threads_.size() + 1) + " of " + std::to_string(num_threads);
-    stop(base::Deadline::in(patience_));
+    stop(base::Deadline::in(stop_timeout_));
     throw base::SystemError("cannot start loader thread " + which, error.code().value());
   }
 }
 
-OrderedWorkers::~OrderedWorkers() { stop(base::Deadline::in(patience_)); }
+OrderedWorkers::~OrderedWorkers() { stop(base::Deadline::in(stop_timeout_)); }
 
 void OrderedWorkers::stop(base::Deadline deadline) {
   bool ended = false;
   {
     std::unique_lock lock(state_->mutex);
     state_->stop.request_stop();
-    state_->room.notify_all();
+    state_->slot_freed.notify_all();
     ended = wait_until(state_->ready, lock, deadline, [&] { return state_->num_running == 0; });
   }
   if (!ended)
-    base::log_warning("a loader thread is still inside the dataset " + std::to_string(patience_.count()) +
+    base::log_warning("a loader thread is still inside the dataset " + std::to_string(stop_timeout_.count()) +
                       " ms after it was told to stop; it is left behind");
   for (auto& thread : threads_) {
     if (ended)
@@ -127,22 +127,22 @@ void OrderedWorkers::stop(base::Deadline deadline) {
   }
 }
 
-OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& thing, base::Deadline deadline) {
+OrderedWorkers::Outcome OrderedWorkers::next(std::shared_ptr<void>& item, base::Deadline deadline) {
   State::Slot taken;
   {
     std::unique_lock lock(state_->mutex);
-    if (state_->next_taken >= state_->num_things) return Outcome::kEnd;
+    if (state_->next_taken >= state_->num_items) return Outcome::kEnd;
     State::Slot& slot = state_->slot_of(state_->next_taken);
     if (!wait_until(state_->ready, lock, deadline, [&] { return slot.ready; })) return Outcome::kTimeout;
     taken = std::exchange(slot, {});
     // After an error there is no next one: the threads finish what they began and stop.
-    state_->next_taken = taken.error ? state_->num_things : state_->next_taken + 1;
+    state_->next_taken = taken.error ? state_->num_items : state_->next_taken + 1;
     if (taken.error) state_->stop.request_stop();
   }
-  state_->room.notify_all();
+  state_->slot_freed.notify_all();
   if (taken.error) std::rethrow_exception(taken.error);
-  thing = std::move(taken.thing);
-  return Outcome::kThing;
+  item = std::move(taken.item);
+  return Outcome::kItem;
 }
 
 }  // namespace lockstep::data

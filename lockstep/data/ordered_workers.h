@@ -14,16 +14,16 @@
 namespace lockstep::data {
 
 /// Makes thing number `number`. Looks at `stop` between its parts and returns null when a stop is requested.
-using MakeThing = std::function<std::shared_ptr<void>(std::uint64_t number, const std::stop_token& stop)>;
+using ItemMaker = std::function<std::shared_ptr<void>(std::uint64_t number, const std::stop_token& stop)>;
 
-/// Makes things 0 .. num_things-1, one thread for each of `makers`, at most `window` ahead of the one that is taken
+/// Makes things 0 .. num_items-1, one thread for each of `makers`, at most `window` ahead of the one that is taken
 /// next. Which thread makes which thing depends on timing; the order in which they are handed out does not.
 class OrderedWorkers {
  public:
   /// Starts the threads. Throws SystemError when the system refuses one; then none is left. `patience` bounds the
   /// destructor.
-  OrderedWorkers(std::uint64_t num_things, std::vector<MakeThing> makers, std::uint64_t window,
-                 std::chrono::milliseconds patience);
+  OrderedWorkers(std::uint64_t num_items, std::vector<ItemMaker> makers, std::uint64_t window,
+                 std::chrono::milliseconds stop_timeout);
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
@@ -31,10 +31,10 @@ class OrderedWorkers {
   /// `patience`. A thread that is still inside its maker then is left behind, with a warning; it owns all that it uses.
   ~OrderedWorkers();
 
-  enum class Outcome { kThing, kEnd, kTimeout };
+  enum class Outcome { kItem, kEnd, kTimeout };
   /// Waits for the next thing and puts it into `thing`. What its maker threw is thrown here, when its turn comes; after
   /// that the outcome is kEnd for ever. One thread.
-  Outcome next(std::shared_ptr<void>& thing, base::Deadline deadline);
+  Outcome next(std::shared_ptr<void>& item, base::Deadline deadline);
 
  private:
   struct State;
@@ -43,7 +43,7 @@ class OrderedWorkers {
 
   std::shared_ptr<State> state_;
   std::vector<std::thread> threads_;
-  std::chrono::milliseconds patience_;
+  std::chrono::milliseconds stop_timeout_;
 };
 
 }  // namespace lockstep::data

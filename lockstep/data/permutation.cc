@@ -20,15 +20,15 @@ Permutation::Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoc
   half_bits_ = std::max(kMinHalfBits, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
   half_mask_ = (std::uint64_t{1} << half_bits_) - 1;
   // The epoch goes through a mix of its own, so that (seed 1, epoch 2) and (seed 2, epoch 1) differ.
-  std::uint64_t state = mix(mix(seed + kGolden) + epoch * kGolden + 1);
-  for (auto& key : keys_) key = mix(state += kGolden);
+  std::uint64_t state = mix64(mix64(seed + kGoldenGamma) + epoch * kGoldenGamma + 1);
+  for (auto& key : keys_) key = mix64(state += kGoldenGamma);
 }
 
 std::uint64_t Permutation::encrypt(std::uint64_t value) const {
   std::uint64_t left = value >> half_bits_;
   std::uint64_t right = value & half_mask_;
   for (const auto key : keys_) {
-    const std::uint64_t next = left ^ (mix(right + key) & half_mask_);
+    const std::uint64_t next = left ^ (mix64(right + key) & half_mask_);
     left = right;
     right = next;
   }

@@ -9,16 +9,16 @@ namespace lockstep::data {
 
 /// SplitMix64 from a state that seed, epoch and sample choose: whoever makes the sample, on whatever machine and after
 /// whatever else, draws the same numbers.
-class SampleRandom {
+class SampleRng {
  public:
-  SampleRandom(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample)
-      : state_(mix(mix(mix(seed + kGolden) + epoch + kGolden) + sample + kGolden)) {}
+  SampleRng(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample)
+      : state_(mix64(mix64(mix64(seed + kGoldenGamma) + epoch + kGoldenGamma) + sample + kGoldenGamma)) {}
 
-  std::uint64_t next() { return mix(state_ += kGolden); }
+  std::uint64_t next() { return mix64(state_ += kGoldenGamma); }
   /// low <= value < high.
-  double between(double low, double high) { return low + (high - low) * (static_cast<double>(next() >> 11) * 0x1p-53); }
+  double uniform(double low, double high) { return low + (high - low) * (static_cast<double>(next() >> 11) * 0x1p-53); }
   /// 0 <= value < count, which is at least 1 and at most 2^31: all alike to one part in 2^32.
-  int below(int count) { return static_cast<int>((next() >> 32) * static_cast<std::uint64_t>(count) >> 32); }
+  int uniform_int(int count) { return static_cast<int>((next() >> 32) * static_cast<std::uint64_t>(count) >> 32); }
 
  private:
   std::uint64_t state_;

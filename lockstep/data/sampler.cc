@@ -9,7 +9,7 @@ namespace lockstep::data {
 namespace {
 
 // Samples of one rank when `remaining` are dealt out.
-std::uint64_t part_of(std::uint64_t remaining, ShardOf shard, ShardMode mode) {
+std::uint64_t shard_size(std::uint64_t remaining, DataShard shard, ShardMode mode) {
   const auto size = static_cast<std::uint64_t>(shard.size);
   const std::uint64_t rest = remaining % size;
   const std::uint64_t even = remaining / size;
@@ -23,12 +23,12 @@ std::uint64_t part_of(std::uint64_t remaining, ShardOf shard, ShardMode mode) {
 
 }  // namespace
 
-EpochOrder::EpochOrder(std::uint64_t num_samples, ShardOf shard, const SamplerOptions& options, std::uint64_t epoch,
+EpochOrder::EpochOrder(std::uint64_t num_samples, DataShard shard, const SamplerOptions& options, std::uint64_t epoch,
                        std::uint64_t position)
     : num_samples_(num_samples),
       shard_(shard),
       position_(position),
-      size_(part_of(num_samples - position, shard, options.mode)) {
+      size_(shard_size(num_samples - position, shard, options.mode)) {
   if (options.shuffle) permutation_.emplace(num_samples, options.seed, epoch);
 }
 
@@ -36,11 +36,11 @@ std::uint64_t EpochOrder::operator[](std::uint64_t k) const {
   LOCKSTEP_CHECK(k < size_);
   const std::uint64_t number =
       position_ + k * static_cast<std::uint64_t>(shard_.size) + static_cast<std::uint64_t>(shard_.rank);
-  const std::uint64_t wrapped = number % num_samples_;
-  return permutation_ ? (*permutation_)[wrapped] : wrapped;
+  const std::uint64_t index = number % num_samples_;
+  return permutation_ ? (*permutation_)[index] : index;
 }
 
-Sampler::Sampler(std::uint64_t num_samples, ShardOf shard, const SamplerOptions& options)
+Sampler::Sampler(std::uint64_t num_samples, DataShard shard, const SamplerOptions& options)
     : num_samples_(num_samples), shard_(shard), options_(options) {
   if (num_samples < 1 || num_samples > std::uint64_t{1} << 62)
     throw base::UsageError("the dataset has " + std::to_string(num_samples) + " samples; allowed is 1 to 2^62");

@@ -16,7 +16,7 @@ enum class ShardMode {
 };
 
 /// A rank among `size` ranks. The default is a program alone.
-struct ShardOf {
+struct DataShard {
   int rank = 0;
   int size = 1;
 };
@@ -37,11 +37,11 @@ class EpochOrder {
 
  private:
   friend class Sampler;
-  EpochOrder(std::uint64_t num_samples, ShardOf shard, const SamplerOptions& options, std::uint64_t epoch,
+  EpochOrder(std::uint64_t num_samples, DataShard shard, const SamplerOptions& options, std::uint64_t epoch,
              std::uint64_t position);
 
   std::uint64_t num_samples_;
-  ShardOf shard_;
+  DataShard shard_;
   std::uint64_t position_;
   std::uint64_t size_ = 0;
   std::optional<Permutation> permutation_;
@@ -53,19 +53,19 @@ class EpochOrder {
 class Sampler {
  public:
   /// Throws UsageError for no samples, and for a rank outside its world.
-  Sampler(std::uint64_t num_samples, ShardOf shard, const SamplerOptions& options);
+  Sampler(std::uint64_t num_samples, DataShard shard, const SamplerOptions& options);
 
   /// What this rank draws in `epoch` after all ranks together have drawn `position` samples of it, in whatever world.
   /// Throws UsageError when position is beyond the number of samples.
   EpochOrder epoch(std::uint64_t epoch, std::uint64_t position = 0) const;
 
   std::uint64_t num_samples() const { return num_samples_; }
-  ShardOf shard() const { return shard_; }
+  DataShard shard() const { return shard_; }
   const SamplerOptions& options() const { return options_; }
 
  private:
   std::uint64_t num_samples_;
-  ShardOf shard_;
+  DataShard shard_;
   SamplerOptions options_;
 };
 

@@ -10,32 +10,32 @@
 
 namespace lockstep::data {
 
-using SeeTensor = std::function<void(at::Tensor& tensor)>;
+using TensorVisitor = std::function<void(at::Tensor& tensor)>;
 
 /// Calls `see` with each tensor in `value`: a tensor, a struct's members `data` and `target`, elements of containers,
 /// pairs, tuples and optionals, and so on inside these. A type of your own with other members has a function
 /// for_each_tensor(see). What is const, and everything else, is passed over.
 template <typename T>
-void each_tensor(T& value, const SeeTensor& see) {
+void visit_tensors(T& value, const TensorVisitor& visit) {
   if constexpr (std::is_const_v<T>) {
     return;
   } else if constexpr (std::is_same_v<T, at::Tensor>) {
-    see(value);
-  } else if constexpr (requires { value.for_each_tensor(see); }) {
-    value.for_each_tensor(see);
+    visit(value);
+  } else if constexpr (requires { value.for_each_tensor(visit); }) {
+    value.for_each_tensor(visit);
   } else if constexpr (std::ranges::range<T>) {
     if constexpr (!std::is_arithmetic_v<std::ranges::range_value_t<T>>)
-      for (auto&& element : value) each_tensor(element, see);
+      for (auto&& element : value) visit_tensors(element, visit);
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply([&](auto&... part) { (each_tensor(part, see), ...); }, value);
+    std::apply([&](auto&... part) { (visit_tensors(part, visit), ...); }, value);
   } else if constexpr (requires {
                          value.has_value();
                          *value;
                        }) {
-    if (value.has_value()) each_tensor(*value, see);
+    if (value.has_value()) visit_tensors(*value, visit);
   } else {
-    if constexpr (requires { value.data; }) each_tensor(value.data, see);
-    if constexpr (requires { value.target; }) each_tensor(value.target, see);
+    if constexpr (requires { value.data; }) visit_tensors(value.data, visit);
+    if constexpr (requires { value.target; }) visit_tensors(value.target, visit);
   }
 }
 

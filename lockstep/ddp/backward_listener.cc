@@ -22,29 +22,29 @@ std::vector<BackwardListener*> current_listeners() {
   return listeners;
 }
 
-class WatchingEngine final : public Engine {
+class NotifyingEngine final : public Engine {
  public:
-  explicit WatchingEngine(Engine& inner) : inner_(inner) {}
+  explicit NotifyingEngine(Engine& inner) : inner_(inner) {}
 
   variable_list execute(const edge_list& roots, const variable_list& inputs, bool keep_graph, bool create_graph,
                         bool accumulate_grad, const edge_list& outputs) override {
-    const auto pass_on = [&] {
+    const auto execute_inner = [&] {
       return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
     };
-    if (!accumulate_grad) return pass_on();
-    const auto told = current_listeners();
+    if (!accumulate_grad) return execute_inner();
+    const auto notified = current_listeners();
     // Inside a node's function, on whatever thread of the engine, there is a current graph task.
     if (torch::autograd::get_current_graph_task_id() != -1) {
-      for (BackwardListener* listener : told) listener->backward_nested();
-      return pass_on();
+      for (BackwardListener* listener : notified) listener->on_nested_backward();
+      return execute_inner();
     }
-    for (BackwardListener* listener : told) listener->backward_begun();
+    for (BackwardListener* listener : notified) listener->on_backward_begin();
     try {
-      variable_list result = pass_on();
-      for (BackwardListener* listener : told) listener->backward_ended();
+      variable_list result = execute_inner();
+      for (BackwardListener* listener : notified) listener->on_backward_end();
       return result;
     } catch (const std::exception& error) {
-      for (BackwardListener* listener : told) listener->backward_failed(error.what());
+      for (BackwardListener* listener : notified) listener->on_backward_error(error.what());
       throw;
     }
   }
@@ -65,13 +65,13 @@ class WatchingEngine final : public Engine {
   Engine& inner_;
 };
 
-WatchingEngine* watching_engine = nullptr;
+NotifyingEngine* notifying_engine = nullptr;
 
-void install() {
+void install_notifying_engine() {
   static const bool installed = [] {
     // Never destroyed: engines outlive static destructors, whose tensors may still run backward.
-    watching_engine = new WatchingEngine(Engine::get_default_engine());
-    torch::autograd::set_default_engine_stub([]() -> Engine& { return *watching_engine; });
+    notifying_engine = new NotifyingEngine(Engine::get_default_engine());
+    torch::autograd::set_default_engine_stub([]() -> Engine& { return *notifying_engine; });
     return true;
   }();
   (void)installed;
@@ -79,13 +79,13 @@ void install() {
 
 }  // namespace
 
-void listen(BackwardListener* listener) {
-  install();
+void add_backward_listener(BackwardListener* listener) {
+  install_notifying_engine();
   const std::lock_guard lock(listeners_mutex);
   listeners.push_back(listener);
 }
 
-void unlisten(BackwardListener* listener) {
+void remove_backward_listener(BackwardListener* listener) {
   const std::lock_guard lock(listeners_mutex);
   std::erase(listeners, listener);
 }

@@ -11,18 +11,18 @@ namespace lockstep::ddp {
 class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
-  virtual void backward_begun() = 0;
-  virtual void backward_nested() = 0;
+  virtual void on_backward_begin() = 0;
+  virtual void on_nested_backward() = 0;
   /// May throw: the error leaves backward().
-  virtual void backward_ended() = 0;
+  virtual void on_backward_end() = 0;
   /// backward() leaves with an exception whose text is `why`.
-  virtual void backward_failed(const std::string& why) noexcept = 0;
+  virtual void on_backward_error(const std::string& why) noexcept = 0;
 };
 
 /// From here on `listener` is told. autograd has no such hook, so the first call puts an engine in front of the default
 /// one that passes everything on to it (torch::autograd::set_default_engine_stub, as torch's Python bindings do).
 /// Listeners are told in the order of listen(). Any thread; a listener is called only by threads that call backward().
-void listen(BackwardListener* listener);
-void unlisten(BackwardListener* listener);
+void add_backward_listener(BackwardListener* listener);
+void remove_backward_listener(BackwardListener* listener);
 
 }  // namespace lockstep::ddp

@@ -17,13 +17,13 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
 /// The tree as JSON; a tensor is {"tensor": place in `tensors`, dtype, sizes}, or null when undefined.
-json describe(InputArchive& archive, std::vector<at::Tensor>& tensors) {
+json archive_to_json(InputArchive& archive, std::vector<at::Tensor>& tensors) {
   json tree = json::object();
   for (const std::string& key : archive.keys()) {
     InputArchive child;
     c10::IValue value;
     if (archive.try_read(key, child)) {
-      tree[key] = {{"archive", describe(child, tensors)}};
+      tree[key] = {{"archive", archive_to_json(child, tensors)}};
     } else if (archive.try_read(key, value) && value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
       tree[key] = {{"tensor", tensors.size()},
@@ -58,11 +58,11 @@ json describe(InputArchive& archive, std::vector<at::Tensor>& tensors) {
   return tree;
 }
 
-void rebuild(OutputArchive& archive, const json& tree, const std::vector<at::Tensor>& tensors) {
+void json_to_archive(OutputArchive& archive, const json& tree, const std::vector<at::Tensor>& tensors) {
   for (const auto& [key, entry] : tree.items()) {
     if (entry.contains("archive")) {
       OutputArchive child(archive.compilation_unit());
-      rebuild(child, entry["archive"], tensors);
+      json_to_archive(child, entry["archive"], tensors);
       archive.write(key, child);
     } else if (entry.contains("tensor")) {
       archive.write(key, tensors.at(entry["tensor"].get<std::size_t>()), /*is_buffer=*/true);
@@ -110,7 +110,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& 
     out.save_to(bytes);
     InputArchive own;
     own.load_from(bytes);  // what this process itself has just written
-    tree = describe(own, tensors);
+    tree = archive_to_json(own, tensors);
   }
   tree = json::parse(group.broadcast_bytes(tree.dump(), root, {.name = "optimizer state"}));
   std::vector<json> entries;
@@ -127,7 +127,7 @@ void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, comm::Group& 
   }
   if (group.rank() == root) return;
   OutputArchive out;
-  rebuild(out, tree, tensors);
+  json_to_archive(out, tree, tensors);
   std::stringstream bytes;
   out.save_to(bytes);
   InputArchive in;

@@ -14,14 +14,14 @@ namespace lockstep::ddp {
 /// backward().
 class BufferSync {
  public:
-  BufferSync(NamedTensors buffers, Buffers mode);
+  BufferSync(NamedTensors buffers, BufferMode mode);
   /// Copies the buffers' values and returns what must travel.
   std::vector<comm::Collective> pack();
   void unpack(int world_size);
 
  private:
-  NamedTensors exact_;     // travel as bytes from one rank
-  NamedTensors averaged_;  // travel as numbers, summed
+  NamedTensors broadcast_buffers_;  // travel as bytes from one rank
+  NamedTensors averaged_buffers_;   // travel as numbers, summed
   at::Tensor bytes_;
   std::vector<at::Tensor> sums_;
 };

@@ -19,14 +19,14 @@ using base::UsageError;
 
 /// Exchanges after construction in which the replicas' parameters are compared: an optimizer that was made before its
 /// parameters were equal shows within its first updates. Hashing costs a tenth of a millisecond a megabyte.
-constexpr std::int64_t kComparedExchanges = 8;
+constexpr std::int64_t kInitialComparedReductions = 8;
 
 /// backward() calls in the process that no DDP should count: under anybody's no_sync().
-thread_local int quiet = 0;
+thread_local int thread_no_sync_depth = 0;
 
-class AccumulatedHook final : public torch::autograd::FunctionPostHook {
+class PostAccumulateGradHook final : public torch::autograd::FunctionPostHook {
  public:
-  explicit AccumulatedHook(std::function<void()> call) : call_(std::move(call)) {}
+  explicit PostAccumulateGradHook(std::function<void()> call) : call_(std::move(call)) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
     call_();
@@ -37,7 +37,7 @@ class AccumulatedHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> call_;
 };
 
-NamedTensors without(NamedTensors tensors, const std::vector<std::string>& ignored) {
+NamedTensors remove_ignored(NamedTensors tensors, const std::vector<std::string>& ignored) {
   std::erase_if(tensors, [&](const auto& item) {
     return std::find(ignored.begin(), ignored.end(), item.first) != ignored.end();
   });
@@ -45,8 +45,9 @@ NamedTensors without(NamedTensors tensors, const std::vector<std::string>& ignor
 }
 
 void check_options(const DdpOptions& options, const NamedTensors& parameters, const NamedTensors& buffers) {
-  if (!(options.predivide >= 0) || !std::isfinite(options.predivide))
-    throw UsageError("DdpOptions.predivide is " + std::to_string(options.predivide) + "; allowed are 0 and more");
+  if (!(options.gradient_predivide_factor >= 0) || !std::isfinite(options.gradient_predivide_factor))
+    throw UsageError("DdpOptions.predivide is " + std::to_string(options.gradient_predivide_factor) +
+                     "; allowed are 0 and more");
   for (const std::int64_t bytes : options.bucket_bytes)
     if (bytes < 1 || options.bucket_bytes.size() > 2)
       throw UsageError("DdpOptions.bucket_bytes holds " + std::to_string(bytes) + " and has " +
@@ -57,10 +58,11 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
   if (options.wire != at::kFloat && options.hook)
     throw UsageError("DdpOptions.wire is " + std::string(comm::name(options.wire)) + ", but there is a hook (" +
                      options.hook->name() + "), which says itself what travels; allowed with a hook is float32");
-  if (options.compare_every < 0)
-    throw UsageError("DdpOptions.compare_every is " + std::to_string(options.compare_every) + "; allowed is 0 or more");
-  if (options.host_sync_every < 1)
-    throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.host_sync_every) +
+  if (options.compare_replicas_every < 0)
+    throw UsageError("DdpOptions.compare_every is " + std::to_string(options.compare_replicas_every) +
+                     "; allowed is 0 or more");
+  if (options.average_hosts_every < 1)
+    throw UsageError("DdpOptions.host_sync_every is " + std::to_string(options.average_hosts_every) +
                      "; allowed is 1 or more");
   for (const std::string& name : options.ignore) {
     const auto named = [&](const auto& item) { return item.first == name; };
@@ -75,11 +77,11 @@ void check_options(const DdpOptions& options, const NamedTensors& parameters, co
 DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_group, DdpOptions options)
     : group_(std::move(the_group)),
       options_(std::move(options)),
-      peers_(group_),
-      buffers_(without(named_buffers(module), options_.ignore), options_.buffers) {
+      reduce_group_(group_),
+      buffers_(remove_ignored(named_buffers(module), options_.ignore), options_.buffers) {
   check_options(options_, named_parameters(module), named_buffers(module));
-  const NamedTensors parameters = without(named_parameters(module), options_.ignore);
-  const NamedTensors buffers = without(named_buffers(module), options_.ignore);
+  const NamedTensors parameters = remove_ignored(named_parameters(module), options_.ignore);
+  const NamedTensors buffers = remove_ignored(named_buffers(module), options_.ignore);
   if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.requires_grad(); }))
     throw UsageError("DistributedDataParallel: no parameter of the module requires a gradient",
                      "there is nothing to average; a module that is only evaluated needs no DistributedDataParallel");
@@ -87,18 +89,18 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
                      (options_.hook ? options_.hook->name() : "none") + " bucket_bytes";
   for (const std::int64_t bytes : options_.bucket_bytes) text += " " + std::to_string(bytes);
   text += " wire " + std::string(comm::name(options_.wire)) + " host_sync_every " +
-          std::to_string(options_.host_sync_every) + " predivide " + std::to_string(options_.predivide) +
-          " compare_every " + std::to_string(options_.compare_every) + " check_finite " +
-          std::to_string(options_.check_finite) + " overlap " + std::to_string(options_.overlap) + " bucket_layout " +
-          options_.bucket_layout;
+          std::to_string(options_.average_hosts_every) + " predivide " +
+          std::to_string(options_.gradient_predivide_factor) + " compare_every " +
+          std::to_string(options_.compare_replicas_every) + " check_finite " + std::to_string(options_.check_finite) +
+          " overlap " + std::to_string(options_.overlap) + " bucket_layout " + options_.bucket_layout;
   compare_models(parameters, buffers, text, group_);
   all_tensors_ = parameters;
   all_tensors_.insert(all_tensors_.end(), buffers.begin(), buffers.end());
   broadcast_tensors(all_tensors_, group_);
 
-  if (options_.host_sync_every > 1) {
-    peers_ = group_.split_by_host();
-    host_sync_ = std::make_unique<HostSync>(group_, all_tensors_, options_.host_sync_every, options_.wire);
+  if (options_.average_hosts_every > 1) {
+    reduce_group_ = group_.split_by_host();
+    host_averager_ = std::make_unique<HostAverager>(group_, all_tensors_, options_.average_hosts_every, options_.wire);
   }
 
   std::vector<comm::Part> parts;
@@ -106,207 +108,213 @@ DistributedDataParallel::Impl::Impl(torch::nn::Module& module, comm::Group the_g
     if (!tensor.is_floating_point()) continue;  // integers have no gradient
     parts.push_back({name, tensor.detach()});
     parameters_.push_back({.name = name, .tensor = tensor});
-    replicas_.emplace_back(name, tensor.detach());
+    compared_tensors_.emplace_back(name, tensor.detach());
   }
   const std::string name = parts.front().name + "..";
-  exchange_ = peers_.make_exchange(name, std::move(parts),
-                                   {.bucket_bytes = options_.bucket_bytes,
-                                    .hook = options_.hook,
-                                    .predivide = options_.predivide,
-                                    .wire = host_sync_ ? at::kFloat : options_.wire,
-                                    .layout = options_.bucket_layout,
-                                    .check_finite = options_.check_finite});
+  reducer_ = reduce_group_.make_gradient_reducer(name, std::move(parts),
+                                                 {.bucket_bytes = options_.bucket_bytes,
+                                                  .hook = options_.hook,
+                                                  .gradient_predivide_factor = options_.gradient_predivide_factor,
+                                                  .wire = host_averager_ ? at::kFloat : options_.wire,
+                                                  .layout = options_.bucket_layout,
+                                                  .check_finite = options_.check_finite});
   const auto count = static_cast<std::int64_t>(parameters_.size());
   hashes_ = at::zeros({count}, at::kLong);
-  all_hashes_ = at::zeros({count * peers_.size()}, at::kLong);
+  all_hashes_ = at::zeros({count * reduce_group_.size()}, at::kLong);
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].tensor.requires_grad()) watch(i);
-  listen(this);
+    if (parameters_[i].tensor.requires_grad()) register_grad_hook(i);
+  add_backward_listener(this);
 }
 
-DistributedDataParallel::Impl::~Impl() { close(); }
+DistributedDataParallel::Impl::~Impl() { detach_module(); }
 
-void DistributedDataParallel::Impl::close() {
-  if (closed_) return;
-  closed_ = true;
-  unlisten(this);
-  for (Watched& parameter : parameters_)
+void DistributedDataParallel::Impl::detach_module() {
+  if (detached_) return;
+  detached_ = true;
+  remove_backward_listener(this);
+  for (HookedParameter& parameter : parameters_)
     if (parameter.raw) parameter.raw->del_post_hook(parameter.hook);
 }
 
-void DistributedDataParallel::Impl::watch(std::size_t index) {
-  Watched& parameter = parameters_[index];
+void DistributedDataParallel::Impl::register_grad_hook(std::size_t index) {
+  HookedParameter& parameter = parameters_[index];
   auto node = torch::autograd::impl::grad_accumulator(parameter.tensor);
   parameter.raw = node.get();
-  parameter.hook = node->add_post_hook(std::make_unique<AccumulatedHook>([this, index] { accumulated(index); }));
+  parameter.hook =
+      node->add_post_hook(std::make_unique<PostAccumulateGradHook>([this, index] { on_gradient_accumulated(index); }));
   parameter.node = std::make_shared<decltype(node)>(std::move(node));
 }
 
-void DistributedDataParallel::Impl::backward_begun() {
-  caller_ = std::this_thread::get_id();
-  reached_ = open_ = false;
-  born_.clear();
+void DistributedDataParallel::Impl::on_backward_begin() {
+  backward_thread_ = std::this_thread::get_id();
+  reached_parameter_ = reduction_open_ = false;
+  deferred_gradients_.clear();
   bool any_gradient = false;
-  bool any_dirty = false;
+  bool any_accumulated_locally = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Watched& parameter = parameters_[i];
-    if (!parameter.raw && parameter.tensor.requires_grad()) watch(i);  // thawed since
+    HookedParameter& parameter = parameters_[i];
+    if (!parameter.raw && parameter.tensor.requires_grad()) register_grad_hook(i);  // thawed since
     any_gradient |= parameter.tensor.grad().defined();
-    any_dirty |= parameter.dirty;
+    any_accumulated_locally |= parameter.accumulated_locally;
   }
   // Gradients that are there may be those of no_sync(); then what was said before the first of those stands.
   if (!any_gradient)
     accumulating_ = false;
-  else if (!any_dirty)
+  else if (!any_accumulated_locally)
     accumulating_ = true;
   if (!any_gradient)
-    for (Watched& parameter : parameters_) parameter.dirty = false;
-  left_over_ = any_gradient;
-  deferred_ = reentrant_ || !options_.overlap || exchanges_ == 0;
+    for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
+  has_leftover_gradients_ = any_gradient;
+  deferred_ = reentrant_ || !options_.overlap || num_reductions_ == 0;
 }
 
-void DistributedDataParallel::Impl::backward_nested() {
+void DistributedDataParallel::Impl::on_nested_backward() {
   // A parameter may get its gradient in several parts from now on: nothing more may leave before the end.
   deferred_ = reentrant_ = true;
 }
 
-void DistributedDataParallel::Impl::accumulated(std::size_t index) {
-  const std::lock_guard lock(accumulated_mutex_);
-  const comm::Watch::OnBehalfOf caller(caller_);
-  Watched& parameter = parameters_[index];
+void DistributedDataParallel::Impl::on_gradient_accumulated(std::size_t index) {
+  const std::lock_guard lock(gradient_mutex_);
+  const comm::DeadlockDetector::ActingForThread caller(backward_thread_);
+  HookedParameter& parameter = parameters_[index];
   if (!parameter.tensor.grad().defined()) return;  // an undefined gradient came through the node
-  reached_ = true;
-  if (updater_) refuse_early_update();
-  if (no_sync_ > 0 || (leaves_gradients() && !updater_)) {
-    parameter.dirty = true;
-    averaged_ = false;
+  reached_parameter_ = true;
+  if (backward_updater_) check_backward_update();
+  if (no_sync_depth_ > 0 || (keeps_local_gradients() && !backward_updater_)) {
+    parameter.accumulated_locally = true;
+    gradients_averaged_ = false;
     return;
   }
   const at::NoGradGuard no_grad;
-  if (!open_) updater_ ? begin_update() : begin_exchange(group_.step_identity());
-  if (exchange_->is_ready(index))
+  if (!reduction_open_) backward_updater_ ? begin_update() : begin_reduction(group_.step_identity());
+  if (reducer_->is_ready(index))
     throw UsageError(
         "the gradient of " + parameter.name + " came twice in one backward(), after its exchange had begun",
         "the model began to run backward() inside backward(): set DdpOptions.overlap to false");
   if (!deferred_)
-    hand_over(index, true);
-  else if (std::find(born_.begin(), born_.end(), index) == born_.end())
-    born_.push_back(index);
+    submit_gradient(index, true);
+  else if (std::find(deferred_gradients_.begin(), deferred_gradients_.end(), index) == deferred_gradients_.end())
+    deferred_gradients_.push_back(index);
 }
 
-void DistributedDataParallel::Impl::hand_over(std::size_t index, bool fresh) {
+void DistributedDataParallel::Impl::submit_gradient(std::size_t index, bool fresh) {
   // What refers to the old values without needing this gradient fails from now on, instead of using new ones.
-  if (updater_) torch::autograd::impl::bump_version(parameters_[index].tensor);
+  if (backward_updater_) torch::autograd::impl::bump_version(parameters_[index].tensor);
   // Released here and now, its memory serves the gradients of the next layers.
-  const at::Tensor place = exchange_->ready(index, parameters_[index].tensor.grad(), fresh);
+  const at::Tensor place = reducer_->ready(index, parameters_[index].tensor.grad(), fresh);
   if (place.defined()) take(index, place);
 }
 
-void DistributedDataParallel::Impl::backward_ended() {
-  backwards_ += reached_;
-  if (leaves_gradients() && !updater_) {
-    for (std::size_t i = 0; reached_ && i < parameters_.size(); ++i) witness_.note(i, parameters_[i].tensor.grad());
-  } else if (open_) {
-    finish_exchange();
-    if (updater_) end_update();
-  } else if (!reached_ && quiet == 0) {
-    ++lost_backwards_;
+void DistributedDataParallel::Impl::on_backward_end() {
+  num_backwards_ += reached_parameter_;
+  if (keeps_local_gradients() && !backward_updater_) {
+    for (std::size_t i = 0; reached_parameter_ && i < parameters_.size(); ++i)
+      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
+  } else if (reduction_open_) {
+    finish_reduction();
+    if (backward_updater_) end_update();
+  } else if (!reached_parameter_ && thread_no_sync_depth == 0) {
+    ++empty_backwards_;
   }
 }
 
-void DistributedDataParallel::Impl::backward_failed(const std::string& why) noexcept {
-  if (!open_) return;
-  open_ = false;
-  exchange_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
+void DistributedDataParallel::Impl::on_backward_error(const std::string& why) noexcept {
+  if (!reduction_open_) return;
+  reduction_open_ = false;
+  reducer_->abandon("backward() failed: " + why.substr(0, why.find('\n')));
 }
 
-std::vector<comm::Collective> DistributedDataParallel::Impl::pack_along() {
-  std::vector<comm::Collective> along;
-  if (peers_.size() == 1) return along;
-  along = buffers_.pack();
-  const bool is_time =
-      exchanges_ <= kComparedExchanges || (options_.compare_every > 0 && exchanges_ % options_.compare_every == 0);
-  comparing_ = exchanges_ > 0 && is_time && !leaves_gradients();  // those have one copy of the parameters
-  if (comparing_) {
-    const auto hashes = hash_tensors(replicas_);
+std::vector<comm::Collective> DistributedDataParallel::Impl::make_extra_ops() {
+  std::vector<comm::Collective> extra_ops;
+  if (reduce_group_.size() == 1) return extra_ops;
+  extra_ops = buffers_.pack();
+  const bool is_time = num_reductions_ <= kInitialComparedReductions ||
+                       (options_.compare_replicas_every > 0 && num_reductions_ % options_.compare_replicas_every == 0);
+  comparing_replicas_ =
+      num_reductions_ > 0 && is_time && !keeps_local_gradients();  // those have one copy of the parameters
+  if (comparing_replicas_) {
+    const auto hashes = hash_tensors(compared_tensors_);
     std::copy(hashes.begin(), hashes.end(), hashes_.mutable_data_ptr<std::int64_t>());
-    along.push_back({.kind = comm::Kind::kAllGather, .name = "hashes", .input = hashes_, .output = all_hashes_});
+    extra_ops.push_back(
+        {.kind = comm::CollectiveKind::kAllGather, .name = "hashes", .input = hashes_, .output = all_hashes_});
   }
-  return along;
+  return extra_ops;
 }
 
-void DistributedDataParallel::Impl::begin_exchange(comm::StepIdentity step) {
-  step.lost_backwards = lost_backwards_;
-  step.accumulating = accumulating_ && !leaves_gradients();
-  exchange_->begin(step, pack_along());
-  open_ = true;
+void DistributedDataParallel::Impl::begin_reduction(comm::StepIdentity step) {
+  step.empty_backwards = empty_backwards_;
+  step.accumulating = accumulating_ && !keeps_local_gradients();
+  reducer_->begin(step, make_extra_ops());
+  reduction_open_ = true;
 }
 
-void DistributedDataParallel::Impl::finish_exchange() {
+void DistributedDataParallel::Impl::finish_reduction() {
   const at::NoGradGuard no_grad;
-  open_ = false;  // whatever happens now is not for backward_failed()
-  for (const std::size_t index : born_) hand_over(index, true);
+  reduction_open_ = false;  // whatever happens now is not for on_backward_error()
+  for (const std::size_t index : deferred_gradients_) submit_gradient(index, true);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Watched& parameter = parameters_[i];
-    if (!exchange_->is_ready(i) && parameter.tensor.grad().defined()) hand_over(i, parameter.dirty);
+    HookedParameter& parameter = parameters_[i];
+    if (!reducer_->is_ready(i) && parameter.tensor.grad().defined()) submit_gradient(i, parameter.accumulated_locally);
   }
-  const bool gives = updater_ && leaves_gradients();
-  close_exchange(gives ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(*this),
-                 gives || !has_optimizer_);
-  for (Watched& parameter : parameters_) parameter.dirty = false;
+  const bool updates_from_chunks = backward_updater_ && keeps_local_gradients();
+  complete_reduction(updates_from_chunks ? reducer_->pieces()->finish_fused(*chunk_sink_) : reducer_->finish(*this),
+                     updates_from_chunks || !has_optimizer_);
+  for (HookedParameter& parameter : parameters_) parameter.accumulated_locally = false;
 }
 
-void DistributedDataParallel::Impl::close_exchange(const comm::Attendance& attendance, bool ends_step) {
-  if (peers_.size() > 1) {
+void DistributedDataParallel::Impl::complete_reduction(const comm::Participation& participation, bool ends_step) {
+  if (reduce_group_.size() > 1) {
     check_replicas();
-    buffers_.unpack(peers_.size());
+    buffers_.unpack(reduce_group_.size());
   }
-  anyone_joined_ |= attendance.active < peers_.size();
-  last_active_ = attendance.first;
-  lost_backwards_ = 0;
+  anyone_joined_ |= participation.active < reduce_group_.size();
+  first_active_rank_ = participation.first;
+  empty_backwards_ = 0;
   accumulating_ = false;
-  ++exchanges_;
-  stop_wanted_ |= attendance.stop_requested;
+  ++num_reductions_;
+  stop_requested_ |= participation.stop_requested;
   if (ends_step) return end_step();
-  if (!host_sync_ && stop_wanted_) group_.agree_to_stop();
+  if (!host_averager_ && stop_requested_) group_.set_stop_agreed();
 }
 
 /// Parameters are updated, or are about to be by an optimizer of torch: hosts may exchange them.
 void DistributedDataParallel::Impl::end_step() {
-  // With host_sync_every an exchange is among the ranks of a host: the others hear of a stop when hosts meet.
-  const bool all_know = host_sync_ == nullptr || host_sync_->exchanged(stop_wanted_);
-  if (all_know && stop_wanted_) group_.agree_to_stop();
+  // With average_hosts_every an exchange is among the ranks of a host: the others hear of a stop when hosts meet.
+  const bool all_know = host_averager_ == nullptr || host_averager_->average_if_due(stop_requested_);
+  if (all_know && stop_requested_) group_.set_stop_agreed();
 }
 
 void DistributedDataParallel::Impl::average_hosts() {
-  if (host_sync_) host_sync_->average();
+  if (host_averager_) host_averager_->average();
 }
 
-void DistributedDataParallel::Impl::check_join() const {
-  if (options_.host_sync_every > 1)
-    throw UsageError("join: DdpOptions.host_sync_every is " + std::to_string(options_.host_sync_every) +
+void DistributedDataParallel::Impl::check_join_allowed() const {
+  if (options_.average_hosts_every > 1)
+    throw UsageError("join: DdpOptions.host_sync_every is " + std::to_string(options_.average_hosts_every) +
                      "; allowed here is 1: hosts that have no more batches would miss the others' averages");
-  if (divided_)
+  if (state_sharded_)
     throw UsageError(
         "join: the state of this model's optimizer is divided between the ranks (FusedOptions.shard_state), so that "
         "one without batches would keep its part from the others",
         "do without shard_state, or give all ranks equally many batches");
-  if (among_sharers_)
+  if (host_reducer_)
     throw UsageError(
         "join: an optimizer of lockstep::optim is allowed here when all ranks share a host; these are on several",
         "use an optimizer of torch::optim");
 }
 
 void DistributedDataParallel::Impl::check_replicas() {
-  if (!comparing_ || anyone_joined_) return;
+  if (!comparing_replicas_ || anyone_joined_) return;
   const auto* first = all_hashes_.const_data_ptr<std::int64_t>();
   std::vector<int> ranks;
-  for (int rank = 0; rank < peers_.size(); ++rank) ranks.push_back(peers_.global_rank(rank));
-  int odd = -1;
-  const std::string text = describe_divergence(replicas_, {first, first + all_hashes_.numel()}, ranks, odd);
+  for (int rank = 0; rank < reduce_group_.size(); ++rank) ranks.push_back(reduce_group_.global_rank(rank));
+  int outlier_rank = -1;
+  const std::string text =
+      describe_divergence(compared_tensors_, {first, first + all_hashes_.numel()}, ranks, outlier_rank);
   if (!text.empty())
-    peers_.fail(
-        {base::Cause::kReplicaDiverged, "DistributedDataParallel", peers_.global_rank(peers_.rank()), odd, text,
+    reduce_group_.fail(
+        {base::Cause::kReplicaDiverged, "DistributedDataParallel", reduce_group_.global_rank(reduce_group_.rank()),
+         outlier_rank, text,
          "an optimizer made before DistributedDataParallel, with state of its own derived from the parameters, needs "
          "lockstep::broadcast_optimizer_state(); a parameter must not be written on one rank alone"});
 }
@@ -320,63 +328,63 @@ void DistributedDataParallel::Impl::take(std::size_t index, const at::Tensor& me
 }
 
 void DistributedDataParallel::Impl::enter_no_sync() {
-  if (updater_)
+  if (backward_updater_)
     throw UsageError(
         "no_sync(): the optimizer updates parameters in backward() (update_in_backward()), and keeps no gradients for "
         "a later one",
         "do without update_in_backward()");
-  ++no_sync_;
-  ++quiet;
+  ++no_sync_depth_;
+  ++thread_no_sync_depth;
 }
 
 void DistributedDataParallel::Impl::leave_no_sync() {
-  --no_sync_;
-  --quiet;
+  --no_sync_depth_;
+  --thread_no_sync_depth;
 }
 
-void DistributedDataParallel::Impl::begin_company(bool divide_by_active) {
+void DistributedDataParallel::Impl::begin_shadow_reduction(bool divide_by_active) {
   comm::StepIdentity step{.stop_requested = group_.step_identity().stop_requested};
   step.joined = true;
   step.divide_by_active = divide_by_active;
-  exchange_->begin(step, pack_along());
+  reducer_->begin(step, make_extra_ops());
 }
 
-bool DistributedDataParallel::Impl::end_company() {
+bool DistributedDataParallel::Impl::finish_shadow_reduction() {
   /// Gradients of a rank that does not train any more are not wanted.
-  class Nowhere final : public comm::Sink {
+  class DiscardSink final : public comm::GradientSink {
     void take(std::size_t, const at::Tensor&) override {}
-  } nowhere;
+  } discard_sink;
   const at::NoGradGuard no_grad;
-  const comm::Attendance attendance =
-      leaves_gradients() ? exchange_->pieces()->finish_pieces(*updated_) : exchange_->finish(nowhere);
-  if (attendance.stop_requested) group_.agree_to_stop();
-  if (attendance.active == 0) return false;
+  const comm::Participation participation =
+      keeps_local_gradients() ? reducer_->pieces()->finish_fused(*chunk_sink_) : reducer_->finish(discard_sink);
+  if (participation.stop_requested) group_.set_stop_agreed();
+  if (participation.active == 0) return false;
   buffers_.unpack(group_.size());
   anyone_joined_ = true;
-  last_active_ = attendance.first;
-  ++exchanges_;
+  first_active_rank_ = participation.first;
+  ++num_reductions_;
   return true;
 }
 
-void DistributedDataParallel::Impl::end_join() {
+void DistributedDataParallel::Impl::finish_join() {
   if (!std::exchange(anyone_joined_, false)) return;
-  broadcast_tensors(all_tensors_, group_, last_active_);
+  broadcast_tensors(all_tensors_, group_, first_active_rank_);
   const at::Tensor steps = at::scalar_tensor(group_.steps(), at::kLong);
-  group_.broadcast(steps, last_active_, {.name = "steps"});
-  group_.catch_up(steps.item<std::int64_t>());
+  group_.broadcast(steps, first_active_rank_, {.name = "steps"});
+  group_.set_steps(steps.item<std::int64_t>());
 }
 
-void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { exchange_->abandon(why); }
+void DistributedDataParallel::Impl::abandon(const std::string& why) noexcept { reducer_->abandon(why); }
 
 DistributedDataParallel::DistributedDataParallel(torch::nn::Module& module, comm::Group group, DdpOptions options)
     : impl_(std::make_shared<Impl>(module, std::move(group), std::move(options))) {}
 DistributedDataParallel::~DistributedDataParallel() {
-  if (impl_) impl_->close();
+  if (impl_) impl_->detach_module();
 }
 DistributedDataParallel::DistributedDataParallel(DistributedDataParallel&&) noexcept = default;
 void DistributedDataParallel::average_hosts() { impl_->average_hosts(); }
 comm::Group& DistributedDataParallel::group() { return impl_->group(); }
-comm::ExchangeStats DistributedDataParallel::stats() const { return impl_->stats(); }
+comm::ReducerStats DistributedDataParallel::stats() const { return impl_->stats(); }
 
 DistributedDataParallel::operator std::shared_ptr<GradientSource>() const { return impl_; }
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/reducers/gradient_hook.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/reducers/gradient_hook.h"
 
 namespace torch::nn {
 class Module;
@@ -21,9 +21,9 @@ namespace lockstep::ddp {
 class GradientSource;
 
 /// What happens to a model's buffers (BatchNorm's running statistics) in every exchange.
-enum class Buffers {
-  kFirstRank,  ///< all get rank 0's (the first that has not joined)
-  kMean,       ///< floating-point ones become the mean over the ranks, others as in kFirstRank
+enum class BufferMode {
+  kBroadcast,  ///< all get rank 0's (the first that has not joined)
+  kMean,       ///< floating-point ones become the mean over the ranks, others as in kBroadcast
   kLocal,      ///< nothing: each rank keeps its own
 };
 
@@ -36,7 +36,7 @@ struct DdpOptions {
   /// the first backward() on, so that sums have the same bits. Empty: the first backward() says how. All ranks give the
   /// same.
   std::string bucket_layout;
-  Buffers buffers = Buffers::kFirstRank;
+  BufferMode buffers = BufferMode::kBroadcast;
   std::vector<std::string> ignore;           ///< names of parameters and buffers that are left alone
   std::shared_ptr<comm::GradientHook> hook;  ///< what happens to a bucket on its way; default: summed as it is
   /// What float32 gradients cross between hosts as: float32, bfloat16 or float16. Rounded once a host and once at the
@@ -48,16 +48,16 @@ struct DdpOptions {
   /// between hosts falls by N, and hosts differ by up to N updates. average_hosts() makes them equal. Ranks count
   /// alike: a host with more of them weighs more. A hook acts inside a host. Refused with join(). 1: gradients are
   /// averaged over all ranks.
-  int host_sync_every = 1;
+  int average_hosts_every = 1;
   /// Gradients are divided by this before they are added, and the sum by what is left of the number of ranks: Apex's
   /// gradient_predivide_factor. 0: by that number before. Where gradients are reduced in place sums of bfloat16 and
   /// half are in float, and there is nothing to choose.
-  double predivide = 0;
+  double gradient_predivide_factor = 0;
   /// Every so many exchanges, and in the first ones after construction, the ranks compare 64 bits (XXH3) of each
   /// parameter: where one differs, a REPLICA_DIVERGED names it and the rank that is alone with its bits. 0: only in the
   /// first ones. Takes 0.1 ms a megabyte each time. Needless, and not done, where a host has one copy of the parameters
   /// and there is one host.
-  int compare_every = 100;
+  int compare_replicas_every = 100;
   /// A gradient with an infinity or a NaN is a NON_FINITE on all ranks, which names the rank and the parameter, before
   /// it is averaged. One more pass over each gradient.
   bool check_finite = false;
@@ -107,12 +107,12 @@ class DistributedDataParallel {
   };
   NoSync no_sync() { return NoSync(*this); }
 
-  /// With host_sync_every: averages parameters and floating-point buffers between hosts now, as before evaluating or
-  /// saving. All ranks call it, and it waits for them. Otherwise nothing is left to do.
+  /// With average_hosts_every: averages parameters and floating-point buffers between hosts now, as before evaluating
+  /// or saving. All ranks call it, and it waits for them. Otherwise nothing is left to do.
   void average_hosts();
 
   comm::Group& group();
-  comm::ExchangeStats stats() const;
+  comm::ReducerStats stats() const;
 
   /// For lockstep::optim: its optimizers are made from a DistributedDataParallel.
   operator std::shared_ptr<GradientSource>() const;  // NOLINT(google-explicit-constructor)
@@ -132,7 +132,7 @@ struct JoinOptions {
 /// Runs `loop`, a training loop whose number of batches differs between the ranks. A rank whose loop has ended keeps
 /// the others company with zeros until all have ended; then all get the parameters and buffers of a rank that trained
 /// to the end. List every model that the loop trains. An exception of `loop` comes out unchanged, and the other ranks
-/// get a PeerLost. As PyTorch's Join; waits for all ranks.
+/// get a PeerLostError. As PyTorch's Join; waits for all ranks.
 void join(const std::vector<DistributedDataParallel*>& models, const std::function<void()>& loop,
           const JoinOptions& options = {});
 inline void join(DistributedDataParallel& model, const std::function<void()>& loop, const JoinOptions& options = {}) {

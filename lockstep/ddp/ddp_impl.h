@@ -14,129 +14,130 @@
 #include "lockstep/ddp/backward_listener.h"
 #include "lockstep/ddp/buffer_sync.h"
 #include "lockstep/ddp/ddp.h"
-#include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/gradient_fingerprint.h"
+#include "lockstep/ddp/gradient_source.h"
 #include "lockstep/ddp/host_averager.h"
 #include "lockstep/ddp/replicas.h"
 
 namespace lockstep::ddp {
 
-class DistributedDataParallel::Impl final : public BackwardListener, public GradientSource, private comm::Sink {
+class DistributedDataParallel::Impl final : public BackwardListener, public GradientSource, private comm::GradientSink {
  public:
   Impl(torch::nn::Module& module, comm::Group group, DdpOptions options);
   ~Impl() override;
   /// Lets go of the module.
-  void close();
+  void detach_module();
 
-  void backward_begun() override;
-  void backward_nested() override;
-  void backward_ended() override;
-  void backward_failed(const std::string& why) noexcept override;
+  void on_backward_begin() override;
+  void on_nested_backward() override;
+  void on_backward_end() override;
+  void on_backward_error(const std::string& why) noexcept override;
 
   /// Called by autograd when parameter `index` has accumulated its gradient: on the thread that called backward(), or
   /// one of autograd's for a GPU meanwhile.
-  void accumulated(std::size_t index);
+  void on_gradient_accumulated(std::size_t index);
 
   void enter_no_sync();
   void leave_no_sync();
 
   // For join(): an exchange in which this rank only keeps the others company.
-  void begin_company(bool divide_by_active);
-  bool company_has_come() const { return exchange_->all_have_begun(); }
+  void begin_shadow_reduction(bool divide_by_active);
+  bool can_finish_shadow_reduction() const { return reducer_->has_begun_on_all_ranks(); }
   /// True while some rank still trains.
-  bool end_company();
-  void end_join();
+  bool finish_shadow_reduction();
+  void finish_join();
   void abandon(const std::string& why) noexcept;
   /// Throws UsageError when these options and join() do not go together.
-  void check_join() const;
+  void check_join_allowed() const;
 
   void average_hosts();
 
   // GradientSource
   std::vector<Parameter> parameters() const override;
-  comm::Group& sharers() override { return sharers_ ? *sharers_ : peers_; }
-  bool attach(comm::PieceSink* updated) override;
-  Owners owners() override;
-  bool own_gradients() const override;
-  std::uint64_t backwards() const override { return backwards_; }
+  comm::Group& host_group() override { return host_group_ ? *host_group_ : reduce_group_; }
+  bool attach_optimizer(comm::ChunkSink* updated) override;
+  ShardOwners owners() override;
+  bool has_local_gradients() const override;
+  std::uint64_t num_backwards() const override { return num_backwards_; }
   void update_in_backward(BackwardUpdater* updater) override;
-  void require_unchanged() const override;
+  void require_gradients_unchanged() const override;
   void detach() noexcept override;
   void updated() override;
-  comm::CommonMemory make_common(std::size_t bytes) override;
-  void average() override;
-  void give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) override;
+  comm::SharedAllocation allocate_shared(std::size_t bytes) override;
+  void average_gradients() override;
+  void run_pass(comm::GradientUse use, std::uint64_t options, comm::ChunkSink& sink) override;
 
   comm::Group& group() { return group_; }
-  comm::ExchangeStats stats() const { return exchange_->stats(); }
+  comm::ReducerStats stats() const { return reducer_->stats(); }
 
  private:
   /// A parameter and the autograd node that accumulates its gradient, which a tensor holds weakly.
-  struct Watched {
+  struct HookedParameter {
     std::string name;
     at::Tensor tensor;
     std::shared_ptr<void> node;  // keeps the node, and with it the hook, alive
     torch::autograd::Node* raw = nullptr;
     std::uintptr_t hook = 0;
-    bool dirty = false;  // accumulated under no_sync() since the last exchange
+    bool accumulated_locally = false;  // accumulated under no_sync() since the last exchange
   };
 
-  void watch(std::size_t index);
-  void begin_exchange(comm::StepIdentity step);
-  void finish_exchange();
-  void close_exchange(const comm::Attendance& attendance, bool ends_step);
+  void register_grad_hook(std::size_t index);
+  void begin_reduction(comm::StepIdentity step);
+  void finish_reduction();
+  void complete_reduction(const comm::Participation& participation, bool ends_step);
   void end_step();
-  void give_own(comm::StepIdentity step, comm::PieceSink& sink);
-  void give_means(comm::StepIdentity step, comm::PieceSink& sink);
-  void require_open() const;
+  void run_pass_on_local_gradients(comm::StepIdentity step, comm::ChunkSink& sink);
+  void run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink);
+  void require_attached() const;
   void begin_update();
   void end_update();
-  void refuse_early_update() const;
+  void check_backward_update() const;
   /// backward() leaves each rank its own gradients, for an optimizer.
-  bool leaves_gradients() const { return updated_ != nullptr && exchange_->pieces() != nullptr; }
-  void hand_over(std::size_t index, bool fresh);
+  bool keeps_local_gradients() const { return chunk_sink_ != nullptr && reducer_->pieces() != nullptr; }
+  void submit_gradient(std::size_t index, bool fresh);
   void take(std::size_t index, const at::Tensor& mean) override;
-  std::vector<comm::Collective> pack_along();
+  std::vector<comm::Collective> make_extra_ops();
   void check_replicas();
 
   comm::Group group_;
   const DdpOptions options_;
-  std::unique_ptr<HostSync> host_sync_;  // with host_sync_every
-  comm::Group peers_;  // whose gradients are averaged: all, or with host_sync_every those of this host
-  std::vector<Watched> parameters_;
+  std::unique_ptr<HostAverager> host_averager_;  // with average_hosts_every
+  comm::Group reduce_group_;  // whose gradients are averaged: all, or with average_hosts_every those of this host
+  std::vector<HookedParameter> parameters_;
   NamedTensors all_tensors_;  // parameters and buffers, for the last word of join()
   BufferSync buffers_;
-  std::unique_ptr<comm::Exchange> exchange_;
+  std::unique_ptr<comm::GradientReducer> reducer_;
 
-  std::thread::id caller_;              // of backward()
-  std::mutex accumulated_mutex_;        // a model on several devices gets gradients on several threads: one at a time
-  bool closed_ = false;                 // the module may be gone
-  std::optional<comm::Group> sharers_;  // with an optimizer, when peers_ are on several hosts: those of this host
-  std::unique_ptr<comm::Exchange> among_sharers_;  // of the means that exchange_ has brought
-  bool divided_ = false;                           // the optimizer's state is divided between owners()
-  bool has_optimizer_ = false;                     // of lockstep::optim
-  comm::PieceSink* updated_ = nullptr;             // its; null: it has none
-  BackwardUpdater* updater_ = nullptr;             // the same optimizer, when it updates in backward()
-  bool averaged_ = false;                          // where it leaves gradients: they are means
-  std::uint64_t backwards_ = 0;                    // that reached a parameter
-  GradientWitness witness_;
-  bool left_over_ = false;         // gradients were there before this backward
-  bool open_ = false;              // this backward has begun an exchange
-  bool deferred_ = false;          // nothing is given to the exchange before the end of this backward
-  bool reentrant_ = false;         // the model has been seen to run backward inside backward
-  std::vector<std::size_t> born_;  // parameters of this backward, in order, while deferred_
-  bool reached_ = false;           // this backward has reached a parameter
-  int no_sync_ = 0;
-  std::int64_t lost_backwards_ = 0;
+  std::thread::id backward_thread_;  // of backward()
+  std::mutex gradient_mutex_;        // a model on several devices gets gradients on several threads: one at a time
+  bool detached_ = false;            // the module may be gone
+  std::optional<comm::Group>
+      host_group_;  // with an optimizer, when reduce_group_ are on several hosts: those of this host
+  std::unique_ptr<comm::GradientReducer> host_reducer_;  // of the means that reducer_ has brought
+  bool state_sharded_ = false;                           // the optimizer's state is divided between owners()
+  bool has_optimizer_ = false;                           // of lockstep::optim
+  comm::ChunkSink* chunk_sink_ = nullptr;                // its; null: it has none
+  BackwardUpdater* backward_updater_ = nullptr;          // the same optimizer, when it updates in backward()
+  bool gradients_averaged_ = false;                      // where it leaves gradients: they are means
+  std::uint64_t num_backwards_ = 0;                      // that reached a parameter
+  GradientFingerprint gradient_fingerprint_;
+  bool has_leftover_gradients_ = false;          // gradients were there before this backward
+  bool reduction_open_ = false;                  // this backward has begun an exchange
+  bool deferred_ = false;                        // nothing is given to the exchange before the end of this backward
+  bool reentrant_ = false;                       // the model has been seen to run backward inside backward
+  std::vector<std::size_t> deferred_gradients_;  // parameters of this backward, in order, while deferred_
+  bool reached_parameter_ = false;               // this backward has reached a parameter
+  int no_sync_depth_ = 0;
+  std::int64_t empty_backwards_ = 0;
   bool accumulating_ = false;
-  std::int64_t exchanges_ = 0;
-  NamedTensors replicas_;  // what check_replicas() compares
+  std::int64_t num_reductions_ = 0;
+  NamedTensors compared_tensors_;  // what check_replicas() compares
   at::Tensor hashes_;
   at::Tensor all_hashes_;
-  bool comparing_ = false;
+  bool comparing_replicas_ = false;
   bool anyone_joined_ = false;
-  bool stop_wanted_ = false;  // by some rank of an exchange
-  int last_active_ = 0;
+  bool stop_requested_ = false;  // by some rank of an exchange
+  int first_active_rank_ = 0;
 };
 
 }  // namespace lockstep::ddp

@@ -11,22 +11,22 @@ namespace lockstep::ddp {
 
 /// Remembers a few values of each gradient, and autograd's count of its changes. A change that passes by that count
 /// (through .data(), as torch::nn::utils::clip_grad_norm_ does) shows in the values, if any of those was not zero.
-class GradientWitness {
+class GradientFingerprint {
  public:
   /// What gradient `index` is now; an undefined or sparse one is not watched.
-  void note(std::size_t index, const at::Tensor& gradient);
-  void forget() { seen_.clear(); }
+  void record(std::size_t index, const at::Tensor& gradient);
+  void clear() { snapshots_.clear(); }
   /// False when it was noted and is defined, and has changed since.
-  bool unchanged(std::size_t index, const at::Tensor& gradient) const;
+  bool is_unchanged(std::size_t index, const at::Tensor& gradient) const;
 
  private:
-  struct Seen {
-    bool noted = false;
+  struct Snapshot {
+    bool is_recorded = false;
     std::int64_t version = 0;
     std::array<std::uint64_t, 4> values{};
   };
-  static Seen look(const at::Tensor& gradient);
-  std::vector<Seen> seen_;
+  static Snapshot take_snapshot(const at::Tensor& gradient);
+  std::vector<Snapshot> snapshots_;
 };
 
 }  // namespace lockstep::ddp

@@ -10,72 +10,72 @@ using base::UsageError;
 
 std::vector<GradientSource::Parameter> DistributedDataParallel::Impl::parameters() const {
   std::vector<Parameter> all;
-  for (const Watched& parameter : parameters_) all.push_back({parameter.name, parameter.tensor});
+  for (const HookedParameter& parameter : parameters_) all.push_back({parameter.name, parameter.tensor});
   return all;
 }
 
-void DistributedDataParallel::Impl::require_open() const {
-  if (closed_)
+void DistributedDataParallel::Impl::require_attached() const {
+  if (detached_)
     throw UsageError("the DistributedDataParallel that this optimizer was made from is gone",
                      "it must live as long as the optimizer is used");
 }
 
-bool DistributedDataParallel::Impl::attach(comm::PieceSink* updated) {
-  require_open();
+bool DistributedDataParallel::Impl::attach_optimizer(comm::ChunkSink* updated) {
+  require_attached();
   if (has_optimizer_)
     throw UsageError("this DistributedDataParallel has an optimizer of lockstep::optim already",
                      "one optimizer may have several groups of parameters; two need a DistributedDataParallel each");
-  if (updated && peers_.transport() == "hierarchy" && !exchange_->pieces()) {
-    sharers_ = peers_.split_by_host();
+  if (updated && reduce_group_.transport() == "hierarchy" && !reducer_->pieces()) {
+    host_group_ = reduce_group_.split_by_host();
     std::vector<comm::Part> parts;
-    for (const Watched& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
-    among_sharers_ = sharers_->make_exchange("means", std::move(parts), {.bucket_bytes = {1}});
+    for (const HookedParameter& parameter : parameters_) parts.push_back({parameter.name, parameter.tensor.detach()});
+    host_reducer_ = host_group_->make_gradient_reducer("means", std::move(parts), {.bucket_bytes = {1}});
   }
   has_optimizer_ = true;  // what throws has come before
-  updated_ = updated;
-  return leaves_gradients() || (among_sharers_ && among_sharers_->pieces());
+  chunk_sink_ = updated;
+  return keeps_local_gradients() || (host_reducer_ && host_reducer_->pieces());
 }
 
-GradientSource::Owners DistributedDataParallel::Impl::owners() {
-  require_open();
-  if (leaves_gradients() && !sharers_) return {};
-  divided_ = peers_.size() > 1;
-  if (!sharers_) return {.group = peers_, .index = peers_.rank(), .count = peers_.size()};
-  const bool leads = sharers_->rank() == 0;
-  comm::Group leaders = peers_.split(leads ? 0 : 1);
+GradientSource::ShardOwners DistributedDataParallel::Impl::owners() {
+  require_attached();
+  if (keeps_local_gradients() && !host_group_) return {};
+  state_sharded_ = reduce_group_.size() > 1;
+  if (!host_group_) return {.group = reduce_group_, .index = reduce_group_.rank(), .count = reduce_group_.size()};
+  const bool is_leader = host_group_->rank() == 0;
+  comm::Group leaders = reduce_group_.split(is_leader ? 0 : 1);
   const at::Tensor place = at::empty({2}, at::kLong);
   place[0] = leaders.rank();
   place[1] = leaders.size();
-  sharers_->broadcast(place, 0, {.name = "owners of state"});
+  host_group_->broadcast(place, 0, {.name = "owners of state"});
   const auto* numbers = place.const_data_ptr<std::int64_t>();
-  divided_ = numbers[1] > 1;
-  return {.group = leads ? std::optional(leaders) : std::nullopt,
+  state_sharded_ = numbers[1] > 1;
+  return {.group = is_leader ? std::optional(leaders) : std::nullopt,
           .index = static_cast<int>(numbers[0]),
           .count = static_cast<int>(numbers[1]),
-          .of_several = sharers_->size() > 1};
+          .has_several_ranks = host_group_->size() > 1};
 }
 
 void DistributedDataParallel::Impl::updated() {
-  require_open();
-  if (!leaves_gradients()) end_step();  // else the pass has ended it
+  require_attached();
+  if (!keeps_local_gradients()) end_step();  // else the pass has ended it
 }
 
-bool DistributedDataParallel::Impl::own_gradients() const {
-  require_open();
-  return leaves_gradients() && !averaged_;
+bool DistributedDataParallel::Impl::has_local_gradients() const {
+  require_attached();
+  return keeps_local_gradients() && !gradients_averaged_;
 }
 
 void DistributedDataParallel::Impl::update_in_backward(BackwardUpdater* updater) {
-  require_open();
-  if (no_sync_ > 0)
+  require_attached();
+  if (no_sync_depth_ > 0)
     throw UsageError("update_in_backward(): there is a no_sync(), which would keep gradients for a later backward()");
-  updater_ = updater;
-  witness_.forget();
+  backward_updater_ = updater;
+  gradient_fingerprint_.clear();
 }
 
-void DistributedDataParallel::Impl::refuse_early_update() const {
+void DistributedDataParallel::Impl::check_backward_update() const {
   const std::string start = "backward() that updates parameters (update_in_backward() of the optimizer): ";
-  if (left_over_)
+  if (has_leftover_gradients_)
     throw UsageError(
         start + "gradients of an earlier one are there, and would be counted again",
         "call zero_grad() before each backward(); to accumulate gradients, do without update_in_backward()");
@@ -89,92 +89,94 @@ void DistributedDataParallel::Impl::refuse_early_update() const {
 /// The first gradient of a backward() that updates parameters.
 void DistributedDataParallel::Impl::begin_update() {
   comm::StepIdentity step = group_.step_identity();
-  const std::uint64_t options = updater_->begin_update();
-  if (!leaves_gradients()) return begin_exchange(step);
-  step.use = comm::Use::kEarlyUpdate;
+  const std::uint64_t options = backward_updater_->begin_update();
+  if (!keeps_local_gradients()) return begin_reduction(step);
+  step.use = comm::GradientUse::kUpdateInBackward;
   step.options = options;
-  begin_exchange(step);
-  exchange_->pieces()->give_to(*updated_);
+  begin_reduction(step);
+  reducer_->pieces()->set_early_sink(*chunk_sink_);
 }
 
 void DistributedDataParallel::Impl::end_update() {
-  updater_->end_update(leaves_gradients());
-  for (std::size_t i = 0; i < parameters_.size(); ++i) witness_.note(i, parameters_[i].tensor.grad());
+  backward_updater_->end_update(keeps_local_gradients());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) gradient_fingerprint_.record(i, parameters_[i].tensor.grad());
 }
 
 void DistributedDataParallel::Impl::detach() noexcept {
   has_optimizer_ = false;
-  updated_ = nullptr;
-  updater_ = nullptr;
-  averaged_ = false;
-  divided_ = false;
-  witness_.forget();
-  among_sharers_.reset();
-  sharers_.reset();
+  chunk_sink_ = nullptr;
+  backward_updater_ = nullptr;
+  gradients_averaged_ = false;
+  state_sharded_ = false;
+  gradient_fingerprint_.clear();
+  host_reducer_.reset();
+  host_group_.reset();
 }
 
-comm::CommonMemory DistributedDataParallel::Impl::make_common(std::size_t bytes) {
-  require_open();
-  return (among_sharers_ ? among_sharers_ : exchange_)->pieces()->make_common(bytes);
+comm::SharedAllocation DistributedDataParallel::Impl::allocate_shared(std::size_t bytes) {
+  require_attached();
+  return (host_reducer_ ? host_reducer_ : reducer_)->pieces()->allocate_shared(bytes);
 }
 
-void DistributedDataParallel::Impl::require_unchanged() const {
+void DistributedDataParallel::Impl::require_gradients_unchanged() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (!witness_.unchanged(i, parameters_[i].tensor.grad()))
-      throw updater_ ? UsageError("the gradient of " + parameters_[i].name +
-                                      " was changed between backward() and step(), after it had been used: backward() "
-                                      "updates parameters",
-                                  "do without update_in_backward() of the optimizer")
-                     : UsageError("the gradient of " + parameters_[i].name +
-                                      " was changed between backward() and step(), while it was this rank's own",
-                                  "call the optimizer's average_gradients() before changing gradients, or "
-                                  "clip_grad_norm() instead of torch's");
+    if (!gradient_fingerprint_.is_unchanged(i, parameters_[i].tensor.grad()))
+      throw backward_updater_
+          ? UsageError("the gradient of " + parameters_[i].name +
+                           " was changed between backward() and step(), after it had been used: backward() "
+                           "updates parameters",
+                       "do without update_in_backward() of the optimizer")
+          : UsageError("the gradient of " + parameters_[i].name +
+                           " was changed between backward() and step(), while it was this rank's own",
+                       "call the optimizer's average_gradients() before changing gradients, or "
+                       "clip_grad_norm() instead of torch's");
 }
 
-void DistributedDataParallel::Impl::average() {
-  require_open();
-  if (!leaves_gradients() || averaged_) return;  // otherwise they are means
-  require_unchanged();
+void DistributedDataParallel::Impl::average_gradients() {
+  require_attached();
+  if (!keeps_local_gradients() || gradients_averaged_) return;  // otherwise they are means
+  require_gradients_unchanged();
   const at::NoGradGuard no_grad;
-  begin_exchange(group_.step_identity());
-  finish_exchange();
-  witness_.forget();
-  averaged_ = true;
+  begin_reduction(group_.step_identity());
+  finish_reduction();
+  gradient_fingerprint_.clear();
+  gradients_averaged_ = true;
 }
 
-void DistributedDataParallel::Impl::give(comm::Use use, std::uint64_t options, comm::PieceSink& sink) {
-  require_open();
+void DistributedDataParallel::Impl::run_pass(comm::GradientUse use, std::uint64_t options, comm::ChunkSink& sink) {
+  require_attached();
   const at::NoGradGuard no_grad;
   comm::StepIdentity step = group_.step_identity();
   step.use = use;
   step.options = options;
-  if (among_sharers_)
-    give_means(step, sink);
+  if (host_reducer_)
+    run_pass_on_means(step, sink);
   else
-    give_own(step, sink);
+    run_pass_on_local_gradients(step, sink);
 }
 
-void DistributedDataParallel::Impl::give_own(comm::StepIdentity step, comm::PieceSink& sink) {
-  if (!averaged_) require_unchanged();
-  step.averaged = averaged_;
-  begin_exchange(step);
-  open_ = false;
+void DistributedDataParallel::Impl::run_pass_on_local_gradients(comm::StepIdentity step, comm::ChunkSink& sink) {
+  if (!gradients_averaged_) require_gradients_unchanged();
+  step.already_averaged = gradients_averaged_;
+  begin_reduction(step);
+  reduction_open_ = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].tensor.grad().defined()) continue;
     const at::Tensor before = parameters_[i].tensor.grad();
-    hand_over(i, true);
-    if (!before.is_same(parameters_[i].tensor.grad())) witness_.note(i, parameters_[i].tensor.grad());  // it has moved
+    submit_gradient(i, true);
+    if (!before.is_same(parameters_[i].tensor.grad()))
+      gradient_fingerprint_.record(i, parameters_[i].tensor.grad());  // it has moved
   }
-  close_exchange(exchange_->pieces()->finish_pieces(sink), step.use == comm::Use::kUpdate);
-  if (step.use == comm::Use::kUpdate) witness_.forget();
+  complete_reduction(reducer_->pieces()->finish_fused(sink), step.use == comm::GradientUse::kUpdate);
+  if (step.use == comm::GradientUse::kUpdate) gradient_fingerprint_.clear();
 }
 
-void DistributedDataParallel::Impl::give_means(comm::StepIdentity step, comm::PieceSink& sink) {
-  step.averaged = true;
-  among_sharers_->begin(step, {});
+void DistributedDataParallel::Impl::run_pass_on_means(comm::StepIdentity step, comm::ChunkSink& sink) {
+  step.already_averaged = true;
+  host_reducer_->begin(step, {});
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    if (parameters_[i].tensor.grad().defined()) among_sharers_->ready(i, parameters_[i].tensor.grad(), true);
-  among_sharers_->pieces()->finish_pieces(sink);
+    if (parameters_[i].tensor.grad().defined()) host_reducer_->ready(i, parameters_[i].tensor.grad(), true);
+  host_reducer_->pieces()->finish_fused(sink);
 }
 
 }  // namespace lockstep::ddp

@@ -5,56 +5,56 @@
 namespace lockstep::ddp {
 namespace {
 
-constexpr std::size_t kPackBytes = 25 << 20;
+constexpr std::size_t kBucketBytes = 25 << 20;
 
 }  // namespace
 
-HostSync::HostSync(comm::Group& group, const NamedTensors& tensors, int every, at::ScalarType wire)
-    : group_(group.split(0)), every_(every), wire_(wire) {
+HostAverager::HostAverager(comm::Group& group, const NamedTensors& tensors, int period, at::ScalarType wire)
+    : group_(group.split(0)), period_(period), wire_dtype_(wire) {
   const at::Tensor hosts = at::full({1}, group.split_by_host().size() < group.size(), at::kInt);
   group_.all_reduce(hosts, comm::ReduceOp::kMax);
-  several_hosts_ = hosts.item<int>() != 0;
+  has_several_hosts_ = hosts.item<int>() != 0;
   std::size_t bytes = 0;
   for (const auto& [name, tensor] : tensors) {
     if (!tensor.is_floating_point()) continue;
-    const bool fits = !packs_.empty() && packs_.back().front().scalar_type() == tensor.scalar_type() &&
-                      bytes + tensor.nbytes() <= kPackBytes;
+    const bool fits = !buckets_.empty() && buckets_.back().front().scalar_type() == tensor.scalar_type() &&
+                      bytes + tensor.nbytes() <= kBucketBytes;
     if (!fits) {
-      packs_.emplace_back();
+      buckets_.emplace_back();
       bytes = 0;
     }
     // A write to a parameter is seen by a graph that still needs it, one to a buffer is not (BufferSync).
-    packs_.back().push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
+    buckets_.back().push_back(tensor.requires_grad() ? tensor.detach() : tensor.data());
     bytes += tensor.nbytes();
   }
 }
 
-bool HostSync::exchanged(bool& wish) {
-  if (++exchanges_ % every_ != 0) return false;
+bool HostAverager::average_if_due(bool& stop_requested) {
+  if (++num_reductions_ % period_ != 0) return false;
   average();
-  if (several_hosts_) {
-    const at::Tensor any = at::full({1}, wish, at::kByte);
+  if (has_several_hosts_) {
+    const at::Tensor any = at::full({1}, stop_requested, at::kByte);
     group_.all_reduce(any, comm::ReduceOp::kMax, {.name = "stop requested"});
-    wish = any.item<std::uint8_t>() != 0;
+    stop_requested = any.item<std::uint8_t>() != 0;
   }
   return true;
 }
 
-void HostSync::average() {
-  if (!several_hosts_) return;
+void HostAverager::average() {
+  if (!has_several_hosts_) return;
   const at::NoGradGuard no_grad;
-  for (const auto& pack : packs_) average_together(pack);
+  for (const auto& bucket : buckets_) average_bucket(bucket);
 }
 
-void HostSync::average_together(const std::vector<at::Tensor>& tensors) {
+void HostAverager::average_bucket(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& tensor : tensors) flat.push_back(tensor.reshape({-1}));
-  const at::Tensor pack = at::cat(flat);
-  group_.all_reduce(pack, comm::ReduceOp::kMean,
-                    {.name = "host_sync", .wire = pack.scalar_type() == at::kFloat ? wire_ : at::kFloat});
+  const at::Tensor bucket = at::cat(flat);
+  group_.all_reduce(bucket, comm::ReduceOp::kMean,
+                    {.name = "host_sync", .wire = bucket.scalar_type() == at::kFloat ? wire_dtype_ : at::kFloat});
   std::int64_t first = 0;
   for (const at::Tensor& tensor : tensors) {
-    tensor.copy_(pack.narrow(0, first, tensor.numel()).view(tensor.sizes()));
+    tensor.copy_(bucket.narrow(0, first, tensor.numel()).view(tensor.sizes()));
     first += tensor.numel();
   }
 }

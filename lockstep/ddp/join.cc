@@ -6,7 +6,7 @@
 namespace lockstep::ddp {
 namespace {
 
-constexpr auto kPause = std::chrono::microseconds(200);
+constexpr auto kPollInterval = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -16,7 +16,7 @@ void join(const std::vector<DistributedDataParallel*>& models, const std::functi
   std::vector<DistributedDataParallel::Impl*> open;
   for (DistributedDataParallel* model : models) open.push_back(model->impl_.get());
   const auto all = open;
-  for (const auto* model : all) model->check_join();
+  for (const auto* model : all) model->check_join_allowed();
   try {
     loop();
   } catch (const std::exception& error) {
@@ -24,21 +24,22 @@ void join(const std::vector<DistributedDataParallel*>& models, const std::functi
     throw;
   }
   const bool divide_by_active = !options.divide_by_initial_world_size;
-  for (auto* model : open) model->begin_company(divide_by_active);
+  for (auto* model : open) model->begin_shadow_reduction(divide_by_active);
   while (!open.empty()) {
     // With several models the others' next exchange may be any of them; with one its own wait knows more about the
     // others.
     std::size_t next = 0;
-    while (open.size() > 1 && !open[next]->company_has_come()) {
+    while (open.size() > 1 && !open[next]->can_finish_shadow_reduction()) {
       next = (next + 1) % open.size();
-      if (next == 0) std::this_thread::sleep_for(kPause);  // bounded: a rank that trains exchanges, one that ends joins
+      if (next == 0)
+        std::this_thread::sleep_for(kPollInterval);  // bounded: a rank that trains exchanges, one that ends joins
     }
-    if (open[next]->end_company())
-      open[next]->begin_company(divide_by_active);
+    if (open[next]->finish_shadow_reduction())
+      open[next]->begin_shadow_reduction(divide_by_active);
     else
       open.erase(open.begin() + static_cast<std::ptrdiff_t>(next));
   }
-  for (auto* model : all) model->end_join();
+  for (auto* model : all) model->finish_join();
 }
 
 }  // namespace lockstep::ddp

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kMessageBytes = std::int64_t{32} << 20;
 
 template <typename Dict>
-NamedTensors once_each(const Dict& named) {
+NamedTensors unique_tensors(const Dict& named) {
   NamedTensors tensors;
   std::unordered_set<const void*> seen;
   for (const auto& item : named)
@@ -26,25 +26,25 @@ NamedTensors once_each(const Dict& named) {
   return tensors;
 }
 
-std::string list(at::IntArrayRef values) {
+std::string format_sizes(at::IntArrayRef values) {
   std::ostringstream text;
   text << values;
   return text.str();
 }
 
 /// One line for each thing that must be equal: "what<TAB>value".
-std::vector<std::string> facts(const NamedTensors& tensors, const std::string& kind) {
+std::vector<std::string> describe_tensors(const NamedTensors& tensors, const std::string& kind) {
   std::vector<std::string> lines;
   for (const auto& [name, t] : tensors)
-    lines.push_back(kind + " " + name + "\t" + c10::toString(t.scalar_type()) + list(t.sizes()) + " strides " +
-                    list(t.strides()) + " on " + c10::DeviceTypeName(t.device().type(), true) +
+    lines.push_back(kind + " " + name + "\t" + c10::toString(t.scalar_type()) + format_sizes(t.sizes()) + " strides " +
+                    format_sizes(t.strides()) + " on " + c10::DeviceTypeName(t.device().type(), true) +
                     (kind == "parameter" ? (t.requires_grad() ? ", requires_grad" : ", frozen") : ""));
   return lines;
 }
 
 /// Runs `move` on flat tensors of one dtype and device, each made of some of `tensors`, and copies back.
-template <typename Move>
-void in_messages(const NamedTensors& tensors, const Move& move) {
+template <typename Operation>
+void for_each_flat_batch(const NamedTensors& tensors, const Operation& move) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> batch;
   std::int64_t bytes = 0;
@@ -60,9 +60,9 @@ void in_messages(const NamedTensors& tensors, const Move& move) {
         at += t.numel();
       }
     };
-    each([](const at::Tensor& t, const at::Tensor& piece) { piece.copy_(t); });
+    each([](const at::Tensor& t, const at::Tensor& slice) { slice.copy_(t); });
     move(flat);
-    each([](const at::Tensor& t, const at::Tensor& piece) { t.copy_(piece); });
+    each([](const at::Tensor& t, const at::Tensor& slice) { t.copy_(slice); });
     batch.clear();
     bytes = 0;
   };
@@ -78,14 +78,14 @@ void in_messages(const NamedTensors& tensors, const Move& move) {
 
 }  // namespace
 
-NamedTensors named_parameters(torch::nn::Module& module) { return once_each(module.named_parameters()); }
-NamedTensors named_buffers(torch::nn::Module& module) { return once_each(module.named_buffers()); }
+NamedTensors named_parameters(torch::nn::Module& module) { return unique_tensors(module.named_parameters()); }
+NamedTensors named_buffers(torch::nn::Module& module) { return unique_tensors(module.named_buffers()); }
 
 void compare_models(const NamedTensors& parameters, const NamedTensors& buffers, const std::string& options,
                     comm::Group& group) {
   if (group.size() == 1) return;
-  std::vector<std::string> mine = facts(parameters, "parameter");
-  for (std::string& line : facts(buffers, "buffer")) mine.push_back(std::move(line));
+  std::vector<std::string> mine = describe_tensors(parameters, "parameter");
+  for (std::string& line : describe_tensors(buffers, "buffer")) mine.push_back(std::move(line));
   mine.push_back("options\t" + options);
   std::string text;
   for (const std::string& line : mine) text += line + "\n";
@@ -97,22 +97,22 @@ void compare_models(const NamedTensors& parameters, const NamedTensors& buffers,
     const auto theirs = base::split(all[static_cast<std::size_t>(rank)], '\n');
     std::size_t i = 0;
     while (i < first.size() && i < theirs.size() && first[i] == theirs[i]) ++i;
-    const auto say = [&](const std::vector<std::string>& lines) {
+    const auto describe_at = [&](const std::vector<std::string>& lines) {
       std::string line = i < lines.size() ? lines[i] : "";
       std::replace(line.begin(), line.end(), '\t', ' ');
       return line.empty() ? "nothing more" : line;
     };
     group.fail({base::Cause::kConfigMismatch, "DistributedDataParallel", group.global_rank(group.rank()),
                 group.global_rank(rank),
-                "the model differs between ranks: " + named(0) + " has " + say(first) + "; " + named(rank) + " has " +
-                    say(theirs),
+                "the model differs between ranks: " + named(0) + " has " + describe_at(first) + "; " + named(rank) +
+                    " has " + describe_at(theirs),
                 "build the same model with the same options on every rank"});
   }
 }
 
 void broadcast_tensors(const NamedTensors& tensors, comm::Group& group, int root) {
   if (group.size() == 1) return;
-  in_messages(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
+  for_each_flat_batch(tensors, [&](at::Tensor& flat) { group.broadcast(flat, root, {.name = "parameters"}); });
 }
 
 void broadcast_parameters(torch::nn::Module& module, comm::Group& group, int root) {
@@ -126,11 +126,11 @@ namespace {
 std::uint64_t hash_of(const at::Tensor& dense) {
   if (dense.is_cpu()) return XXH3_64bits(dense.const_data_ptr(), dense.nbytes());
   const at::Tensor flat = dense.detach().as_strided({dense.numel()}, {1});
-  const auto piece = static_cast<std::int64_t>(kMessageBytes / dense.element_size());
+  const auto slice = static_cast<std::int64_t>(kMessageBytes / dense.element_size());
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
-  for (std::int64_t at = 0; at < flat.numel(); at += piece) {
-    const at::Tensor here = flat.narrow(0, at, std::min(piece, flat.numel() - at)).cpu();
+  for (std::int64_t at = 0; at < flat.numel(); at += slice) {
+    const at::Tensor here = flat.narrow(0, at, std::min(slice, flat.numel() - at)).cpu();
     XXH3_64bits_update(&state, here.const_data_ptr(), here.nbytes());
   }
   return XXH3_64bits_digest(&state);
@@ -148,19 +148,19 @@ std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors) {
 }
 
 std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all,
-                                const std::vector<int>& ranks, int& odd) {
+                                const std::vector<int>& ranks, int& outlier_rank) {
   const std::size_t count = tensors.size();
   for (std::size_t i = 0; i < count; ++i) {
-    std::map<std::int64_t, std::vector<int>> holders;
-    for (std::size_t r = 0; r < ranks.size(); ++r) holders[all[r * count + i]].push_back(ranks[r]);
-    if (holders.size() < 2) continue;
+    std::map<std::int64_t, std::vector<int>> ranks_by_hash;
+    for (std::size_t r = 0; r < ranks.size(); ++r) ranks_by_hash[all[r * count + i]].push_back(ranks[r]);
+    if (ranks_by_hash.size() < 2) continue;
     // The smallest party is at fault as far as a vote can tell; among equals the one without the first.
     const std::vector<int>* smallest = nullptr;
-    for (const auto& [hash, party] : holders)
-      if (!smallest || party.size() < smallest->size() ||
-          (party.size() == smallest->size() && smallest->front() == ranks.front()))
-        smallest = &party;
-    odd = smallest->front();
+    for (const auto& [hash, holding_ranks] : ranks_by_hash)
+      if (!smallest || holding_ranks.size() < smallest->size() ||
+          (holding_ranks.size() == smallest->size() && smallest->front() == ranks.front()))
+        smallest = &holding_ranks;
+    outlier_rank = smallest->front();
     std::string text = "parameter " + tensors[i].first + " differs between ranks:";
     for (std::size_t r = 0; r < ranks.size(); ++r) {
       char hex[20];

@@ -49,6 +49,6 @@ std::vector<std::int64_t> hash_tensors(const NamedTensors& tensors);
 /// `all` holds the hashes of each rank, which `ranks` names as the world does. The first tensor in which they differ,
 /// and the rank that is alone or fewest, in words; "" when there is none. Pure. `odd` gets the rank.
 std::string describe_divergence(const NamedTensors& tensors, const std::vector<std::int64_t>& all,
-                                const std::vector<int>& ranks, int& odd);
+                                const std::vector<int>& ranks, int& outlier_rank);
 
 }  // namespace lockstep::ddp

@@ -14,10 +14,10 @@ namespace lockstep::job {
 std::vector<std::string> comparable_arguments(std::string_view cmdline);
 
 /// Those of this process.
-std::vector<std::string> own_arguments();
+std::vector<std::string> process_arguments();
 
 /// Where `theirs` first differ from `first`: `"--lr" "0.2" against "--lr" "0.1"`, of each side the word before it and
 /// at most two from there on; "" when they are equal.
-std::string difference_of_arguments(const std::vector<std::string>& theirs, const std::vector<std::string>& first);
+std::string argument_difference(const std::vector<std::string>& theirs, const std::vector<std::string>& first);
 
 }  // namespace lockstep::job

@@ -9,10 +9,10 @@
 namespace lockstep::job {
 namespace {
 
-std::string number(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
+std::string format_number(std::int64_t value) { return value < 0 ? "-" : std::to_string(value); }
 
 /// A value without quotes must stay one word, and not begin with one.
-std::string word(std::string text) {
+std::string to_word(std::string text) {
   if (text.empty()) return "-";
   for (char& c : text)
     if (static_cast<unsigned char>(c) <= ' ' || c == 0x7f) c = '_';
@@ -33,7 +33,7 @@ char unescape(std::string_view line, std::size_t& i) {
 }
 
 /// Takes `key=VALUE ` or `key="VALUE"` off the front of `line`.
-std::optional<std::string> take(std::string_view& line, std::string_view key) {
+std::optional<std::string> take_field(std::string_view& line, std::string_view key) {
   if (!line.starts_with(key) || line.size() <= key.size() || line[key.size()] != '=') return std::nullopt;
   line.remove_prefix(key.size() + 1);
   std::string value;
@@ -58,31 +58,32 @@ std::optional<std::string> take(std::string_view& line, std::string_view key) {
   return std::nullopt;
 }
 
-std::string fields(const Fatal& fatal) {
-  return "cause=" + std::string(name(fatal.cause)) + " rank=" + number(fatal.rank) + " host=" + word(fatal.host) +
-         " pid=" + number(fatal.pid) + " gen=" + number(fatal.gen) + " step=" + number(fatal.step) +
-         " op=" + word(fatal.op) + " detail=" + base::quoted(fatal.detail) + " hint=" + base::quoted(fatal.hint);
+std::string format_fields(const Fatal& fatal) {
+  return "cause=" + std::string(name(fatal.cause)) + " rank=" + format_number(fatal.rank) +
+         " host=" + to_word(fatal.host) + " pid=" + format_number(fatal.pid) + " gen=" + format_number(fatal.gen) +
+         " step=" + format_number(fatal.step) + " op=" + to_word(fatal.op) + " detail=" + base::quoted(fatal.detail) +
+         " hint=" + base::quoted(fatal.hint);
 }
 
 }  // namespace
 
-std::string to_line(const Fatal& fatal) { return "FATAL " + fields(fatal); }
-std::string to_warning(const Fatal& fatal) { return "WARN " + fields(fatal); }
+std::string format_fatal(const Fatal& fatal) { return "FATAL " + format_fields(fatal); }
+std::string format_warning(const Fatal& fatal) { return "WARN " + format_fields(fatal); }
 
 std::optional<Fatal> parse_fatal(std::string_view line) {
-  constexpr std::string_view kWord = "FATAL ";
-  if (!line.starts_with(kWord)) return std::nullopt;
-  line.remove_prefix(kWord.size());
+  constexpr std::string_view kPrefix = "FATAL ";
+  if (!line.starts_with(kPrefix)) return std::nullopt;
+  line.remove_prefix(kPrefix.size());
   std::optional<std::string> values[9];
   int at = 0;
   for (const char* key : {"cause", "rank", "host", "pid", "gen", "step", "op", "detail", "hint"})
-    if (!(values[at++] = take(line, key))) return std::nullopt;
+    if (!(values[at++] = take_field(line, key))) return std::nullopt;
   const auto integer = [](const std::string& text, std::int64_t most = INT64_MAX) {
     const std::int64_t value = base::parse_int(text).value_or(-1);
     return value < 0 || value > most ? -1 : value;
   };
   const auto text = [](const std::string& value) { return value == "-" ? std::string() : value; };
-  return Fatal{.cause = base::cause_named(*values[0]),
+  return Fatal{.cause = base::cause_from_name(*values[0]),
                .rank = static_cast<int>(integer(*values[1], INT_MAX)),
                .host = text(*values[2]),
                .pid = integer(*values[3]),
@@ -100,7 +101,7 @@ std::string key::progress(int rank) { return "progress/" + std::to_string(rank);
 Fatal publish_cause(Store& store, const Fatal& fatal) noexcept {
   try {
     const std::string kept =
-        store.compare_set(key::kCause, "", to_line(fatal), base::Deadline::in(std::chrono::seconds(2)));
+        store.compare_set(key::kCause, "", format_fatal(fatal), base::Deadline::in(std::chrono::seconds(2)));
     return parse_fatal(kept).value_or(fatal);
   } catch (const std::exception&) {
     return fatal;

@@ -18,7 +18,7 @@
 namespace lockstep::job {
 namespace {
 
-constexpr std::size_t kMaxFile = 4096;
+constexpr std::size_t kMaxKeyFileBytes = 4096;
 static_assert(sizeof(Mac) == crypto_auth_hmacsha256_BYTES && JobKey::kBytes == sizeof base::RankPage::key);
 
 void fill_random(std::array<unsigned char, 32>& bytes) {
@@ -52,19 +52,19 @@ JobKey JobKey::from_file(const std::string& path) {
   if (!S_ISREG(status.st_mode)) refuse("is no file");
   if (status.st_uid != ::geteuid()) refuse("belongs to another user");
   if ((status.st_mode & 077) != 0) refuse("may be read or written by others than its owner");
-  char text[kMaxFile + 1];
+  char text[kMaxKeyFileBytes + 1];
   const ssize_t size = ::read(fd.get(), text, sizeof text);
-  if (size < static_cast<ssize_t>(kBytes) || size > static_cast<ssize_t>(kMaxFile))
+  if (size < static_cast<ssize_t>(kBytes) || size > static_cast<ssize_t>(kMaxKeyFileBytes))
     refuse("has " + std::to_string(status.st_size) + " bytes; allowed are 32 to 4096");
-  return JobKey(bytes_of(JobKey().mac({"a job's key from a file:", {text, static_cast<std::size_t>(size)}})));
+  return JobKey(mac_bytes(JobKey().mac({"a job's key from a file:", {text, static_cast<std::size_t>(size)}})));
 }
 
-JobKey JobKey::given() {
-  const base::PageKey bytes = base::given_page_key();
+JobKey JobKey::inherited() {
+  const base::JobKeyBytes bytes = base::inherited_job_key();
   return JobKey({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
-bool JobKey::secret() const {
+bool JobKey::is_set() const {
   return std::any_of(bytes_.begin(), bytes_.end(), [](unsigned char byte) { return byte != 0; });
 }
 
@@ -78,11 +78,11 @@ Mac JobKey::mac(std::initializer_list<std::string_view> texts) const {
   return mac;
 }
 
-bool equal(const Mac& mac, std::string_view bytes) {
+bool equal_constant_time(const Mac& mac, std::string_view bytes) {
   return bytes.size() == mac.size() && sodium_memcmp(mac.data(), bytes.data(), mac.size()) == 0;
 }
 
-Mac new_nonce() {
+Mac random_nonce() {
   Mac nonce;
   fill_random(nonce);
   return nonce;

@@ -28,9 +28,9 @@ class JobKey {
   /// this process, or anybody but its owner may read or write it.
   static JobKey from_file(const std::string& path);
   /// The one in the page that this process was given, or none.
-  static JobKey given();
+  static JobKey inherited();
 
-  bool secret() const;
+  bool is_set() const;
   std::string_view bytes() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
 
   /// Of these texts one after another: who uses it sees to it that they cannot be cut otherwise.
@@ -41,11 +41,11 @@ class JobKey {
 };
 
 /// Takes the same time whatever they are.
-bool equal(const Mac& mac, std::string_view bytes);
-inline std::string_view bytes_of(const Mac& mac) { return {reinterpret_cast<const char*>(mac.data()), mac.size()}; }
+bool equal_constant_time(const Mac& mac, std::string_view bytes);
+inline std::string_view mac_bytes(const Mac& mac) { return {reinterpret_cast<const char*>(mac.data()), mac.size()}; }
 
 /// Random bytes that are used once. Throws SystemError.
-Mac new_nonce();
+Mac random_nonce();
 
 /// What the two ends of a connection must have in common.
 struct Credentials {

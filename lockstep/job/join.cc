@@ -24,7 +24,7 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-constexpr auto kSlice = std::chrono::milliseconds(200);
+constexpr auto kPollInterval = std::chrono::milliseconds(200);
 constexpr std::string_view kRefused = "join/refused";
 constexpr std::string_view kArguments = "arguments";  // on its line no fact, for it may differ
 
@@ -36,7 +36,7 @@ struct Member {
   Facts facts;
 };
 
-std::string who(const Member& member) { return "host " + member.host + " pid " + member.pid; }
+std::string describe_member(const Member& member) { return "host " + member.host + " pid " + member.pid; }
 
 std::string to_text(const Member& member) {
   std::string text = member.host + "\n" + member.host_id + "\n" + member.pid;
@@ -69,31 +69,31 @@ Member parse_member(const std::string& text) {
 std::string member_key(int rank) { return "join/" + std::to_string(rank); }
 
 /// Takes this rank's place, or says who has it.
-void take_place(Store& store, const Identity& id, const Member& self, Deadline deadline) {
-  const std::string mine = to_text(self);
-  const std::string there = store.compare_set(member_key(id.rank), "", mine, deadline);
-  if (there == mine) return;
-  const std::string text =
-      "rank " + std::to_string(id.rank) + " joined twice: from " + who(parse_member(there)) + " and from " + who(self);
+void claim_rank(Store& store, const Identity& id, const Member& self, Deadline deadline) {
+  const std::string own_record = to_text(self);
+  const std::string stored = store.compare_set(member_key(id.rank), "", own_record, deadline);
+  if (stored == own_record) return;
+  const std::string text = "rank " + std::to_string(id.rank) + " joined twice: from " +
+                           describe_member(parse_member(stored)) + " and from " + describe_member(self);
   store.set(kRefused, text, deadline);
   throw base::UsageError(text,
                          "give each process its own rank: on node k of n processes each, RANK is k * n + LOCAL_RANK");
 }
 
 /// What made another rank give up ends this one's wait too: it will not come.
-void throw_if_over(Store& store, const Identity& id, Deadline deadline) {
+void throw_if_job_failed(Store& store, const Identity& id, Deadline deadline) {
   if (const auto refused = store.find(kRefused, deadline)) throw base::UsageError(*refused);
   const auto line = store.find(key::kCause, deadline);
   const auto cause = line ? parse_fatal(*line) : std::nullopt;
   if (cause) throw CommError(cause->cause, "init", id.rank, cause->rank, cause->detail, cause->hint);
 }
 
-std::vector<Member> wait_for_all(Store& store, const Identity& id, Deadline deadline) {
+std::vector<Member> wait_for_members(Store& store, const Identity& id, Deadline deadline) {
   std::vector<Member> members(static_cast<std::size_t>(id.world_size));
   for (int rank = 0; rank < id.world_size; ++rank) {
     std::optional<std::string> text;
-    while (!(text = store.get(member_key(rank), earlier(deadline, Deadline::in(kSlice))))) {
-      throw_if_over(store, id, deadline);
+    while (!(text = store.get(member_key(rank), earlier(deadline, Deadline::in(kPollInterval))))) {
+      throw_if_job_failed(store, id, deadline);
       if (deadline.expired()) break;
     }
     if (text) members[static_cast<std::size_t>(rank)] = parse_member(*text);
@@ -129,9 +129,9 @@ void compare_facts(const std::vector<Member>& members, const Identity& id) {
 
 /// Both sides say it: rank 0 of the first rank that differs, and each that does of itself. Ends nothing: it may be
 /// meant.
-void warn_of_arguments(const std::vector<Member>& members, const Identity& id) {
+void warn_about_arguments(const std::vector<Member>& members, const Identity& id) {
   for (std::size_t rank = id.rank == 0 ? 1 : static_cast<std::size_t>(id.rank); rank < members.size(); ++rank) {
-    const std::string difference = difference_of_arguments(members[rank].arguments, members[0].arguments);
+    const std::string difference = argument_difference(members[rank].arguments, members[0].arguments);
     if (!difference.empty())
       return base::log_warning("rank " + std::to_string(rank) +
                                " was started with other arguments than rank 0: " + difference);
@@ -139,25 +139,25 @@ void warn_of_arguments(const std::vector<Member>& members, const Identity& id) {
   }
 }
 
-void fill_places(const std::vector<Member>& members, Identity& id) {
+void fill_host_layout(const std::vector<Member>& members, Identity& id) {
   const auto self = static_cast<std::size_t>(id.rank);
   std::vector<std::string> hosts;
-  int before = 0;
-  int together = 0;
+  int num_before = 0;
+  int num_local = 0;
   int node = 0;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const std::string host = members[rank].host + members[rank].host_id;
     const auto known = std::find(hosts.begin(), hosts.end(), host);
-    id.hosts.push_back(static_cast<int>(known - hosts.begin()));
+    id.host_indices.push_back(static_cast<int>(known - hosts.begin()));
     if (known == hosts.end()) hosts.push_back(host);
     if (host != members[self].host + members[self].host_id) continue;
-    node = id.hosts.back();
-    id.neighbours.push_back(static_cast<int>(rank));
-    before += rank < self;
-    ++together;
+    node = id.host_indices.back();
+    id.local_ranks.push_back(static_cast<int>(rank));
+    num_before += rank < self;
+    ++num_local;
   }
-  if (id.local_rank < 0) id.local_rank = before;
-  if (id.local_world_size < 0) id.local_world_size = together;
+  if (id.local_rank < 0) id.local_rank = num_before;
+  if (id.local_world_size < 0) id.local_world_size = num_local;
   if (id.node_rank < 0) id.node_rank = node;
   if (id.num_nodes < 0) id.num_nodes = static_cast<int>(hosts.size());
 }
@@ -195,14 +195,14 @@ void join(Store& store, Identity& identity, const Facts& facts, Deadline deadlin
   Member self{.host = host,
               .host_id = host_id(),
               .pid = std::to_string(::getpid()),
-              .arguments = own_arguments(),
+              .arguments = process_arguments(),
               .facts = facts};
   self.facts["world_size"] = std::to_string(identity.world_size);
-  take_place(store, identity, self, deadline);
-  const std::vector<Member> members = wait_for_all(store, identity, deadline);
+  claim_rank(store, identity, self, deadline);
+  const std::vector<Member> members = wait_for_members(store, identity, deadline);
   compare_facts(members, identity);
-  warn_of_arguments(members, identity);
-  fill_places(members, identity);
+  warn_about_arguments(members, identity);
+  fill_host_layout(members, identity);
 }
 
 std::string host_id() {
@@ -212,14 +212,14 @@ std::string host_id() {
   const ssize_t size = ::readlink("/proc/self/ns/net", network, sizeof network);
   if (size > 0) id += " " + std::string(network, static_cast<std::size_t>(size));
   struct stat folder{};
-  if (::stat(base::Env::process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
+  if (::stat(base::Env::this_process().tmpdir.value_or("/tmp").c_str(), &folder) == 0)
     id += " " + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
-  if (const auto& name = base::Env::process().lockstep_host_id) id += " " + base::quoted(*name, 200);
+  if (const auto& name = base::Env::this_process().lockstep_host_id) id += " " + base::quoted(*name, 200);
   return id;
 }
 
-std::string host_of(Store& store, int rank) {
-  const auto member = store.find(member_key(rank), Deadline::in(kSlice));
+std::string find_host_of_rank(Store& store, int rank) {
+  const auto member = store.find(member_key(rank), Deadline::in(kPollInterval));
   return member ? parse_member(*member).host : "?";
 }
 

@@ -23,7 +23,7 @@ using Facts = std::map<std::string, std::string>;
 void join(Store& store, Identity& identity, const Facts& facts, base::Deadline deadline);
 
 /// The name of the host that `rank` has joined from; "?" before it has.
-std::string host_of(Store& store, int rank);
+std::string find_host_of_rank(Store& store, int rank);
 
 /// This start of this machine, its network, its folder of temporary files and the name that it was given
 /// (LOCKSTEP_HOST_ID), as this process sees them: what has one of its own counts as a host.

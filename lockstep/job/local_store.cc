@@ -11,7 +11,7 @@ void check_limits(std::string_view key, std::string_view value) {
                            " bytes and its value " + std::to_string(value.size()) + "; allowed are 256 and 1048576");
 }
 
-void LocalStore::changed() {
+void LocalStore::notify_changed() {
   changed_.notify_all();
   if (listener_) listener_();
 }
@@ -22,7 +22,7 @@ void LocalStore::set(std::string_view key, std::string_view value, base::Deadlin
     const std::lock_guard lock(mutex_);
     values_.insert_or_assign(std::string(key), std::string(value));
   }
-  changed();
+  notify_changed();
 }
 
 std::optional<std::string> LocalStore::get(std::string_view key, base::Deadline deadline) {
@@ -56,7 +56,7 @@ std::int64_t LocalStore::add(std::string_view key, std::int64_t amount, base::De
                              ", which holds " + base::quoted(value, 80));
     values_.insert_or_assign(std::string(key), std::to_string(sum));
   }
-  changed();
+  notify_changed();
   return sum;
 }
 
@@ -70,7 +70,7 @@ std::string LocalStore::compare_set(std::string_view key, std::string_view expec
     if (now != expected) return std::string(now);
     values_.insert_or_assign(std::string(key), std::string(desired));
   }
-  changed();
+  notify_changed();
   return std::string(desired);
 }
 

@@ -26,7 +26,7 @@ class LocalStore final : public Store {
   void on_change(std::function<void()> listener) { listener_ = std::move(listener); }
 
  private:
-  void changed();
+  void notify_changed();
   std::mutex mutex_;  // guards values_
   std::condition_variable changed_;
   std::map<std::string, std::string, std::less<>> values_;

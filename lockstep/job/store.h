@@ -51,7 +51,7 @@ class PrefixStore final : public Store {
                           base::Deadline deadline) override;
 
  private:
-  std::string full(std::string_view key) const;
+  std::string prefixed(std::string_view key) const;
   std::string prefix_;
   std::shared_ptr<Store> store_;
 };

@@ -23,30 +23,30 @@
 #include "lockstep/job/job_key.h"
 #include "lockstep/job/store.h"
 
-namespace lockstep::job::wire {
+namespace lockstep::job::store_protocol {
 
 inline constexpr std::string_view kMagic = "LOCKSTEP";
 inline constexpr std::uint16_t kProtocol = 2;
 inline constexpr std::size_t kMaxKey = kMaxKeyBytes;
 inline constexpr std::size_t kMaxValue = kMaxValueBytes;
-inline constexpr std::size_t kMaxFrame = 2 * kMaxValue + kMaxKey + 64;
-inline constexpr std::size_t kMaxJob = 128;
-inline constexpr std::size_t kMac = sizeof(Mac);
-inline constexpr std::size_t kMaxHello = 8 + 2 + 1 + kMaxJob + 4 + 4 + kMac;
-inline constexpr std::size_t kMaxBefore = kMaxHello + kMac;  // that a stranger may send
-inline constexpr std::size_t kVerdictSize = 8 + 2 + 1;       // of a challenge: what every protocol begins with
-inline constexpr std::size_t kChallengeSize = kVerdictSize + 4 + 8 + kMac + kMac;
-static_assert(kMaxBefore <= 256);
+inline constexpr std::size_t kMaxFrameBytes = 2 * kMaxValue + kMaxKey + 64;
+inline constexpr std::size_t kMaxJobNameBytes = 128;
+inline constexpr std::size_t kMacBytes = sizeof(Mac);
+inline constexpr std::size_t kMaxHelloBytes = 8 + 2 + 1 + kMaxJobNameBytes + 4 + 4 + kMacBytes;
+inline constexpr std::size_t kMaxUnauthenticatedBytes = kMaxHelloBytes + kMacBytes;  // that a stranger may send
+inline constexpr std::size_t kChallengePrefixBytes = 8 + 2 + 1;  // of a challenge: what every protocol begins with
+inline constexpr std::size_t kChallengeBytes = kChallengePrefixBytes + 4 + 8 + kMacBytes + kMacBytes;
+static_assert(kMaxUnauthenticatedBytes <= 256);
 
-enum class Verdict : std::uint8_t {
-  kWelcome = 0,
+enum class HandshakeResult : std::uint8_t {
+  kAccepted = 0,
   kOtherProtocol = 1,
   kOtherJob = 2,
   kOtherGeneration = 3,
   kOtherKey = 4
 };
-enum class Verb : std::uint8_t { kSet = 0, kGet = 1, kAdd = 2, kCompareSet = 3 };
-enum class Status : std::uint8_t { kValue = 0, kNone = 1, kRefused = 2 };
+enum class StoreOperation : std::uint8_t { kSet = 0, kGet = 1, kAdd = 2, kCompareSet = 3 };
+enum class ReplyStatus : std::uint8_t { kValue = 0, kNone = 1, kRefused = 2 };
 
 template <typename T>
 void put(std::string& out, T value) {
@@ -61,12 +61,12 @@ inline void put_text(std::string& out, std::string_view text) {
 }
 
 /// Takes values off the front of a frame; ok() turns false for good when the frame is too short.
-class Reader {
+class ByteReader {
  public:
-  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+  explicit ByteReader(std::string_view bytes) : bytes_(bytes) {}
 
   template <typename T>
-  T take() {
+  T read() {
     T value{};
     if (bytes_.size() < sizeof value) {
       ok_ = false;
@@ -78,7 +78,7 @@ class Reader {
   }
 
   /// `size` bytes.
-  std::string_view take_bytes(std::size_t size) {
+  std::string_view read_bytes(std::size_t size) {
     if (size > bytes_.size()) {
       ok_ = false;
       return {};
@@ -89,16 +89,16 @@ class Reader {
   }
 
   /// A length of at most `limit`, and as many bytes.
-  std::string_view take_text(std::size_t limit) {
-    const auto size = take<std::uint32_t>();
+  std::string_view read_text(std::size_t limit) {
+    const auto size = read<std::uint32_t>();
     if (!ok_ || size > limit) {
       ok_ = false;
       return {};
     }
-    return take_bytes(size);
+    return read_bytes(size);
   }
 
-  std::string_view rest() const { return bytes_; }
+  std::string_view remaining() const { return bytes_; }
   bool ok() const { return ok_; }
 
  private:
@@ -107,39 +107,39 @@ class Reader {
 };
 
 /// What a client says first.
-std::string hello(const Credentials& credentials, int rank, const Mac& nonce);
+std::string make_hello(const Credentials& credentials, int rank, const Mac& nonce);
 
 /// What both ends compute of a hello and of a challenge up to its proof, which ends with the server's nonce.
 struct Handshake {
-  Mac of_server, of_client;  ///< proofs
-  JobKey key;                ///< of the frames
+  Mac server_proof, client_proof;  ///< proofs
+  JobKey key;                      ///< of the frames
 };
-Handshake handshake(const JobKey& key, std::string_view hello, std::string_view challenge);
+Handshake derive_handshake(const JobKey& key, std::string_view hello, std::string_view challenge);
 
-inline constexpr std::size_t kLength = 8;  // bytes of a frame's length
+inline constexpr std::size_t kLengthBytes = 8;  // bytes of a frame's length
 inline void put_length(std::string& out, std::size_t length) {
   put(out, static_cast<std::uint32_t>(length));
   put(out, ~static_cast<std::uint32_t>(length));
 }
-/// Of the first kLength of `bytes`; nothing when it is no length, or one over kMaxFrame.
-std::optional<std::size_t> take_length(std::string_view bytes);
+/// Of the first kLengthBytes of `bytes`; nothing when it is no length, or one over kMaxFrameBytes.
+std::optional<std::size_t> parse_length(std::string_view bytes);
 
 /// One direction of an admitted connection.
-class Seal {
+class FrameAuthenticator {
  public:
-  Seal(const JobKey& key, char direction) : key_(key), direction_(direction) {}
+  FrameAuthenticator(const JobKey& key, char direction) : key_(key), direction_(direction) {}
   /// `body` as a frame.
-  std::string close(std::string_view body);
+  std::string make_frame(std::string_view body);
   /// Whether `mac` is that of `body`, the next frame.
-  bool fits(std::string_view body, std::string_view mac) { return equal(next(body), mac); }
+  bool verify(std::string_view body, std::string_view mac) { return equal_constant_time(next_mac(body), mac); }
 
  private:
-  Mac next(std::string_view body);
+  Mac next_mac(std::string_view body);
   JobKey key_;
   char direction_;
   std::uint64_t number_ = 0;
 };
-inline constexpr char kRequests = 'q';
-inline constexpr char kReplies = 'r';
+inline constexpr char kRequestDirection = 'q';
+inline constexpr char kReplyDirection = 'r';
 
-}  // namespace lockstep::job::wire
+}  // namespace lockstep::job::store_protocol

@@ -26,24 +26,25 @@ namespace {
 
 using base::Deadline;
 
-constexpr std::size_t kMaxStrangers = 64;  // connections that have not been admitted yet
-constexpr auto kHelloLimit = std::chrono::seconds(2);
+constexpr std::size_t kMaxUnauthenticated = 64;  // connections that have not been admitted yet
+constexpr auto kHandshakeTimeout = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
-constexpr auto kHostFallsSilent = std::chrono::milliseconds(1500);  // all connections of a host, one after another
+constexpr auto kUnreachableReportDelay =
+    std::chrono::milliseconds(1500);  // all connections of a host, one after another
 
-struct Connection {
-  Connection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store)
+struct ServerConnection {
+  ServerConnection(base::Fd from, const Credentials& credentials, std::uint64_t server, LocalStore& store)
       : fd(std::move(from)), session(credentials, server, store) {}
 
   base::Fd fd;
   StoreSession session;
-  Deadline admitted_by = Deadline::in(kHelloLimit);
-  bool counted = false;  // in ranks
-  bool ready = true;     // something has come, or can go
+  Deadline handshake_deadline = Deadline::in(kHandshakeTimeout);
+  bool is_counted = false;  // in ranks
+  bool has_events = true;   // something has come, or can go
 };
 
 std::uint64_t random_number() {
-  const Mac bytes = new_nonce();
+  const Mac bytes = random_nonce();
   std::uint64_t number = 0;
   std::memcpy(&number, bytes.data(), sizeof number);
   return number;
@@ -52,65 +53,65 @@ std::uint64_t random_number() {
 }  // namespace
 
 struct StoreServer::Impl {
-  Impl(const base::Address& where, Credentials expected, bool ends)
+  Impl(const base::Address& where, Credentials expected, bool reports)
       : credentials(std::move(expected)),
-        reports_ends(ends),
+        publish_rank_exits(reports),
         listener(base::listen_on(where)),
         address(base::local_address(listener.get())),
-        wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!wake) throw base::SystemError("cannot make an eventfd", errno);
+        wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!wake_fd) throw base::SystemError("cannot make an eventfd", errno);
     // Changes by the owner must wake requests that wait; those by the thread itself need it too and come round at once.
-    store.on_change([this] { ring(); });
+    store.on_change([this] { wake_thread(); });
     thread = std::thread([this] { serve(); });
   }
   ~Impl() {
     stop = true;
-    ring();
+    wake_thread();
     thread.join();  // bounded: serve() looks at stop after every wake
   }
 
-  void ring() {
+  void wake_thread() {
     const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wake.get(), &one, sizeof one);
+    [[maybe_unused]] const auto written = ::write(wake_fd.get(), &one, sizeof one);
   }
 
   void serve() {
     while (!stop) {
       wait_for_events();
-      accept_some();
+      accept_pending();
       for (auto at = connections.begin(); at != connections.end();) {
-        const int error = serve_one(*at);
-        at->ready = false;
-        if (error != 0) ended(*at, error);
+        const int error = serve_connection(*at);
+        at->has_events = false;
+        if (error != 0) connection_ended(*at, error);
         at = error == 0 ? std::next(at) : connections.erase(at);
       }
-      drop_strangers();
-      if (tell_of_silent_at.expired()) tell_of_silent();
+      drop_unauthenticated();
+      if (report_unreachable_at.expired()) report_unreachable();
     }
   }
 
   void wait_for_events() {
     // A listener that cannot be accepted from (no descriptors left) would end every poll at once.
     const bool listening = accept_again.expired();
-    std::vector<pollfd> entries{{wake.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
-    Deadline next = earlier(Deadline::in(std::chrono::minutes(1)), tell_of_silent_at);
+    std::vector<pollfd> entries{{wake_fd.get(), POLLIN, 0}, {listening ? listener.get() : -1, POLLIN, 0}};
+    Deadline next = earlier(Deadline::in(std::chrono::minutes(1)), report_unreachable_at);
     if (!listening) next = earlier(next, accept_again);
-    for (Connection& c : connections) {
-      entries.push_back({c.fd.get(), static_cast<short>(c.session.out().empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      next = earlier(next, c.session.admitted() ? c.session.wait_until() : c.admitted_by);
+    for (ServerConnection& c : connections) {
+      entries.push_back({c.fd.get(), static_cast<short>(c.session.output().empty() ? POLLIN : POLLIN | POLLOUT), 0});
+      next = earlier(next, c.session.is_authenticated() ? c.session.wait_until() : c.handshake_deadline);
     }
     ::poll(entries.data(), entries.size(), next.poll_ms());
     auto entry = entries.begin() + 2;
-    for (Connection& c : connections) c.ready = (entry++)->revents != 0;
+    for (ServerConnection& c : connections) c.has_events = (entry++)->revents != 0;
     std::uint64_t count = 0;
-    while (::read(wake.get(), &count, sizeof count) > 0) {
+    while (::read(wake_fd.get(), &count, sizeof count) > 0) {
     }
   }
 
-  void accept_some() {
-    for (std::size_t i = 0; i < kMaxStrangers; ++i) {
+  void accept_pending() {
+    for (std::size_t i = 0; i < kMaxUnauthenticated; ++i) {
       errno = 0;
-      base::Fd fd = base::accept_one(listener.get());
+      base::Fd fd = base::try_accept(listener.get());
       if (!fd) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
           accept_again = Deadline::in(kAcceptPause);
@@ -121,42 +122,43 @@ struct StoreServer::Impl {
   }
 
   // The oldest go: those who have something to say have said it, so a crowd of silent ones keeps nobody out.
-  void drop_strangers() {
-    std::size_t strangers = 0;
-    for (const Connection& c : connections) strangers += !c.session.admitted();
+  void drop_unauthenticated() {
+    std::size_t num_unauthenticated = 0;
+    for (const ServerConnection& c : connections) num_unauthenticated += !c.session.is_authenticated();
     // Of those that have said who they are most are about to prove it.
-    for (const bool said_hello : {false, true})
-      for (auto at = connections.begin(); at != connections.end() && strangers > kMaxStrangers;)
-        if (at->session.admitted() || at->session.has_said_hello() != said_hello) {
+    for (const bool has_hello : {false, true})
+      for (auto at = connections.begin(); at != connections.end() && num_unauthenticated > kMaxUnauthenticated;)
+        if (at->session.is_authenticated() || at->session.has_received_hello() != has_hello) {
           ++at;
         } else {
           at = connections.erase(at);
-          --strangers;
+          --num_unauthenticated;
         }
   }
 
   /// 0 while the connection goes on; else why it does not.
-  int serve_one(Connection& c) {
-    int error = c.ready ? receive(c) : 0;
+  int serve_connection(ServerConnection& c) {
+    int error = c.has_events ? receive(c) : 0;
     // Only now: a proof that came in time is read, even if this process was stopped meanwhile.
-    if (error == 0 && !c.session.admitted() && c.admitted_by.expired()) error = ECONNABORTED;
-    if (error == 0) c.session.look();
-    if (c.session.admitted() && !c.counted) {
-      c.counted = true;
-      ++ranks[c.session.rank()];
+    if (error == 0 && !c.session.is_authenticated() && c.handshake_deadline.expired()) error = ECONNABORTED;
+    if (error == 0) c.session.answer_waiting();
+    if (c.session.is_authenticated() && !c.is_counted) {
+      c.is_counted = true;
+      ++connections_per_rank[c.session.rank()];
       // It had only lost its connections.
       // bounded: the table is in this process
-      if (reports_ends) store.compare_set(key::exited(c.session.rank()), key::kClosed, "", Deadline::never());
+      if (publish_rank_exits)
+        store.compare_set(key::exited(c.session.rank()), key::kClosedWithoutCause, "", Deadline::never());
     }
-    if (error == 0 || c.session.over()) {
+    if (error == 0 || c.session.is_closed()) {
       const int unsent = send(c);
       if (error == 0) error = unsent;
     }
-    if (error == 0 && c.session.over()) error = ECONNABORTED;
+    if (error == 0 && c.session.is_closed()) error = ECONNABORTED;
     return error;
   }
 
-  static bool take(Connection& c, std::string_view bytes) {
+  static bool feed(ServerConnection& c, std::string_view bytes) {
     try {
       c.session.receive(bytes);
       return true;
@@ -165,11 +167,11 @@ struct StoreServer::Impl {
     }
   }
 
-  int receive(Connection& c) {
+  int receive(ServerConnection& c) {
     char buffer[65536];
-    for (std::size_t room = 0; (room = std::min(sizeof buffer, c.session.room())) > 0;) {
+    for (std::size_t room = 0; (room = std::min(sizeof buffer, c.session.receive_capacity())) > 0;) {
       const ssize_t got = ::recv(c.fd.get(), buffer, room, 0);
-      if (got > 0 && !take(c, {buffer, static_cast<std::size_t>(got)})) return ENOMEM;
+      if (got > 0 && !feed(c, {buffer, static_cast<std::size_t>(got)})) return ENOMEM;
       if (got > 0) continue;
       if (got == 0) return ECONNRESET;
       if (errno == EAGAIN) return 0;
@@ -178,8 +180,8 @@ struct StoreServer::Impl {
     return 0;
   }
 
-  int send(Connection& c) {
-    std::string& out = c.session.out();
+  int send(ServerConnection& c) {
+    std::string& out = c.session.output();
     while (!out.empty()) {
       const ssize_t sent = ::send(c.fd.get(), out.data(), out.size(), MSG_NOSIGNAL);
       if (sent > 0)
@@ -192,64 +194,64 @@ struct StoreServer::Impl {
     return 0;
   }
 
-  void ended(const Connection& c, int error) {
+  void connection_ended(const ServerConnection& c, int error) {
     const auto refusal = c.session.refusal();
-    if (refusal != StoreSession::Refusal::kNone && told.insert(refusal).second)
-      base::log_warning(c.session.refused() + " was turned away by the store at " + to_string(address) +
+    if (refusal != StoreSession::Refusal::kNone && reported_refusals.insert(refusal).second)
+      base::log_warning(c.session.refused_peer() + " was turned away by the store at " + to_string(address) +
                         "; its like is not reported again");
-    if (!c.counted) return;
+    if (!c.is_counted) return;
     const int rank = c.session.rank();
-    const bool last = --ranks[rank] == 0;
+    const bool last = --connections_per_rank[rank] == 0;
     if (rank < 0) return;
     if (base::is_unreachable(error)) {
-      silent.insert(rank);
-      if (tell_of_silent_at.is_never()) tell_of_silent_at = Deadline::in(kHostFallsSilent);
-    } else if (last && reports_ends) {
-      store.compare_set(key::exited(rank), "", key::kClosed,
+      unreachable_ranks.insert(rank);
+      if (report_unreachable_at.is_never()) report_unreachable_at = Deadline::in(kUnreachableReportDelay);
+    } else if (last && publish_rank_exits) {
+      store.compare_set(key::exited(rank), "", key::kClosedWithoutCause,
                         Deadline::never());  // bounded: the table is in this process
     }
   }
 
-  void tell_of_silent() {
-    tell_of_silent_at = Deadline::never();
+  void report_unreachable() {
+    report_unreachable_at = Deadline::never();
     std::string who;
     std::set<std::string> hosts;
-    for (const int rank : silent) {
+    for (const int rank : unreachable_ranks) {
       who += (who.empty() ? "" : ",") + std::to_string(rank);
-      hosts.insert(host_of(store, rank));
+      hosts.insert(find_host_of_rank(store, rank));
     }
     std::string where;
     for (const std::string& host : hosts) where += (where.empty() ? "" : ", ") + host;
     publish_cause(store, {.cause = base::Cause::kPeerUnreachable,
-                          .rank = *silent.begin(),
+                          .rank = *unreachable_ranks.begin(),
                           .host = hosts.size() == 1 ? where : "",
                           .gen = credentials.generation,
-                          .detail = (silent.size() == 1 ? "rank " : "ranks ") + who + " on " + where +
+                          .detail = (unreachable_ranks.size() == 1 ? "rank " : "ranks ") + who + " on " + where +
                                     " cannot be reached: the host has not answered for " +
-                                    std::to_string(base::kHostIsSilent.count()) + " s",
+                                    std::to_string(base::kPeerHostTimeout.count()) + " s",
                           .hint = "is the host up, and the network between it and " + to_string(address) + "?"});
   }
 
   const Credentials credentials;
-  const bool reports_ends;
+  const bool publish_rank_exits;
   const std::uint64_t number = random_number();
   base::Fd listener;
   const base::Address address;
-  base::Fd wake;
+  base::Fd wake_fd;
   LocalStore store;
   // Touched by the thread only:
-  std::map<int, int> ranks;  // how many connections each has
-  std::list<Connection> connections;
+  std::map<int, int> connections_per_rank;  // how many connections each has
+  std::list<ServerConnection> connections;
   Deadline accept_again = Deadline::in(std::chrono::seconds(0));
-  std::set<int> silent;  // ranks whose host does not answer
-  Deadline tell_of_silent_at = Deadline::never();
-  std::set<StoreSession::Refusal> told;
+  std::set<int> unreachable_ranks;  // ranks whose host does not answer
+  Deadline report_unreachable_at = Deadline::never();
+  std::set<StoreSession::Refusal> reported_refusals;
   std::atomic<bool> stop{false};
   std::thread thread;
 };
 
-StoreServer::StoreServer(const base::Address& address, Credentials credentials, bool reports_ends)
-    : impl_(std::make_unique<Impl>(address, std::move(credentials), reports_ends)) {}
+StoreServer::StoreServer(const base::Address& address, Credentials credentials, bool publish_rank_exits)
+    : impl_(std::make_unique<Impl>(address, std::move(credentials), publish_rank_exits)) {}
 StoreServer::~StoreServer() = default;
 const base::Address& StoreServer::address() const { return impl_->address; }
 LocalStore& StoreServer::store() { return impl_->store; }

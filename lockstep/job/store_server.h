@@ -12,7 +12,7 @@ namespace lockstep::job {
 
 /// Descriptors that a process needs to serve `ranks`: of each up to five connections, and beside them strangers, whom
 /// the server drops.
-constexpr std::uint64_t files_of_store(int ranks) { return 5 * static_cast<std::uint64_t>(ranks) + 128; }
+constexpr std::uint64_t store_fd_count(int ranks) { return 5 * static_cast<std::uint64_t>(ranks) + 128; }
 
 /// Listens on exactly the address it is given and answers StoreClient. A connection must prove within 2 s and 256 bytes
 /// that it has the job's key, or it is dropped and nothing is allocated for it; every later length is checked before
@@ -20,9 +20,9 @@ constexpr std::uint64_t files_of_store(int ranks) { return 5 * static_cast<std::
 /// When the host of ranks falls silent, that they cannot be reached becomes the job's first cause. One own thread.
 class StoreServer {
  public:
-  /// Throws SystemError (kPortInUse when the port is taken). Port 0 picks one. `reports_ends`: nobody else sees a
+  /// Throws SystemError (kPortInUse when the port is taken). Port 0 picks one. `publish_rank_exits`: nobody else sees a
   /// rank's process end, so a rank whose last connection was closed gets key::exited().
-  StoreServer(const base::Address& address, Credentials credentials, bool reports_ends = false);
+  StoreServer(const base::Address& address, Credentials credentials, bool publish_rank_exits = false);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;

@@ -8,8 +8,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/identity/identity.h"
-#include "lockstep/launch/slurm/step_task.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/slurm/step_task.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -31,23 +31,23 @@ std::string find_launcher(const base::Env& env, const std::string& self) {
   }
 }
 
-std::vector<std::string> words_for_here(int ranks) {
+std::vector<std::string> local_arguments(int ranks) {
   return ranks > 0 ? std::vector<std::string>{"run", "-n", std::to_string(ranks)} : std::vector<std::string>{"run"};
 }
 
 }  // namespace
 
 void launch(const LaunchOptions& options, int argc, char** argv) {
-  const base::Env& env = base::Env::process();
+  const base::Env& env = base::Env::this_process();
   if (options.ranks < 0 || options.ranks > 4096)
     throw base::UsageError("launch: ranks is " + std::to_string(options.ranks) +
                            "; allowed is an integer from 0 to 4096");
-  const std::string_view contract = job::contract_of(env);
-  const auto task = contract == "slurm" ? words_for_task(options.ranks, env) : std::nullopt;
-  if (!contract.empty() && !task) return;
-  const std::string self = own_path();
+  const std::string_view source = job::identity_source(env);
+  const auto task = source == "slurm" ? task_arguments(options.ranks, env) : std::nullopt;
+  if (!source.empty() && !task) return;
+  const std::string self = executable_path();
   const std::string launcher = find_launcher(env, self);
-  std::vector<std::string> words = task ? *task : words_for_here(options.ranks);
+  std::vector<std::string> words = task ? *task : local_arguments(options.ranks);
   words.insert(words.begin(), "lockstep");
   if (words[1] == "run") {
     words.insert(words.end(), options.options.begin(), options.options.end());

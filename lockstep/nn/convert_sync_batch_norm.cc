@@ -16,60 +16,61 @@
 namespace lockstep::nn {
 namespace {
 
-constexpr const char* kMark = "sync_batch_norm";
+constexpr const char* kMarkerName = "sync_batch_norm";
 
-struct Converted {
+struct ConvertedNorm {
   comm::Group group;
   std::string name;
   at::Tensor key;  // kept, so that no other has its address
 };
 
 /// Child of a converted module: lives as long, and is in training when it is.
-class Mark final : public torch::nn::Module {
+class ConversionMarker final : public torch::nn::Module {
  public:
-  explicit Mark(Converted converted) : converted_(std::move(converted)) {}
-  ~Mark() override;
-  Mark(const Mark&) = delete;
-  Mark& operator=(const Mark&) = delete;
+  explicit ConversionMarker(ConvertedNorm converted) : converted_(std::move(converted)) {}
+  ~ConversionMarker() override;
+  ConversionMarker(const ConversionMarker&) = delete;
+  ConversionMarker& operator=(const ConversionMarker&) = delete;
 
   bool is_serializable() const override { return false; }
   void pretty_print(std::ostream& stream) const override { stream << "over group " << converted_.group.name(); }
-  const Converted& converted() const { return converted_; }
+  const ConvertedNorm& converted() const { return converted_; }
   const c10::TensorImpl* key() const { return converted_.key.unsafeGetTensorImpl(); }
 
  private:
-  const Converted converted_;
+  const ConvertedNorm converted_;
 };
 
 /// Which tensor is whose.
-class Marks {
+class MarkerRegistry {
  public:
-  void add(const std::shared_ptr<Mark>& mark) {
+  void add(const std::shared_ptr<ConversionMarker>& marker) {
     const std::unique_lock lock(mutex_);
-    of_[mark->key()] = mark;
+    markers_[marker->key()] = marker;
   }
-  void remove(const Mark& mark) {
+  void remove(const ConversionMarker& marker) {
     const std::unique_lock lock(mutex_);
-    const auto found = of_.find(mark.key());
-    if (found != of_.end() && found->second.expired()) of_.erase(found);  // else a newer one has taken its place
+    const auto found = markers_.find(marker.key());
+    if (found != markers_.end() && found->second.expired())
+      markers_.erase(found);  // else a newer one has taken its place
   }
-  std::shared_ptr<Mark> find(const at::Tensor& key) const {
+  std::shared_ptr<ConversionMarker> find(const at::Tensor& key) const {
     const std::shared_lock lock(mutex_);
-    const auto found = of_.find(key.unsafeGetTensorImpl());
-    return found == of_.end() ? nullptr : found->second.lock();
+    const auto found = markers_.find(key.unsafeGetTensorImpl());
+    return found == markers_.end() ? nullptr : found->second.lock();
   }
 
  private:
-  mutable std::shared_mutex mutex_;  // guards of_
-  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<Mark>> of_;
+  mutable std::shared_mutex mutex_;  // guards markers_
+  std::unordered_map<const c10::TensorImpl*, std::weak_ptr<ConversionMarker>> markers_;
 };
 
-Marks& marks() {
-  static Marks& all = *new Marks;  // outlives every module
+MarkerRegistry& marker_registry() {
+  static MarkerRegistry& all = *new MarkerRegistry;  // outlives every module
   return all;
 }
 
-Mark::~Mark() { marks().remove(*this); }
+ConversionMarker::~ConversionMarker() { marker_registry().remove(*this); }
 
 using OptionalTensor = std::optional<at::Tensor>;
 
@@ -79,18 +80,18 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight, con
   const auto given = [](const OptionalTensor& tensor) { return tensor.value_or(at::Tensor()); };
   if (training) {
     const at::Tensor key = given(given(running_mean).defined() ? running_mean : weight);
-    const auto mark = key.defined() ? marks().find(key) : nullptr;
-    if (mark && mark->is_training())
-      return synced_norm(
-          input, given(weight), given(bias),
-          {mark->converted().group, mark->converted().name, given(running_mean), given(running_var), momentum, eps});
+    const auto marker = key.defined() ? marker_registry().find(key) : nullptr;
+    if (marker && marker->is_training())
+      return apply_sync_batch_norm(input, given(weight), given(bias),
+                                   {marker->converted().group, marker->converted().name, given(running_mean),
+                                    given(running_var), momentum, eps});
   }
   return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
 }
 
 /// torch has one kernel of this operator for all keys, made of other operators; those of a key come before it. Those of
 /// devices are for inference mode.
-void take_over_batch_norm() {
+void override_batch_norm() {
   static const auto libraries = [] {
     std::vector<std::unique_ptr<torch::Library>> made;
     for (const auto key : {c10::DispatchKey::Autograd, c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
@@ -111,13 +112,13 @@ std::optional<at::Tensor> key_of(const torch::nn::Module& module) {
   return std::nullopt;
 }
 
-struct Found {
+struct FoundNorm {
   std::string name;
   torch::nn::Module* module;
   at::Tensor key;
 };
 
-void find_norms(const std::string& name, torch::nn::Module& module, std::vector<Found>& found) {
+void find_norms(const std::string& name, torch::nn::Module& module, std::vector<FoundNorm>& found) {
   if (auto key = key_of(module)) found.push_back({name.empty() ? "BatchNorm" : name, &module, *key});
   for (const auto& child : module.named_children())
     find_norms(name.empty() ? child.key() : name + "." + child.key(), *child.value(), found);
@@ -126,32 +127,32 @@ void find_norms(const std::string& name, torch::nn::Module& module, std::vector<
 }  // namespace
 
 int convert_sync_batch_norm(torch::nn::Module& module, const comm::Group& group) {
-  std::vector<Found> norms;
+  std::vector<FoundNorm> norms;
   find_norms("", module, norms);
   if (norms.empty())
     throw base::UsageError("convert_sync_batch_norm(): " + module.name() +
                            " has no BatchNorm1d, BatchNorm2d or BatchNorm3d");
-  for (const Found& norm : norms) {
+  for (const FoundNorm& norm : norms) {
     if (!norm.key.defined())
       throw base::UsageError("convert_sync_batch_norm(): " + norm.name +
                                  " has neither a weight nor running statistics, by which its calls would be known",
                              "make it a lockstep::nn::SyncBatchNorm");
   }
-  take_over_batch_norm();
-  for (const Found& norm : norms) {
-    if (norm.module->named_children().contains(kMark)) norm.module->unregister_module(kMark);
-    const auto mark = std::make_shared<Mark>(Converted{group, norm.name, norm.key});
-    mark->train(norm.module->is_training());
-    norm.module->register_module(kMark, mark);
-    marks().add(mark);
+  override_batch_norm();
+  for (const FoundNorm& norm : norms) {
+    if (norm.module->named_children().contains(kMarkerName)) norm.module->unregister_module(kMarkerName);
+    const auto marker = std::make_shared<ConversionMarker>(ConvertedNorm{group, norm.name, norm.key});
+    marker->train(norm.module->is_training());
+    norm.module->register_module(kMarkerName, marker);
+    marker_registry().add(marker);
   }
   return static_cast<int>(norms.size());
 }
 
-bool has_synced_batch_norm(const torch::nn::Module& module) {
-  if (dynamic_cast<const Mark*>(&module) || dynamic_cast<const SyncBatchNormImpl*>(&module)) return true;
+bool has_sync_batch_norm(const torch::nn::Module& module) {
+  if (dynamic_cast<const ConversionMarker*>(&module) || dynamic_cast<const SyncBatchNormImpl*>(&module)) return true;
   for (const auto& child : module.children())
-    if (has_synced_batch_norm(*child)) return true;
+    if (has_sync_batch_norm(*child)) return true;
   return false;
 }
 

@@ -10,17 +10,17 @@
 #include <set>
 #include <typeinfo>
 
+#include "lockstep/nn/device_transfer.h"
 #include "lockstep/nn/replica_threads.h"
 #include "lockstep/nn/sync_batch_norm.h"
-#include "lockstep/nn/device_transfer.h"
 
 namespace lockstep::nn {
 namespace {
 
 /// What is registered in a module, in the same order in all its replicas. The tensors are the module's own: values are
 /// put into them.
-struct Registered {
-  explicit Registered(const std::shared_ptr<torch::nn::Module>& of) : module(of), modules(of->modules()) {
+struct ModuleTensors {
+  explicit ModuleTensors(const std::shared_ptr<torch::nn::Module>& of) : module(of), modules(of->modules()) {
     for (const auto& item : of->named_parameters()) add(item, parameters);
     for (const auto& item : of->named_buffers())
       if (item.value().defined()) add(item, buffers);
@@ -39,9 +39,9 @@ struct Registered {
   }
 };
 
-void check_module(const Registered& original, at::Device device) {
+void check_module(const ModuleTensors& original, at::Device device) {
   if (original.names.empty()) throw base::UsageError("DataParallel: the module has neither parameters nor buffers");
-  if (has_synced_batch_norm(*original.module))
+  if (has_sync_batch_norm(*original.module))
     throw base::UsageError(
         "DataParallel: the module has a batch norm over ranks, of which the ranks must make equally many calls",
         "DistributedDataParallel is for several ranks");
@@ -54,13 +54,13 @@ void check_module(const Registered& original, at::Device device) {
   }
 }
 
-Registered make_replica(const Registered& original, at::Device device, const DataParallelOptions& options) {
+ModuleTensors make_replica(const ModuleTensors& original, at::Device device, const DataParallelOptions& options) {
   const auto made = options.make_replica ? options.make_replica() : original.module->clone(device);
   if (!made || made == original.module || typeid(*made) != typeid(*original.module))
     throw base::UsageError("DataParallel: make_replica made " + (made ? made->name() : std::string("nothing")) +
                            "; allowed is a new " + original.module->name());
   made->to(device);
-  Registered replica(made);
+  ModuleTensors replica(made);
   if (replica.names != original.names || replica.modules.size() != original.modules.size())
     throw base::UsageError(
         "DataParallel: a replica has other parameters, buffers or modules than the module it is to be like");
@@ -79,59 +79,60 @@ std::optional<std::int64_t> peak_bytes(at::Device device) {
 
 /// `value` becomes what `tensor` holds; where that is the memory of `original`, with its count of writes, by which
 /// backward() notices them.
-void hand_over(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
+void assign_data(const at::Tensor& tensor, const at::Tensor& value, const at::Tensor& original) {
   tensor.set_data(value);
   if (tensor.is_alias_of(original) && !tensor.is_inference())
     torch::autograd::impl::set_version_counter(tensor, torch::autograd::impl::version_counter(original));
 }
 
 /// A device as its tensors say it: "cuda" is the current one.
-at::Device named(at::Device device) { return at::empty({0}, at::TensorOptions(device)).device(); }
+at::Device resolve_device(at::Device device) { return at::empty({0}, at::TensorOptions(device)).device(); }
 
 }  // namespace
 
 class DataParallel::Impl {
  public:
-  Impl(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options);
+  Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options);
   at::Tensor forward(const at::Tensor& input);
-  std::vector<DeviceUse> use() const;
+  std::vector<DeviceUsage> device_usage() const;
 
  private:
-  void give_values(std::size_t count);
-  std::vector<at::Tensor> split(const at::Tensor& input);
-  at::Tensor joined(const std::vector<at::Tensor>& outputs) const;
+  void update_replicas(std::size_t count);
+  std::vector<at::Tensor> scatter(const at::Tensor& input);
+  at::Tensor gather(const std::vector<at::Tensor>& outputs) const;
   [[noreturn]] void rethrow(std::size_t replica, const std::exception_ptr& thrown) const;
 
-  const Registered original_;
-  const Call call_;
+  const ModuleTensors original_;
+  const ForwardFunction forward_;
   const DataParallelOptions options_;
   std::vector<at::Device> devices_;
   at::Device output_device_ = at::kCPU;
-  std::vector<Registered> replicas_;
-  std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();  // also of graphs that outlive this
+  std::vector<ModuleTensors> replicas_;
+  std::shared_ptr<TransferCounter> transfers_ =
+      std::make_shared<TransferCounter>();  // also of graphs that outlive this
   std::vector<std::int64_t> samples_;
   std::unique_ptr<ReplicaThreads> threads_;
 };
 
-DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options)
-    : original_(module), call_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
+DataParallel::Impl::Impl(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options)
+    : original_(module), forward_(std::move(call)), options_(std::move(options)), samples_(options_.devices.size()) {
   if (options_.devices.empty()) throw base::UsageError("DataParallel: no devices; allowed are one or more");
   if (options_.dim < 0)
     throw base::UsageError("DataParallel: dim is " + std::to_string(options_.dim) + "; allowed is 0 or more");
-  for (const at::Device device : options_.devices) devices_.push_back(named(device));
-  output_device_ = options_.output_device ? named(*options_.output_device) : devices_.front();
+  for (const at::Device device : options_.devices) devices_.push_back(resolve_device(device));
+  output_device_ = options_.output_device ? resolve_device(*options_.output_device) : devices_.front();
   check_module(original_, devices_.front());
   for (const at::Device device : devices_) replicas_.push_back(make_replica(original_, device, options_));
   threads_ = std::make_unique<ReplicaThreads>(devices_.size() - 1);
 }
 
-void DataParallel::Impl::give_values(std::size_t count) {
+void DataParallel::Impl::update_replicas(std::size_t count) {
   const std::vector<at::Device> devices(devices_.begin(), devices_.begin() + static_cast<std::ptrdiff_t>(count));
   for (std::size_t i = 0; i < original_.parameters.size(); ++i) {
-    const std::vector<at::Tensor> values = replicated(original_.parameters[i], devices, traffic_);
+    const std::vector<at::Tensor> values = replicate(original_.parameters[i], devices, transfers_);
     for (std::size_t r = 0; r < count; ++r) {
       const at::Tensor& parameter = replicas_[r].parameters[i];
-      hand_over(parameter, values[r], original_.parameters[i]);
+      assign_data(parameter, values[r], original_.parameters[i]);
       torch::autograd::impl::set_gradient_edge(parameter, values[r].requires_grad()
                                                               ? torch::autograd::impl::gradient_edge(values[r])
                                                               : torch::autograd::Edge());
@@ -141,11 +142,11 @@ void DataParallel::Impl::give_values(std::size_t count) {
   for (std::size_t i = 0; i < original_.buffers.size(); ++i) {
     const at::Tensor& buffer = original_.buffers[i];
     for (std::size_t r = 0; r < count; ++r)
-      hand_over(replicas_[r].buffers[i],
-                r == 0                           ? buffer
-                : devices_[r] == buffer.device() ? buffer.clone()
-                                                 : moved(buffer, devices_[r], traffic_),
-                buffer);
+      assign_data(replicas_[r].buffers[i],
+                  r == 0                           ? buffer
+                  : devices_[r] == buffer.device() ? buffer.clone()
+                                                   : copy_to_device(buffer, devices_[r], transfers_),
+                  buffer);
   }
   for (std::size_t r = 0; r < count; ++r)
     for (std::size_t i = 0; i < original_.modules.size(); ++i)
@@ -153,7 +154,7 @@ void DataParallel::Impl::give_values(std::size_t count) {
         replicas_[r].modules[i]->train(on);
 }
 
-std::vector<at::Tensor> DataParallel::Impl::split(const at::Tensor& input) {
+std::vector<at::Tensor> DataParallel::Impl::scatter(const at::Tensor& input) {
   if (options_.dim >= input.dim())
     throw base::UsageError("DataParallel: the input has " + std::to_string(input.dim()) +
                            " dimensions; allowed are more than dim, " + std::to_string(options_.dim));
@@ -163,17 +164,17 @@ std::vector<at::Tensor> DataParallel::Impl::split(const at::Tensor& input) {
   for (std::int64_t r = 0, begin = 0; r < count; ++r) {
     const std::int64_t length = samples / count + (r < samples % count ? 1 : 0);
     const auto place = static_cast<std::size_t>(r);
-    parts.push_back(moved(input.narrow(options_.dim, begin, length), devices_[place], traffic_));
+    parts.push_back(copy_to_device(input.narrow(options_.dim, begin, length), devices_[place], transfers_));
     samples_[place] += length;
     begin += length;
   }
   return parts;
 }
 
-at::Tensor DataParallel::Impl::joined(const std::vector<at::Tensor>& outputs) const {
+at::Tensor DataParallel::Impl::gather(const std::vector<at::Tensor>& outputs) const {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& output : outputs)
-    parts.push_back(moved(output.dim() == 0 ? output.view({1}) : output, output_device_, traffic_));
+    parts.push_back(copy_to_device(output.dim() == 0 ? output.view({1}) : output, output_device_, transfers_));
   if (parts.size() == 1) return parts[0];
   return at::cat(parts, outputs[0].dim() == 0 ? 0 : options_.dim);
 }
@@ -196,32 +197,32 @@ void DataParallel::Impl::rethrow(std::size_t replica, const std::exception_ptr& 
 }
 
 at::Tensor DataParallel::Impl::forward(const at::Tensor& input) {
-  const std::vector<at::Tensor> parts = split(input);
-  give_values(parts.size());
+  const std::vector<at::Tensor> parts = scatter(input);
+  update_replicas(parts.size());
   std::vector<at::Tensor> outputs(parts.size());
   const auto thrown = threads_->run(parts.size(), [&](std::size_t r) {
     const c10::DeviceGuard guard(devices_[r]);
-    outputs[r] = call_(*replicas_[r].module, parts[r]);
+    outputs[r] = forward_(*replicas_[r].module, parts[r]);
   });
   for (std::size_t r = 0; r < thrown.size(); ++r)
     if (thrown[r]) rethrow(r, thrown[r]);
-  return joined(outputs);
+  return gather(outputs);
 }
 
-std::vector<DeviceUse> DataParallel::Impl::use() const {
-  std::vector<DeviceUse> all;
+std::vector<DeviceUsage> DataParallel::Impl::device_usage() const {
+  std::vector<DeviceUsage> all;
   std::set<const void*> seen;
-  const auto entry = [&](at::Device device) -> DeviceUse& {
-    for (DeviceUse& one : all)
+  const auto entry = [&](at::Device device) -> DeviceUsage& {
+    for (DeviceUsage& one : all)
       if (one.device == device) return one;
-    const Traffic::Bytes moved_bytes = traffic_->of(device);
-    return all.emplace_back(DeviceUse{.device = device,
-                                      .received_bytes = moved_bytes.received,
-                                      .sent_bytes = moved_bytes.sent,
-                                      .peak_bytes = peak_bytes(device)});
+    const TransferCounter::Bytes moved_bytes = transfers_->of(device);
+    return all.emplace_back(DeviceUsage{.device = device,
+                                        .received_bytes = moved_bytes.received,
+                                        .sent_bytes = moved_bytes.sent,
+                                        .peak_bytes = peak_bytes(device)});
   };
   for (std::size_t r = 0; r < devices_.size(); ++r) {
-    DeviceUse& one = entry(devices_[r]);
+    DeviceUsage& one = entry(devices_[r]);
     ++one.replicas;
     one.samples += samples_[r];
     for (const auto* tensors : {&replicas_[r].parameters, &replicas_[r].buffers})
@@ -233,12 +234,13 @@ std::vector<DeviceUse> DataParallel::Impl::use() const {
   return all;
 }
 
-DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options, Erased)
+DataParallel::DataParallel(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options,
+                           ErasedTag)
     : impl_(std::make_unique<Impl>(std::move(module), std::move(call), std::move(options))) {}
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
 
 at::Tensor DataParallel::forward(const at::Tensor& input) { return impl_->forward(input); }
-std::vector<DeviceUse> DataParallel::use() const { return impl_->use(); }
+std::vector<DeviceUsage> DataParallel::device_usage() const { return impl_->device_usage(); }
 
 }  // namespace lockstep::nn

@@ -64,7 +64,7 @@ class ReplicaError : public base::Error {
 /// first device, or one with a batch norm over ranks.
 class DataParallel {
  public:
-  using Call = std::function<at::Tensor(torch::nn::Module& replica, const at::Tensor& input)>;
+  using ForwardFunction = std::function<at::Tensor(torch::nn::Module& replica, const at::Tensor& input)>;
 
   /// For a torch::nn::ModuleHolder or a shared_ptr of a module with forward(tensor).
   template <typename Holder>
@@ -75,8 +75,8 @@ class DataParallel {
   /// Calls `call(replica, part)` in forward()'s place: [](NetImpl& net, const torch::Tensor& x) { return net.loss(x); }
   template <typename Holder, typename Function>
   DataParallel(const Holder& module, Function call, DataParallelOptions options)
-      : DataParallel(shared(module), erased<std::remove_reference_t<decltype(*module)>>(std::move(call)),
-                     std::move(options), Erased()) {}
+      : DataParallel(to_shared_ptr(module), erase_type<std::remove_reference_t<decltype(*module)>>(std::move(call)),
+                     std::move(options), ErasedTag()) {}
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
 
@@ -85,20 +85,20 @@ class DataParallel {
   at::Tensor operator()(const at::Tensor& input) { return forward(input); }
 
   /// Since construction: one entry for each device that is used, the first device first.
-  std::vector<DeviceUse> use() const;
+  std::vector<DeviceUsage> device_usage() const;
 
  private:
-  struct Erased {};
-  DataParallel(std::shared_ptr<torch::nn::Module> module, Call call, DataParallelOptions options, Erased);
+  struct ErasedTag {};
+  DataParallel(std::shared_ptr<torch::nn::Module> module, ForwardFunction call, DataParallelOptions options, ErasedTag);
   template <typename Holder>
-  static std::shared_ptr<torch::nn::Module> shared(const Holder& module) {
+  static std::shared_ptr<torch::nn::Module> to_shared_ptr(const Holder& module) {
     if constexpr (requires { module.ptr(); })
       return module.ptr();
     else
       return module;
   }
   template <typename Module, typename Function>
-  static Call erased(Function call) {
+  static ForwardFunction erase_type(Function call) {
     return [call = std::move(call)](torch::nn::Module& replica, const at::Tensor& input) -> at::Tensor {
       return call(static_cast<std::remove_const_t<Module>&>(replica), input);
     };

@@ -6,13 +6,13 @@
 
 namespace lockstep::nn {
 
-void Traffic::count(at::Device from, at::Device to, std::int64_t bytes) {
+void TransferCounter::count(at::Device from, at::Device to, std::int64_t bytes) {
   const std::lock_guard lock(mutex_);
   bytes_[from.str()].sent += bytes;
   bytes_[to.str()].received += bytes;
 }
 
-Traffic::Bytes Traffic::of(at::Device device) const {
+TransferCounter::Bytes TransferCounter::of(at::Device device) const {
   const std::lock_guard lock(mutex_);
   const auto found = bytes_.find(device.str());
   return found == bytes_.end() ? Bytes() : found->second;
@@ -22,59 +22,60 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using TrafficPtr = std::shared_ptr<Traffic>;
+using TransferCounterPtr = std::shared_ptr<TransferCounter>;
 
 /// Lives in the graph.
-struct Way : torch::CustomClassHolder {
-  Way(at::Device from, TrafficPtr counted) : home(from), traffic(std::move(counted)) {}
-  at::Device home;
-  TrafficPtr traffic;
+struct CopyContext : torch::CustomClassHolder {
+  CopyContext(at::Device from, TransferCounterPtr counted) : source(from), transfers(std::move(counted)) {}
+  at::Device source;
+  TransferCounterPtr transfers;
 };
 
-at::Tensor copied(const at::Tensor& tensor, at::Device device, Traffic& traffic) {
+at::Tensor copy_and_count(const at::Tensor& tensor, at::Device device, TransferCounter& transfers) {
   if (tensor.device() == device) return tensor;
-  traffic.count(tensor.device(), device, static_cast<std::int64_t>(tensor.nbytes()));
+  transfers.count(tensor.device(), device, static_cast<std::int64_t>(tensor.nbytes()));
   return tensor.to(device, /*non_blocking=*/true);
 }
 
-void save(AutogradContext* context, const at::Tensor& tensor, const TrafficPtr& traffic) {
+void save_context(AutogradContext* context, const at::Tensor& tensor, const TransferCounterPtr& transfers) {
   context->set_materialize_grads(false);
-  context->saved_data["way"] = c10::IValue::make_capsule(c10::make_intrusive<Way>(tensor.device(), traffic));
+  context->saved_data["way"] = c10::IValue::make_capsule(c10::make_intrusive<CopyContext>(tensor.device(), transfers));
 }
 
-c10::intrusive_ptr<Way> saved(AutogradContext* context) {
-  return c10::static_intrusive_pointer_cast<Way>(context->saved_data["way"].toCapsule());
+c10::intrusive_ptr<CopyContext> saved_context(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<CopyContext>(context->saved_data["way"].toCapsule());
 }
 
-struct Move : torch::autograd::Function<Move> {
+struct CopyToDevice : torch::autograd::Function<CopyToDevice> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor, at::Device device,
-                            const TrafficPtr& traffic) {
-    save(context, tensor, traffic);
-    return copied(tensor, device, *traffic);
+                            const TransferCounterPtr& transfers) {
+    save_context(context, tensor, transfers);
+    return copy_and_count(tensor, device, *transfers);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto way = saved(context);
+    const auto copy_context = saved_context(context);
     const at::Tensor& gradient = gradients[0];
-    return {gradient.defined() ? copied(gradient, way->home, *way->traffic) : gradient, at::Tensor(), at::Tensor()};
+    return {gradient.defined() ? copy_and_count(gradient, copy_context->source, *copy_context->transfers) : gradient,
+            at::Tensor(), at::Tensor()};
   }
 };
 
-struct Replicate : torch::autograd::Function<Replicate> {
+struct ReplicateFunction : torch::autograd::Function<ReplicateFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& parameter,
-                               const std::vector<at::Device>& devices, const TrafficPtr& traffic) {
-    save(context, parameter, traffic);
+                               const std::vector<at::Device>& devices, const TransferCounterPtr& transfers) {
+    save_context(context, parameter, transfers);
     variable_list replicas;
     for (const at::Device device : devices)
       replicas.push_back(parameter.device() == device ? parameter.variable_data()
-                                                      : copied(parameter, device, *traffic));
+                                                      : copy_and_count(parameter, device, *transfers));
     return replicas;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto way = saved(context);
+    const auto copy_context = saved_context(context);
     at::Tensor sum;
     for (const at::Tensor& gradient : gradients) {
       if (!gradient.defined()) continue;
-      const at::Tensor here = copied(gradient, way->home, *way->traffic);
+      const at::Tensor here = copy_and_count(gradient, copy_context->source, *copy_context->transfers);
       sum = sum.defined() ? sum + here : here;
     }
     return {sum, at::Tensor(), at::Tensor()};
@@ -83,13 +84,13 @@ struct Replicate : torch::autograd::Function<Replicate> {
 
 }  // namespace
 
-at::Tensor moved(const at::Tensor& tensor, at::Device device, const TrafficPtr& traffic) {
-  return tensor.device() == device ? tensor : Move::apply(tensor, device, traffic);
+at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device, const TransferCounterPtr& transfers) {
+  return tensor.device() == device ? tensor : CopyToDevice::apply(tensor, device, transfers);
 }
 
-std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices,
-                                   const TrafficPtr& traffic) {
-  return Replicate::apply(parameter, devices, traffic);
+std::vector<at::Tensor> replicate(const at::Tensor& parameter, const std::vector<at::Device>& devices,
+                                  const TransferCounterPtr& transfers) {
+  return ReplicateFunction::apply(parameter, devices, transfers);
 }
 
 }  // namespace lockstep::nn

@@ -13,7 +13,7 @@
 namespace lockstep::nn {
 
 /// Bytes that have gone between devices. Any thread.
-class Traffic {
+class TransferCounter {
  public:
   struct Bytes {
     std::int64_t received = 0;
@@ -28,11 +28,12 @@ class Traffic {
 };
 
 /// `tensor` on `device`; itself where it is there already. Its gradient comes back the same way.
-at::Tensor moved(const at::Tensor& tensor, at::Device device, const std::shared_ptr<Traffic>& traffic);
+at::Tensor copy_to_device(const at::Tensor& tensor, at::Device device,
+                          const std::shared_ptr<TransferCounter>& transfers);
 
 /// `parameter` on each of `devices`; where it is there already, the same memory. Its gradient is the sum of theirs in
 /// their order, whenever they were computed; undefined ones are left out.
-std::vector<at::Tensor> replicated(const at::Tensor& parameter, const std::vector<at::Device>& devices,
-                                   const std::shared_ptr<Traffic>& traffic);
+std::vector<at::Tensor> replicate(const at::Tensor& parameter, const std::vector<at::Device>& devices,
+                                  const std::shared_ptr<TransferCounter>& transfers);
 
 }  // namespace lockstep::nn

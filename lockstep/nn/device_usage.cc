@@ -6,7 +6,7 @@
 namespace lockstep::nn {
 namespace {
 
-std::string readable(std::int64_t bytes) {
+std::string format_bytes(std::int64_t bytes) {
   const bool few = bytes < (1 << 20);
   std::ostringstream text;
   text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (few ? 1 << 10 : 1 << 20)
@@ -16,7 +16,7 @@ std::string readable(std::int64_t bytes) {
 
 }  // namespace
 
-std::string use_table(const std::vector<DeviceUse>& use) {
+std::string format_device_usage(const std::vector<DeviceUsage>& device_usage) {
   std::ostringstream text;
   const auto row = [&](const std::string& device, const std::string& replicas, const std::string& samples,
                        const std::string& held, const std::string& received, const std::string& sent,
@@ -26,9 +26,10 @@ std::string use_table(const std::vector<DeviceUse>& use) {
     text << '\n';
   };
   row("device", "replicas", "samples", "held", "received", "sent", "peak");
-  for (const DeviceUse& one : use)
-    row(one.device.str(), std::to_string(one.replicas), std::to_string(one.samples), readable(one.held_bytes),
-        readable(one.received_bytes), readable(one.sent_bytes), one.peak_bytes ? readable(*one.peak_bytes) : "-");
+  for (const DeviceUsage& one : device_usage)
+    row(one.device.str(), std::to_string(one.replicas), std::to_string(one.samples), format_bytes(one.held_bytes),
+        format_bytes(one.received_bytes), format_bytes(one.sent_bytes),
+        one.peak_bytes ? format_bytes(*one.peak_bytes) : "-");
   return text.str();
 }
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::nn {
 
-struct DeviceUse {
+struct DeviceUsage {
   at::Device device;
   int replicas = 0;
   std::int64_t samples = 0;         ///< of all forward() calls
@@ -23,6 +23,6 @@ struct DeviceUse {
 /// A row for each device, under a row of names:
 ///   device  replicas  samples         held     received         sent         peak
 ///   cuda:0         1       16      4.0 MiB      1.0 MiB      8.0 MiB     92.4 MiB
-std::string use_table(const std::vector<DeviceUse>& use);
+std::string format_device_usage(const std::vector<DeviceUsage>& device_usage);
 
 }  // namespace lockstep::nn

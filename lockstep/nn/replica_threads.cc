@@ -9,37 +9,37 @@ ReplicaThreads::ReplicaThreads(std::size_t count) {
   try {
     for (std::size_t i = 0; i < count; ++i) {
       auto worker = std::make_unique<Worker>();
-      worker->thread = std::thread([&started = *worker] { work(started); });
+      worker->thread = std::thread([&started = *worker] { run_worker(started); });
       workers_.push_back(std::move(worker));
     }
   } catch (...) {
-    end();
+    stop();
     throw;
   }
 }
 
-ReplicaThreads::~ReplicaThreads() { end(); }
+ReplicaThreads::~ReplicaThreads() { stop(); }
 
-void ReplicaThreads::end() noexcept {
+void ReplicaThreads::stop() noexcept {
   for (const auto& worker : workers_) {
     const std::lock_guard lock(worker->mutex);
-    worker->leaving = true;
-    worker->changed.notify_all();
+    worker->stopping = true;
+    worker->condition.notify_all();
   }
   for (const auto& worker : workers_) worker->thread.join();  // bounded: it has no task, and was told to leave
 }
 
-void ReplicaThreads::work(Worker& worker) {
+void ReplicaThreads::run_worker(Worker& worker) {
   std::unique_lock lock(worker.mutex);
   while (true) {
     // bounded: the destructor ends it
-    worker.changed.wait(lock, [&] { return worker.task || worker.leaving; });
+    worker.condition.wait(lock, [&] { return worker.task || worker.stopping; });
     if (!worker.task) return;
     lock.unlock();
     (*worker.task)();
     lock.lock();
     worker.task.reset();
-    worker.changed.notify_all();
+    worker.condition.notify_all();
   }
 }
 
@@ -57,17 +57,17 @@ std::vector<std::exception_ptr> ReplicaThreads::run(std::size_t count, const std
     Worker& worker = *workers_[i - 1];
     const std::lock_guard lock(worker.mutex);
     worker.task = [&state, &guarded, i] {
-      const at::ThreadLocalStateGuard as_the_caller(state);
+      const at::ThreadLocalStateGuard caller_state(state);
       guarded(i);
     };
-    worker.changed.notify_all();
+    worker.condition.notify_all();
   }
   guarded(0);
   for (std::size_t i = 1; i < count; ++i) {
     Worker& worker = *workers_[i - 1];
     std::unique_lock lock(worker.mutex);
     // bounded: by the replica's own forward()
-    worker.changed.wait(lock, [&] { return !worker.task; });
+    worker.condition.wait(lock, [&] { return !worker.task; });
   }
   return thrown;
 }

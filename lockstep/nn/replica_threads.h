@@ -30,13 +30,13 @@ class ReplicaThreads {
  private:
   struct Worker {
     std::mutex mutex;  // guards task and leaving
-    std::condition_variable changed;
+    std::condition_variable condition;
     std::optional<std::function<void()>> task;
-    bool leaving = false;
+    bool stopping = false;
     std::thread thread;
   };
-  static void work(Worker& worker);
-  void end() noexcept;
+  static void run_worker(Worker& worker);
+  void stop() noexcept;
 
   std::vector<std::unique_ptr<Worker>> workers_;
 };

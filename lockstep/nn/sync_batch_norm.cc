@@ -21,7 +21,8 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
                           /*cudnn_enabled=*/true);
   double momentum = options.momentum().value_or(0);
   if (tracks && !options.momentum()) momentum = 1.0 / num_batches_tracked.item<double>();
-  return synced_norm(input, weight, bias, {group_, name_, running_mean, running_var, momentum, options.eps()});
+  return apply_sync_batch_norm(input, weight, bias,
+                               {group_, name_, running_mean, running_var, momentum, options.eps()});
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {

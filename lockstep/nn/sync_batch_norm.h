@@ -40,8 +40,8 @@ TORCH_MODULE(SyncBatchNorm);
 
 /// From here on every BatchNorm1d, 2d and 3d in `module` computes as a SyncBatchNorm over `group`, whatever holds it: a
 /// typed member, a Sequential, a ModuleList, the registered children. The modules stay what they are, with their
-/// parameters, buffers, names and mode; so does an optimizer made before. Errors name them as `module` does. Converted
-/// again, they change to the new group. Returns how many were converted.
+/// parameters, buffers, names and mode; so does an optimizer made before. Errors name them as `module` does.
+/// ConvertedNorm again, they change to the new group. Returns how many were converted.
 ///
 /// Inside, a child module `sync_batch_norm` (without parameters, and in no file) marks each, and the operator
 /// aten::batch_norm, which BatchNorm::forward() calls, looks whether the running mean (without: the weight) is that of
@@ -61,6 +61,6 @@ int convert_sync_batch_norm(Holder& holder, const comm::Group& group) {
 }
 
 /// Whether `module` or one inside it is a SyncBatchNorm or was converted.
-bool has_synced_batch_norm(const torch::nn::Module& module);
+bool has_sync_batch_norm(const torch::nn::Module& module);
 
 }  // namespace lockstep::nn

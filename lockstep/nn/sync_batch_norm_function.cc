@@ -20,8 +20,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr double kNoMomentum = 0;
 
 /// Lives in the graph.
-struct Saved : torch::CustomClassHolder {
-  Saved(const SyncedNorm& norm, std::int64_t values)
+struct SavedForBackward : torch::CustomClassHolder {
+  SavedForBackward(const SyncBatchNormArgs& norm, std::int64_t values)
       : group(norm.group), name(norm.name), eps(norm.eps), count(values) {}
   comm::Group group;
   std::string name;
@@ -29,16 +29,16 @@ struct Saved : torch::CustomClassHolder {
   std::int64_t count;  // of all ranks' values a channel
 };
 
-Moments of_all_ranks(const at::Tensor& input, const SyncedNorm& norm) {
+Moments all_gather_moments(const at::Tensor& input, const SyncBatchNormArgs& norm) {
   comm::Group group = norm.group;
-  const at::Tensor row = moments_row(input);
-  if (group.size() == 1) return joined(row.unsqueeze(0));
+  const at::Tensor row = pack_moments(input);
+  if (group.size() == 1) return combine_moments(row.unsqueeze(0));
   const at::Tensor rows = at::empty({group.size() * row.numel()}, row.options().device(group.device()));
   group.all_gather(rows, row.to(group.device()), {.name = norm.name + ".forward"});
-  return joined(rows.cpu().view({group.size(), row.numel()}));
+  return combine_moments(rows.cpu().view({group.size(), row.numel()}));
 }
 
-void update(const at::Tensor& running, const at::Tensor& value, double momentum) {
+void update_running_statistic(const at::Tensor& running, const at::Tensor& value, double momentum) {
   if (running.defined()) running.mul_(1 - momentum).add_(value.to(running.options()), momentum);
 }
 
@@ -48,35 +48,36 @@ at::Tensor normalize(const at::Tensor& x, const OptionalTensor& weight, const Op
   return std::get<0>(at::native_batch_norm(x, weight, bias, mean, variance, /*training=*/false, kNoMomentum, eps));
 }
 
-OptionalTensor as(const OptionalTensor& tensor, const at::TensorOptions& options) {
+OptionalTensor cast_optional(const OptionalTensor& tensor, const at::TensorOptions& options) {
   return tensor ? OptionalTensor(tensor->to(options)) : std::nullopt;
 }
 
 OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
 
-struct Normalize : torch::autograd::Function<Normalize> {
+struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> {
   // An argument that is an undefined tensor is refused by Function; an optional one is not.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const SyncedNorm& norm) {
-    const Moments all = of_all_ranks(input, norm);
+                            const OptionalTensor& bias, const SyncBatchNormArgs& norm) {
+    const Moments all = all_gather_moments(input, norm);
     if (all.count < 2)
       throw base::UsageError(norm.name + ": all ranks together have " + std::to_string(all.count) +
                              " values a channel; allowed in training are 2 or more");
     const auto count = static_cast<double>(all.count);
     const auto options = at::TensorOptions(input.device()).dtype(statistics_dtype(input.scalar_type()));
     const at::Tensor mean = all.mean.to(options);
-    const at::Tensor variance = (all.squares / count).to(options);
-    update(norm.running_mean, all.mean, norm.momentum);
-    update(norm.running_var, all.squares / (count - 1), norm.momentum);
+    const at::Tensor variance = (all.squared_deviations / count).to(options);
+    update_running_statistic(norm.running_mean, all.mean, norm.momentum);
+    update_running_statistic(norm.running_var, all.squared_deviations / (count - 1), norm.momentum);
     context->save_for_backward({input, weight.value_or(at::Tensor()), mean, variance});
-    context->saved_data["norm"] = c10::IValue::make_capsule(c10::make_intrusive<Saved>(norm, all.count));
+    context->saved_data["norm"] = c10::IValue::make_capsule(c10::make_intrusive<SavedForBackward>(norm, all.count));
     if (input.numel() == 0) return at::empty_like(input);
-    return normalize(input.to(options), as(weight, options), as(bias, options), mean, variance, norm.eps)
+    return normalize(input.to(options), cast_optional(weight, options), cast_optional(bias, options), mean, variance,
+                     norm.eps)
         .to(input.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto saved = c10::static_intrusive_pointer_cast<Saved>(context->saved_data["norm"].toCapsule());
+    const auto saved = c10::static_intrusive_pointer_cast<SavedForBackward>(context->saved_data["norm"].toCapsule());
     if (at::GradMode::is_enabled())
       throw base::UsageError(saved->name +
                              ": backward() with create_graph; a batch norm over all ranks has first derivatives only");
@@ -93,12 +94,13 @@ struct Normalize : torch::autograd::Function<Normalize> {
           dy, x, {}, mean, variance, {}, {}, /*train=*/false, saved->eps, {false, true, true});
     at::Tensor dx;
     if (context->needs_input_grad(0))
-      dx = input_gradient(*saved, x, dy, as(weight, options), mean, variance, dot, sum).to(input.scalar_type());
+      dx = input_gradient(*saved, x, dy, cast_optional(weight, options), mean, variance, dot, sum)
+               .to(input.scalar_type());
     if (!weight) return {dx, at::Tensor(), at::Tensor(), at::Tensor()};
     return {dx, dot.to(weight->scalar_type()), sum.to(weight->scalar_type()), at::Tensor()};
   }
 
-  static at::Tensor input_gradient(Saved& saved, const at::Tensor& x, const at::Tensor& dy,
+  static at::Tensor input_gradient(SavedForBackward& saved, const at::Tensor& x, const at::Tensor& dy,
                                    const OptionalTensor& weight, const at::Tensor& mean, const at::Tensor& variance,
                                    const at::Tensor& dot, const at::Tensor& sum) {
     at::Tensor sums = at::cat({dot, sum}).to(at::kDouble);
@@ -121,9 +123,9 @@ struct Normalize : torch::autograd::Function<Normalize> {
 
 }  // namespace
 
-at::Tensor synced_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                       const SyncedNorm& norm) {
-  return Normalize::apply(input, if_defined(weight), if_defined(bias), norm);
+at::Tensor apply_sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
+                                 const SyncBatchNormArgs& norm) {
+  return SyncBatchNormFunction::apply(input, if_defined(weight), if_defined(bias), norm);
 }
 
 }  // namespace lockstep::nn

@@ -5,7 +5,7 @@
 namespace lockstep::optim {
 namespace {
 
-torch::optim::AdagradOptions of_torch(const AdagradOptions& options) {
+torch::optim::AdagradOptions to_torch_options(const AdagradOptions& options) {
   require(options.lr >= 0, "Adagrad", "lr", options.lr, "0 or more");
   require(options.lr_decay >= 0, "Adagrad", "lr_decay", options.lr_decay, "0 or more");
   require(options.weight_decay >= 0, "Adagrad", "weight_decay", options.weight_decay, "0 or more");
@@ -19,40 +19,44 @@ torch::optim::AdagradOptions of_torch(const AdagradOptions& options) {
       .eps(options.eps);
 }
 
-std::vector<Wanted> wanted(const AdagradOptions& options, const std::vector<Adagrad::Group>& groups) {
-  std::vector<Wanted> all;
+std::vector<ParamGroupOptions> param_group_options(const AdagradOptions& options,
+                                                   const std::vector<Adagrad::Group>& groups) {
+  std::vector<ParamGroupOptions> all;
   for (const Adagrad::Group& group : groups) {
     require(group.options.initial_accumulator_value == options.initial_accumulator_value, "Adagrad",
             "initial_accumulator_value of a group", group.options.initial_accumulator_value,
             "the optimizer's, " + std::to_string(options.initial_accumulator_value));
-    all.emplace_back(group.parameters, std::make_unique<torch::optim::AdagradOptions>(of_torch(group.options)));
+    all.emplace_back(group.parameters, std::make_unique<torch::optim::AdagradOptions>(to_torch_options(group.options)));
   }
   return all;
 }
 
-class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::optim::AdagradParamState, AdagradRule> {
+class AdagradUpdateRule final
+    : public TorchUpdateRule<torch::optim::AdagradOptions, torch::optim::AdagradParamState, AdagradScalars> {
  public:
-  SumRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, double initial)
-      : TorchRule(optimizer, source, {"sum"}), initial_(initial) {}
+  AdagradUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, double initial)
+      : TorchUpdateRule(optimizer, source, {"sum"}), initial_(initial) {}
 
   double initial_state() const override { return initial_; }
 
  private:
-  AdagradRule read(const torch::optim::AdagradOptions& options, std::int64_t steps,
-                   std::vector<double>& numbers) const override {
+  AdagradScalars make_scalars(const torch::optim::AdagradOptions& options, std::int64_t steps,
+                              std::vector<double>& numbers) const override {
     numbers.insert(numbers.end(), {options.lr(), options.lr_decay(), options.weight_decay(), options.eps(),
                                    static_cast<double>(steps)});
-    return {.rate = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()),
+    return {.current_lr = options.lr() / (1 + static_cast<double>(steps) * options.lr_decay()),
             .lr = options.lr(),
             .lr_decay = options.lr_decay(),
             .eps = options.eps(),
             .weight_decay = options.weight_decay()};
   }
-  bool skips(const AdagradRule&) const override { return true; }
-  std::int64_t count(const torch::optim::AdagradParamState& state) const override { return state.step(); }
-  std::vector<at::Tensor> list(const torch::optim::AdagradParamState& state) const override { return {state.sum()}; }
-  void store(torch::optim::AdagradParamState& state, std::int64_t steps,
-             const std::vector<at::Tensor>& states) const override {
+  bool can_skip_update(const AdagradScalars&) const override { return true; }
+  std::int64_t step_count(const torch::optim::AdagradParamState& state) const override { return state.step(); }
+  std::vector<at::Tensor> state_tensors(const torch::optim::AdagradParamState& state) const override {
+    return {state.sum()};
+  }
+  void write_state(torch::optim::AdagradParamState& state, std::int64_t steps,
+                   const std::vector<at::Tensor>& states) const override {
     state.step(steps);
     state.sum(states[0]);
   }
@@ -64,17 +68,18 @@ class SumRule final : public TorchRule<torch::optim::AdagradOptions, torch::opti
 
 Adagrad::Adagrad(std::shared_ptr<ddp::GradientSource> gradients, const AdagradOptions& options,
                  const std::vector<Group>& groups, const FusedOptions& fused)
-    : torch::optim::Adagrad(make_groups(*gradients, wanted(options, groups)), of_torch(options)) {
+    : torch::optim::Adagrad(make_param_groups(*gradients, param_group_options(options, groups)),
+                            to_torch_options(options)) {
   state().clear();  // torch's constructor has made it; it is where the parameters are
-  auto rule = std::make_unique<SumRule>(*this, *gradients, options.initial_accumulator_value);
-  start(std::move(gradients), std::move(rule), fused);
+  auto rule = std::make_unique<AdagradUpdateRule>(*this, *gradients, options.initial_accumulator_value);
+  initialize(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor Adagrad::step(LossClosure closure) { return step_fused(closure); }
 
 void Adagrad::load(torch::serialize::InputArchive& archive) {
   torch::optim::Adagrad::load(archive);
-  adopt_loaded();
+  import_loaded_state();
 }
 
 }  // namespace lockstep::optim

@@ -9,7 +9,7 @@ namespace lockstep::optim {
 namespace {
 
 template <typename Torch, typename Options>
-Torch of_torch(const Options& options, const std::string& name) {
+Torch to_torch_options(const Options& options, const std::string& name) {
   require(options.lr >= 0, name, "lr", options.lr, "0 or more");
   require(options.eps >= 0, name, "eps", options.eps, "0 or more");
   for (const double beta : options.betas)
@@ -23,10 +23,10 @@ Torch of_torch(const Options& options, const std::string& name) {
 }
 
 template <typename Torch, typename Group>
-std::vector<Wanted> wanted(const std::vector<Group>& groups, const std::string& name) {
-  std::vector<Wanted> all;
+std::vector<ParamGroupOptions> param_group_options(const std::vector<Group>& groups, const std::string& name) {
+  std::vector<ParamGroupOptions> all;
   for (const Group& group : groups)
-    all.emplace_back(group.parameters, std::make_unique<Torch>(of_torch<Torch>(group.options, name)));
+    all.emplace_back(group.parameters, std::make_unique<Torch>(to_torch_options<Torch>(group.options, name)));
   return all;
 }
 
@@ -40,12 +40,12 @@ std::vector<std::string> state_names(const Options& options, const std::vector<G
 }
 
 template <typename Options, typename State, bool decoupled>
-class MomentsRule final : public TorchRule<Options, State, AdamRule> {
+class AdamFamilyUpdateRule final : public TorchUpdateRule<Options, State, AdamScalars> {
  public:
-  using TorchRule<Options, State, AdamRule>::TorchRule;
+  using TorchUpdateRule<Options, State, AdamScalars>::TorchUpdateRule;
 
  private:
-  AdamRule read(const Options& options, std::int64_t steps, std::vector<double>& numbers) const override {
+  AdamScalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const override {
     if (options.amsgrad() && this->state_names().size() < 3)
       throw base::UsageError("Adam: amsgrad is true; allowed is false for an optimizer that was made without");
     const auto [beta1, beta2] = options.betas();
@@ -57,19 +57,19 @@ class MomentsRule final : public TorchRule<Options, State, AdamRule> {
             .beta2 = beta2,
             .eps = options.eps(),
             .weight_decay = options.weight_decay(),
-            .bias1 = 1 - std::pow(beta1, now),
-            .bias2 = 1 - std::pow(beta2, now),
+            .bias_correction1 = 1 - std::pow(beta1, now),
+            .bias_correction2 = 1 - std::pow(beta2, now),
             .decoupled = decoupled,
             .amsgrad = options.amsgrad()};
   }
-  bool skips(const AdamRule&) const override { return true; }
-  std::int64_t count(const State& state) const override { return state.step(); }
-  std::vector<at::Tensor> list(const State& state) const override {
+  bool can_skip_update(const AdamScalars&) const override { return true; }
+  std::int64_t step_count(const State& state) const override { return state.step(); }
+  std::vector<at::Tensor> state_tensors(const State& state) const override {
     std::vector<at::Tensor> all = {state.exp_avg(), state.exp_avg_sq()};
     if (this->state_names().size() > 2) all.push_back(state.max_exp_avg_sq());
     return all;
   }
-  void store(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {
+  void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const override {
     state.step(steps);
     state.exp_avg(states[0]);
     state.exp_avg_sq(states[1]);
@@ -77,49 +77,50 @@ class MomentsRule final : public TorchRule<Options, State, AdamRule> {
   }
 };
 
-using PlainRule = MomentsRule<torch::optim::AdamOptions, torch::optim::AdamParamState, false>;
-using DecoupledRule = MomentsRule<torch::optim::AdamWOptions, torch::optim::AdamWParamState, true>;
+using AdamUpdateRule = AdamFamilyUpdateRule<torch::optim::AdamOptions, torch::optim::AdamParamState, false>;
+using AdamWUpdateRule = AdamFamilyUpdateRule<torch::optim::AdamWOptions, torch::optim::AdamWParamState, true>;
 
 }  // namespace
 
 Adam::Adam(std::shared_ptr<ddp::GradientSource> gradients, const AdamOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
-    : torch::optim::Adam(make_groups(*gradients, wanted<torch::optim::AdamOptions>(groups, "Adam")),
-                         of_torch<torch::optim::AdamOptions>(options, "Adam")) {
-  auto rule = std::make_unique<PlainRule>(*this, *gradients, state_names(options, groups));
-  start(std::move(gradients), std::move(rule), fused);
+    : torch::optim::Adam(make_param_groups(*gradients, param_group_options<torch::optim::AdamOptions>(groups, "Adam")),
+                         to_torch_options<torch::optim::AdamOptions>(options, "Adam")) {
+  auto rule = std::make_unique<AdamUpdateRule>(*this, *gradients, state_names(options, groups));
+  initialize(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor Adam::step(LossClosure closure) { return step_fused(closure); }
 
 void Adam::save(torch::serialize::OutputArchive& archive) const {
-  settle();
+  sync_step_counts();
   torch::optim::Adam::save(archive);
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
   torch::optim::Adam::load(archive);
-  adopt_loaded();
+  import_loaded_state();
 }
 
 AdamW::AdamW(std::shared_ptr<ddp::GradientSource> gradients, const AdamWOptions& options,
              const std::vector<Group>& groups, const FusedOptions& fused)
-    : torch::optim::AdamW(make_groups(*gradients, wanted<torch::optim::AdamWOptions>(groups, "AdamW")),
-                          of_torch<torch::optim::AdamWOptions>(options, "AdamW")) {
-  auto rule = std::make_unique<DecoupledRule>(*this, *gradients, state_names(options, groups));
-  start(std::move(gradients), std::move(rule), fused);
+    : torch::optim::AdamW(
+          make_param_groups(*gradients, param_group_options<torch::optim::AdamWOptions>(groups, "AdamW")),
+          to_torch_options<torch::optim::AdamWOptions>(options, "AdamW")) {
+  auto rule = std::make_unique<AdamWUpdateRule>(*this, *gradients, state_names(options, groups));
+  initialize(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor AdamW::step(LossClosure closure) { return step_fused(closure); }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
-  settle();
+  sync_step_counts();
   torch::optim::AdamW::save(archive);
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
   torch::optim::AdamW::load(archive);
-  adopt_loaded();
+  import_loaded_state();
 }
 
 }  // namespace lockstep::optim

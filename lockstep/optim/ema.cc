@@ -8,15 +8,15 @@
 #include <map>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/kernels/kernels.h"
 #include "lockstep/base/option_check.h"
+#include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim {
 namespace {
 
 using base::UsageError;
 
-constexpr std::int64_t kElementsAThread = 1 << 16;  // fewer are not worth waking one
+constexpr std::int64_t kElementsPerThread = 1 << 16;  // fewer are not worth waking one
 
 void require_decay(double decay) { require(decay >= 0 && decay <= 1, "Ema", "decay", decay, "0 to 1"); }
 
@@ -26,18 +26,18 @@ bool has_loop(const at::Tensor& weight) {
   return known && weight.is_cpu() && weight.layout() == at::kStrided && weight.is_non_overlapping_and_dense();
 }
 
-void blend_cpu(const at::Tensor& average, const at::Tensor& weight, double keep) {
+void update_ema_cpu(const at::Tensor& average, const at::Tensor& weight, double keep) {
   auto* to = static_cast<char*>(average.mutable_data_ptr());
   const auto* from = static_cast<const char*>(weight.const_data_ptr());
-  at::parallel_for(0, weight.numel(), kElementsAThread, [&](std::int64_t begin, std::int64_t end) {
-    blend(weight.scalar_type(), to + begin * average.element_size(), from + begin * weight.element_size(),
-          static_cast<std::size_t>(end - begin), keep);
+  at::parallel_for(0, weight.numel(), kElementsPerThread, [&](std::int64_t begin, std::int64_t end) {
+    update_ema(weight.scalar_type(), to + begin * average.element_size(), from + begin * weight.element_size(),
+               static_cast<std::size_t>(end - begin), keep);
   });
 }
 
 }  // namespace
 
-std::function<double(std::int64_t)> ema_warm_up(double decay) {
+std::function<double(std::int64_t)> ema_warmup(double decay) {
   require_decay(decay);
   return [decay](std::int64_t n) { return std::min(decay, static_cast<double>(1 + n) / static_cast<double>(10 + n)); };
 }
@@ -53,7 +53,7 @@ Ema::Ema(torch::nn::Module& module, EmaOptions options) : options_(std::move(opt
 }
 
 void Ema::add(const std::string& name, const at::Tensor& weight) {
-  const auto same = [&](const Average& one) { return one.weight.is_same(weight); };
+  const auto same = [&](const AveragedTensor& one) { return one.weight.is_same(weight); };
   if (!weight.defined() || !weight.is_floating_point() || std::any_of(averages_.begin(), averages_.end(), same)) return;
   const bool low = weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kHalf;
   averages_.push_back(
@@ -65,12 +65,12 @@ void Ema::add(const std::string& name, const at::Tensor& weight) {
 void Ema::update() {
   if (swapped_)
     throw UsageError("Ema: update() while the module has the averages; allowed is after they are swapped back");
-  const double keep = options_.decay_at ? options_.decay_at(updates_) : options_.decay;
+  const double keep = options_.decay_schedule ? options_.decay_schedule(updates_) : options_.decay;
   require_decay(keep);
   const at::NoGradGuard no_grad;
-  for (Average& one : averages_) {
+  for (AveragedTensor& one : averages_) {
     if (has_loop(one.weight) && one.weight.strides() == one.value.strides())
-      blend_cpu(one.value, one.weight, keep);
+      update_ema_cpu(one.value, one.weight, keep);
     else
       one.value.mul_(keep).add_(one.weight, 1 - keep);
   }
@@ -78,9 +78,9 @@ void Ema::update() {
 }
 
 // set_data() and not a copy: the memory of the weights may be that of all ranks of the host.
-Ema::Swapped::Swapped(Ema& ema) : ema_(ema) {
+Ema::SwapGuard::SwapGuard(Ema& ema) : ema_(ema) {
   std::vector<at::Tensor> averages;  // all are made before the first is swapped in
-  for (const Average& one : ema_.averages_) {
+  for (const AveragedTensor& one : ema_.averages_) {
     weights_.push_back(one.weight.variable_data());
     averages.push_back(one.value.to(one.weight.scalar_type()));
   }
@@ -88,39 +88,39 @@ Ema::Swapped::Swapped(Ema& ema) : ema_(ema) {
   ema_.swapped_ = true;
 }
 
-Ema::Swapped::~Swapped() {
+Ema::SwapGuard::~SwapGuard() {
   for (std::size_t i = 0; i < weights_.size(); ++i) ema_.averages_[i].weight.set_data(weights_[i]);
   ema_.swapped_ = false;
 }
 
-Ema::Swapped Ema::swap() {
+Ema::SwapGuard Ema::swap() {
   if (swapped_)
     throw UsageError("Ema: swap() while the module has the averages; allowed is after they are swapped back");
-  return Swapped(*this);
+  return SwapGuard(*this);
 }
 
 Ema::State Ema::state() const {
   State all{updates_, {}};
-  for (const Average& one : averages_) all.averages.emplace_back(one.name, one.value.clone());
+  for (const AveragedTensor& one : averages_) all.averages.emplace_back(one.name, one.value.clone());
   return all;
 }
 
 void Ema::resume(const State& state) {
   std::map<std::string, at::Tensor> left(state.averages.begin(), state.averages.end());
   require(state.updates >= 0, "Ema", "updates", static_cast<double>(state.updates), "0 or more");
-  for (const Average& one : averages_) {
+  for (const AveragedTensor& one : averages_) {
     const auto found = left.find(one.name);
     if (found == left.end()) throw UsageError("Ema: resume(): \"" + one.name + "\" is missing");
     if (found->second.sizes() != one.value.sizes())
       throw UsageError("Ema: resume(): \"" + one.name + "\" has another shape than its parameter");
   }
   if (left.size() > averages_.size()) {
-    for (const Average& one : averages_) left.erase(one.name);
+    for (const AveragedTensor& one : averages_) left.erase(one.name);
     throw UsageError("Ema: resume(): \"" + left.begin()->first + "\" belongs to no parameter; " +
                      std::to_string(left.size()) + " names are unexpected");
   }
   const at::NoGradGuard no_grad;
-  for (Average& one : averages_) one.value.copy_(left.at(one.name));
+  for (AveragedTensor& one : averages_) one.value.copy_(left.at(one.name));
   updates_ = state.updates;
 }
 

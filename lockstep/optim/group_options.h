@@ -20,10 +20,10 @@ class GroupOptions final : public torch::optim::OptimizerCloneableOptions<GroupO
   double get_lr() const override { return values.lr; }
   void set_lr(const double lr) override { values.lr = lr; }
   void serialize(torch::serialize::OutputArchive& archive) const override {
-    each(values, [&](const char* name, const auto& value) { archive.write(name, c10::IValue(value)); });
+    visit_options(values, [&](const char* name, const auto& value) { archive.write(name, c10::IValue(value)); });
   }
   void serialize(torch::serialize::InputArchive& archive) override {
-    each(values, [&](const char* name, auto& value) {
+    visit_options(values, [&](const char* name, auto& value) {
       c10::IValue read;
       archive.read(name, read);
       if constexpr (std::is_same_v<std::decay_t<decltype(value)>, bool>)

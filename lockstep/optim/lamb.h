@@ -22,7 +22,7 @@ struct LAMBOptions {
                       ///< like, in a group of their own
 };
 template <typename Values, typename Visit>
-void each(Values& values, Visit visit)
+void visit_options(Values& values, Visit visit)
   requires std::is_same_v<std::remove_const_t<Values>, LAMBOptions>
 {
   visit("lr", values.lr);

@@ -9,59 +9,62 @@
 namespace lockstep::optim {
 namespace {
 
-using Options = GroupOptions<LARSOptions>;
-using State = torch::optim::SGDParamState;  // the same momentum
+using LarsGroupOptions = GroupOptions<LARSOptions>;
+using LarsState = torch::optim::SGDParamState;  // the same momentum
 
-std::unique_ptr<Options> checked(const LARSOptions& options) {
+std::unique_ptr<LarsGroupOptions> validated_options(const LARSOptions& options) {
   require(options.lr >= 0, "LARS", "lr", options.lr, "0 or more");
   require(options.momentum >= 0, "LARS", "momentum", options.momentum, "0 or more");
   require(options.weight_decay >= 0, "LARS", "weight_decay", options.weight_decay, "0 or more");
   require(options.trust_coefficient > 0, "LARS", "trust_coefficient", options.trust_coefficient, "more than 0");
   require(options.eps >= 0, "LARS", "eps", options.eps, "0 or more");
   require(!options.nesterov || options.momentum > 0, "LARS", "momentum", options.momentum, "more than 0 with nesterov");
-  return std::make_unique<Options>(options);
+  return std::make_unique<LarsGroupOptions>(options);
 }
 
-std::vector<Wanted> wanted(const std::vector<LARS::Group>& groups) {
-  std::vector<Wanted> all;
-  for (const LARS::Group& group : groups) all.emplace_back(group.parameters, checked(group.options));
+std::vector<ParamGroupOptions> param_group_options(const std::vector<LARS::Group>& groups) {
+  std::vector<ParamGroupOptions> all;
+  for (const LARS::Group& group : groups) all.emplace_back(group.parameters, validated_options(group.options));
   return all;
 }
 
-class LayerwiseRule final : public TorchRule<Options, State, LarsRule> {
+class LarsUpdateRule final : public TorchUpdateRule<LarsGroupOptions, LarsState, LarsScalars> {
  public:
-  LayerwiseRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
-      : TorchRule(optimizer, source, {"momentum_buffer"}) {}
+  LarsUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source)
+      : TorchUpdateRule(optimizer, source, {"momentum_buffer"}) {}
 
-  bool measures() const override { return true; }
-  Squares measure(std::size_t part, const Run& run) const override { return optim::measure(run, scalars(part)); }
-  void measured(std::size_t part, const Squares& squares) override {
-    LarsRule& rule = scalars(part);
+  bool needs_norms() const override { return true; }
+  SquaredNorms measure_norms(std::size_t index, const KernelArgs& args) const override {
+    return optim::measure_norms(args, scalars(index));
+  }
+  void set_norms(std::size_t index, const SquaredNorms& squares) override {
+    LarsScalars& rule = scalars(index);
     const double weights = std::sqrt(squares.parameter), gradient = std::sqrt(squares.step);
-    rule.ratio = rule.adapt && weights != 0 && gradient != 0
-                     ? rule.trust * weights / (gradient + rule.weight_decay * weights + rule.eps)
-                     : 1;
+    rule.trust_ratio = rule.adapt && weights != 0 && gradient != 0
+                           ? rule.trust_coefficient * weights / (gradient + rule.weight_decay * weights + rule.eps)
+                           : 1;
   }
 
  private:
-  LarsRule read(const Options& options, std::int64_t steps, std::vector<double>& numbers) const override {
+  LarsScalars make_scalars(const LarsGroupOptions& options, std::int64_t steps,
+                           std::vector<double>& numbers) const override {
     const LARSOptions& values = options.values;
-    each(values, [&](const char*, auto value) { numbers.push_back(static_cast<double>(value)); });
+    visit_options(values, [&](const char*, auto value) { numbers.push_back(static_cast<double>(value)); });
     numbers.push_back(static_cast<double>(steps));
     return {.lr = values.lr,
             .momentum = values.momentum,
             .weight_decay = values.weight_decay,
-            .trust = values.trust_coefficient,
+            .trust_coefficient = values.trust_coefficient,
             .eps = values.eps,
             .nesterov = values.nesterov,
             .adapt = values.adapt,
             .first = steps == 0,
-            .ratio = 1};
+            .trust_ratio = 1};
   }
-  bool skips(const LarsRule&) const override { return true; }
-  std::int64_t count(const State& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
-  std::vector<at::Tensor> list(const State& state) const override { return {state.momentum_buffer()}; }
-  void store(State& state, std::int64_t, const std::vector<at::Tensor>& states) const override {
+  bool can_skip_update(const LarsScalars&) const override { return true; }
+  std::int64_t step_count(const LarsState& state) const override { return state.momentum_buffer().defined() ? 1 : 0; }
+  std::vector<at::Tensor> state_tensors(const LarsState& state) const override { return {state.momentum_buffer()}; }
+  void write_state(LarsState& state, std::int64_t, const std::vector<at::Tensor>& states) const override {
     state.momentum_buffer(states[0]);
   }
 };
@@ -70,20 +73,20 @@ class LayerwiseRule final : public TorchRule<Options, State, LarsRule> {
 
 LARS::LARS(std::shared_ptr<ddp::GradientSource> gradients, const LARSOptions& options, const std::vector<Group>& groups,
            const FusedOptions& fused)
-    : torch::optim::Optimizer(make_groups(*gradients, wanted(groups)), checked(options)) {
-  auto rule = std::make_unique<LayerwiseRule>(*this, *gradients);
-  start(std::move(gradients), std::move(rule), fused);
+    : torch::optim::Optimizer(make_param_groups(*gradients, param_group_options(groups)), validated_options(options)) {
+  auto rule = std::make_unique<LarsUpdateRule>(*this, *gradients);
+  initialize(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor LARS::step(LossClosure closure) { return step_fused(closure); }
 
 void LARS::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<State, Options>(archive, *this);
+  torch::optim::serialize<LarsState, LarsGroupOptions>(archive, *this);
 }
 
 void LARS::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<State, Options>(archive, *this);
-  adopt_loaded();
+  torch::optim::serialize<LarsState, LarsGroupOptions>(archive, *this);
+  import_loaded_state();
 }
 
 }  // namespace lockstep::optim

@@ -7,7 +7,7 @@
 namespace lockstep::optim {
 namespace {
 
-torch::optim::SGDOptions of_torch(const SGDOptions& options) {
+torch::optim::SGDOptions to_torch_options(const SGDOptions& options) {
   require(options.lr >= 0, "SGD", "lr", options.lr, "0 or more");
   require(options.momentum >= 0, "SGD", "momentum", options.momentum, "0 or more");
   require(options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "0 or more");
@@ -20,20 +20,20 @@ torch::optim::SGDOptions of_torch(const SGDOptions& options) {
       .nesterov(options.nesterov);
 }
 
-std::vector<Wanted> wanted(const std::vector<SGD::Group>& groups) {
-  std::vector<Wanted> all;
+std::vector<ParamGroupOptions> param_group_options(const std::vector<SGD::Group>& groups) {
+  std::vector<ParamGroupOptions> all;
   for (const SGD::Group& group : groups)
-    all.emplace_back(group.parameters, std::make_unique<torch::optim::SGDOptions>(of_torch(group.options)));
+    all.emplace_back(group.parameters, std::make_unique<torch::optim::SGDOptions>(to_torch_options(group.options)));
   return all;
 }
 
-class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::optim::SGDParamState, SgdRule> {
+class SgdUpdateRule final : public TorchUpdateRule<torch::optim::SGDOptions, torch::optim::SGDParamState, SgdScalars> {
  public:
-  using TorchRule::TorchRule;
+  using TorchUpdateRule::TorchUpdateRule;
 
  private:
-  SgdRule read(const torch::optim::SGDOptions& options, std::int64_t steps,
-               std::vector<double>& numbers) const override {
+  SgdScalars make_scalars(const torch::optim::SGDOptions& options, std::int64_t steps,
+                          std::vector<double>& numbers) const override {
     if (options.momentum() != 0 && state_names().empty())
       throw base::UsageError("SGD: momentum is " + std::to_string(options.momentum()) +
                              "; allowed is 0 for an optimizer that was made without");
@@ -46,16 +46,17 @@ class MomentumRule final : public TorchRule<torch::optim::SGDOptions, torch::opt
             .nesterov = options.nesterov(),
             .first = steps == 0};
   }
-  bool skips(const SgdRule& rule) const override {
+  bool can_skip_update(const SgdScalars& rule) const override {
     return !rule.first || rule.dampening == 0;
   }  // else the first update that is made is no longer the first
-  std::int64_t count(const torch::optim::SGDParamState& state) const override {
+  std::int64_t step_count(const torch::optim::SGDParamState& state) const override {
     return state.momentum_buffer().defined() ? 1 : 0;
   }
-  std::vector<at::Tensor> list(const torch::optim::SGDParamState& state) const override {
+  std::vector<at::Tensor> state_tensors(const torch::optim::SGDParamState& state) const override {
     return state_names().empty() ? std::vector<at::Tensor>() : std::vector<at::Tensor>{state.momentum_buffer()};
   }
-  void store(torch::optim::SGDParamState& state, std::int64_t, const std::vector<at::Tensor>& states) const override {
+  void write_state(torch::optim::SGDParamState& state, std::int64_t,
+                   const std::vector<at::Tensor>& states) const override {
     if (!states.empty()) state.momentum_buffer(states[0]);
   }
 };
@@ -71,16 +72,16 @@ std::vector<std::string> state_names(const SGDOptions& options, const std::vecto
 
 SGD::SGD(std::shared_ptr<ddp::GradientSource> gradients, const SGDOptions& options, const std::vector<Group>& groups,
          const FusedOptions& fused)
-    : torch::optim::SGD(make_groups(*gradients, wanted(groups)), of_torch(options)) {
-  auto rule = std::make_unique<MomentumRule>(*this, *gradients, state_names(options, groups));
-  start(std::move(gradients), std::move(rule), fused);
+    : torch::optim::SGD(make_param_groups(*gradients, param_group_options(groups)), to_torch_options(options)) {
+  auto rule = std::make_unique<SgdUpdateRule>(*this, *gradients, state_names(options, groups));
+  initialize(std::move(gradients), std::move(rule), fused);
 }
 
 torch::Tensor SGD::step(LossClosure closure) { return step_fused(closure); }
 
 void SGD::load(torch::serialize::InputArchive& archive) {
   torch::optim::SGD::load(archive);
-  adopt_loaded();
+  import_loaded_state();
 }
 
 }  // namespace lockstep::optim

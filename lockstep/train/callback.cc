@@ -32,21 +32,21 @@ EarlyStopping::EarlyStopping(const EarlyStoppingOptions& options)
                            "; allowed is 0 or more");
 }
 
-void EarlyStopping::on_validation_end(Fit& fit, const NamedValues& values) {
+void EarlyStopping::on_validation_end(FitContext& fit, const NamedValues& values) {
   const double value = value_of(values, options_.monitor, "EarlyStopping");
-  if (options_.check_finite && !std::isfinite(value)) return fit.end(EndReason::kCallback);
-  const double better_by = options_.maximize ? value - best_ : best_ - value;
-  if (better_by > options_.min_delta) {
+  if (options_.check_finite && !std::isfinite(value)) return fit.end(StopReason::kCallback);
+  const double improvement = options_.maximize ? value - best_ : best_ - value;
+  if (improvement > options_.min_delta) {
     best_ = value;
-    no_better_ = 0;
-  } else if (++no_better_ > options_.patience) {
-    fit.end(EndReason::kCallback);
+    num_without_improvement_ = 0;
+  } else if (++num_without_improvement_ > options_.patience) {
+    fit.end(StopReason::kCallback);
   }
 }
 
 void EarlyStopping::load_state_dict(const checkpoint::StateDict& state) {
   const double best = checkpoint::value_of<double>(state, "best");
-  no_better_ = checkpoint::value_of<std::int64_t>(state, "no_better");
+  num_without_improvement_ = checkpoint::value_of<std::int64_t>(state, "no_better");
   best_ = best;
 }
 
@@ -56,13 +56,13 @@ ModelCheckpoint::ModelCheckpoint(const ModelCheckpointOptions& options) : option
                            "; allowed is 1 or more");
 }
 
-void ModelCheckpoint::on_validation_end(Fit& fit, const NamedValues& values) {
+void ModelCheckpoint::on_validation_end(FitContext& fit, const NamedValues& values) {
   const double value = value_of(values, options_.monitor, "ModelCheckpoint");
   if (!std::isfinite(value) || fit.folder().empty()) return;
   const auto better = [this](double a, double b) { return options_.maximize ? a > b : a < b; };
-  const auto place =
-      std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
-  if (place == kept_.end() && kept_.size() == static_cast<std::size_t>(options_.top_k)) return;
+  const auto place = std::find_if(saved_models_.begin(), saved_models_.end(),
+                                  [&](const SavedModel& kept) { return better(value, kept.value); });
+  if (place == saved_models_.end() && saved_models_.size() == static_cast<std::size_t>(options_.top_k)) return;
   char number[32];
   std::snprintf(number, sizeof number, "%.6g", value);
   std::string name = options_.monitor;
@@ -70,38 +70,39 @@ void ModelCheckpoint::on_validation_end(Fit& fit, const NamedValues& values) {
   const std::string path =
       fit.folder() + "/best/step-" + std::to_string(fit.step()) + "-" + name + "-" + number + ".safetensors";
   if (!fit.save_weights(path)) return;
-  std::erase_if(kept_,
-                [&](const Kept& kept) { return kept.path == path; });  // of a run that went back and came here again
-  const auto now =
-      std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return better(value, kept.value); });
-  kept_.insert(now, {value, path});
-  if (kept_.size() <= static_cast<std::size_t>(options_.top_k)) return;
+  std::erase_if(saved_models_, [&](const SavedModel& kept) {
+    return kept.path == path;
+  });  // of a run that went back and came here again
+  const auto now = std::find_if(saved_models_.begin(), saved_models_.end(),
+                                [&](const SavedModel& kept) { return better(value, kept.value); });
+  saved_models_.insert(now, {value, path});
+  if (saved_models_.size() <= static_cast<std::size_t>(options_.top_k)) return;
   std::error_code ignored;  // a file that somebody took away is gone as well
-  if (fit.world().rank() == 0) std::filesystem::remove(kept_.back().path, ignored);
-  kept_.pop_back();
+  if (fit.world().rank() == 0) std::filesystem::remove(saved_models_.back().path, ignored);
+  saved_models_.pop_back();
 }
 
 std::vector<std::string> ModelCheckpoint::paths() const {
   std::vector<std::string> paths;
-  for (const Kept& kept : kept_) paths.push_back(kept.path);
+  for (const SavedModel& kept : saved_models_) paths.push_back(kept.path);
   return paths;
 }
 
 checkpoint::StateDict ModelCheckpoint::state_dict() const {
-  checkpoint::StateDict state = {{"count", static_cast<std::int64_t>(kept_.size())}};
-  for (std::size_t i = 0; i < kept_.size(); ++i) {
-    state["value." + std::to_string(i)] = kept_[i].value;
-    state["path." + std::to_string(i)] = kept_[i].path;
+  checkpoint::StateDict state = {{"count", static_cast<std::int64_t>(saved_models_.size())}};
+  for (std::size_t i = 0; i < saved_models_.size(); ++i) {
+    state["value." + std::to_string(i)] = saved_models_[i].value;
+    state["path." + std::to_string(i)] = saved_models_[i].path;
   }
   return state;
 }
 
 void ModelCheckpoint::load_state_dict(const checkpoint::StateDict& state) {
-  std::vector<Kept> kept;
+  std::vector<SavedModel> kept;
   for (std::int64_t i = 0; i < checkpoint::value_of<std::int64_t>(state, "count"); ++i)
     kept.push_back({checkpoint::value_of<double>(state, "value." + std::to_string(i)),
                     checkpoint::value_of<std::string>(state, "path." + std::to_string(i))});
-  kept_ = std::move(kept);
+  saved_models_ = std::move(kept);
 }
 
 }  // namespace lockstep::train

@@ -20,16 +20,16 @@ class Optimizer;
 namespace lockstep::train {
 
 /// Why a training ended. The same on all ranks.
-enum class EndReason {
-  kDone,  ///< max_epochs, or there was nothing to do
+enum class StopReason {
+  kCompleted,  ///< max_epochs, or there was nothing to do
   kMaxSteps,
   kMaxTime,
-  kStopped,   ///< somebody asked this job to leave: SIGTERM, SIGUSR1
-  kCallback,  ///< a callback had seen enough
+  kStopRequested,  ///< somebody asked this job to leave: SIGTERM, SIGUSR1
+  kCallback,       ///< a callback had seen enough
 };
 
 /// A training as callbacks see it, and steer it.
-class Fit {
+class FitContext {
  public:
   virtual comm::Group& world() = 0;
   virtual torch::nn::Module& module() = 0;
@@ -38,20 +38,20 @@ class Fit {
   virtual std::int64_t step() const = 0;   ///< updates made, over all epochs
   /// The training ends after this step, or this validation. All ranks call it alike: what a callback decides by must be
   /// the same on all, as means over ranks are.
-  virtual void end(EndReason reason) = 0;
+  virtual void end(StopReason reason) = 0;
 
   /// Of this run: "runs/mnist"; empty when it writes nothing.
   virtual const std::string& folder() const = 0;
   /// For texts, histograms and images, and for loggers of a user's own; the numbers of the training are written without
   /// anybody's doing.
-  virtual Loggers& loggers() = 0;
+  virtual LoggerCollection& loggers() = 0;
   /// Rank 0 writes the module's weights, or with TrainerOptions.ema their averages, as lockstep::save() does. All ranks
   /// call it, and wait for it. Returns false, on all of them, when the disk does not take it and
-  /// TrainerOptions.on_disk_error is kGoOn, after a warning; throws SystemError with kStop.
+  /// TrainerOptions.on_disk_error is kContinue, after a warning; throws SystemError with kStop.
   virtual bool save_weights(const std::string& path) = 0;
 
  protected:
-  ~Fit() = default;
+  ~FitContext() = default;
 };
 
 /// All ranks have the same callbacks and call them in the order in which they were given. What one throws ends the
@@ -60,15 +60,15 @@ class Fit {
 class Callback {
  public:
   virtual ~Callback() = default;
-  virtual void on_fit_start(Fit&) {}
+  virtual void on_fit_start(FitContext&) {}
   /// After each update. Is called in every step: what takes long belongs elsewhere.
-  virtual void on_step(Fit&) {}
+  virtual void on_step(FitContext&) {}
   /// Every log_every_n_steps, with means over all ranks since the last time.
-  virtual void on_log(Fit&, const NamedValues&) {}
-  virtual void on_validation_end(Fit&, const NamedValues&) {}
-  virtual void on_epoch_end(Fit&) {}
+  virtual void on_log(FitContext&, const NamedValues&) {}
+  virtual void on_validation_end(FitContext&, const NamedValues&) {}
+  virtual void on_epoch_end(FitContext&) {}
   /// Not after an exception.
-  virtual void on_fit_end(Fit&, EndReason) {}
+  virtual void on_fit_end(FitContext&, StopReason) {}
 };
 
 struct EarlyStoppingOptions {
@@ -85,15 +85,17 @@ class EarlyStopping : public Callback, public checkpoint::Stateful {
   /// Throws UsageError.
   explicit EarlyStopping(const EarlyStoppingOptions& options = {});
   /// Throws UsageError when the validation has no such value, with those that it has.
-  void on_validation_end(Fit& fit, const NamedValues& values) override;
+  void on_validation_end(FitContext& fit, const NamedValues& values) override;
   double best() const { return best_; }
-  checkpoint::StateDict state_dict() const override { return {{"best", best_}, {"no_better", no_better_}}; }
+  checkpoint::StateDict state_dict() const override {
+    return {{"best", best_}, {"no_better", num_without_improvement_}};
+  }
   void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
   const EarlyStoppingOptions options_;
   double best_;
-  std::int64_t no_better_ = 0;
+  std::int64_t num_without_improvement_ = 0;
 };
 
 struct ModelCheckpointOptions {
@@ -110,22 +112,22 @@ class ModelCheckpoint : public Callback, public checkpoint::Stateful {
   /// Throws UsageError.
   explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});
   /// In a run without a folder nothing is kept.
-  void on_validation_end(Fit& fit, const NamedValues& values) override;
+  void on_validation_end(FitContext& fit, const NamedValues& values) override;
 
   /// The best one; empty when there is none yet.
-  std::string best_path() const { return kept_.empty() ? "" : kept_.front().path; }
+  std::string best_path() const { return saved_models_.empty() ? "" : saved_models_.front().path; }
   /// Best first.
   std::vector<std::string> paths() const;
   checkpoint::StateDict state_dict() const override;
   void load_state_dict(const checkpoint::StateDict& state) override;
 
  private:
-  struct Kept {
+  struct SavedModel {
     double value = 0;
     std::string path;
   };
   const ModelCheckpointOptions options_;
-  std::vector<Kept> kept_;  // the best first
+  std::vector<SavedModel> saved_models_;  // the best first
 };
 
 /// The value with that name. Throws UsageError "`who`: there is no `name` among ...".

@@ -14,135 +14,136 @@
 namespace lockstep::train {
 namespace {
 
-constexpr const char* kCheckpoints = "/checkpoints";
+constexpr const char* kCheckpointsFolder = "/checkpoints";
 
-RunFolder run_folder(const TrainerOptions& options, int number) {
-  const job::Identity identity = job::identify(base::Env::process());
+RunFolder run_folder(const TrainerOptions& options, int fit_number) {
+  const job::Identity identity = job::identify(base::Env::this_process());
   return open_run_folder({.folder = options.folder,
                           .name = (options.name.empty() ? program_name() : options.name) +
-                                  (number == 1 ? "" : "." + std::to_string(number)),
+                                  (fit_number == 1 ? "" : "." + std::to_string(fit_number)),
                           .newest = options.resume == "auto",
                           .job = identity.job,
                           .generation = identity.generation});
 }
 
 /// The folder of checkpoints that `path` is, or has: "" when it has none.
-std::string checkpoints_in(const std::string& path) {
-  if (std::filesystem::is_directory(path + kCheckpoints)) return path + kCheckpoints;
+std::string find_checkpoints_folder(const std::string& path) {
+  if (std::filesystem::is_directory(path + kCheckpointsFolder)) return path + kCheckpointsFolder;
   return checkpoint::list_checkpoints(path).empty() ? "" : path;
 }
 
 /// "runs/mnist/checkpoints/00000007-step-120/" without the last /.
-std::string without_slash(std::string path) {
+std::string strip_trailing_slashes(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   return path;
 }
 
 }  // namespace
 
-Keeper::Keeper(comm::Group world, const TrainerOptions& options, int number)
+CheckpointManager::CheckpointManager(comm::Group world, const TrainerOptions& options, int fit_number)
     : world_(std::move(world)), options_(options) {
-  bool goes_on = false;
+  bool is_resumed = false;
   if (!options_.folder.empty()) {
     RunFolder run;
     std::exception_ptr error;
-    if (world_.rank() == 0) error = checkpoint::caught([&] { run = run_folder(options_, number); });
-    checkpoint::agree(world_, "the folder of this run in " + options_.folder, error);
+    if (world_.rank() == 0) error = checkpoint::capture_exception([&] { run = run_folder(options_, fit_number); });
+    checkpoint::throw_if_any_failed(world_, "the folder of this run in " + options_.folder, error);
     const std::string said =
-        world_.broadcast_bytes((run.goes_on ? "+" : "-") + run.path, 0, {.name = "the run's folder"});
-    goes_on = said.front() == '+';
+        world_.broadcast_bytes((run.is_resumed ? "+" : "-") + run.path, 0, {.name = "the run's folder"});
+    is_resumed = said.front() == '+';
     folder_ = said.substr(1);
-    checkpoints_ = std::make_unique<checkpoint::Checkpoints>(
-        world_, folder_ + kCheckpoints, checkpoint::CheckpointOptions{.keep = options_.keep_checkpoints});
+    checkpoints_ = std::make_unique<checkpoint::Checkpointer>(
+        world_, folder_ + kCheckpointsFolder, checkpoint::CheckpointOptions{.keep = options_.keep_checkpoints});
   }
-  find(options_.resume, goes_on);
+  find_resume_checkpoint(options_.resume, is_resumed);
 }
 
-void Keeper::find(const std::string& resume, bool goes_on) {
-  if (goes_on) found_ = checkpoints_->newest();
-  if (found_) newest_step_ = found_->step();
-  if (found_ || resume.empty() || resume == "auto") return;
+void CheckpointManager::find_resume_checkpoint(const std::string& resume, bool is_resumed) {
+  if (is_resumed) resume_checkpoint_ = checkpoints_->newest();
+  if (resume_checkpoint_) newest_step_ = resume_checkpoint_->step();
+  if (resume_checkpoint_ || resume.empty() || resume == "auto") return;
   // As rank 0 sees it.
-  const std::string path = without_slash(resume);
+  const std::string path = strip_trailing_slashes(resume);
   std::string place;
   std::exception_ptr error;
   if (world_.rank() == 0)
-    error = checkpoint::caught([&] {
+    error = checkpoint::capture_exception([&] {
       checkpoint::CheckpointName name;
-      if (checkpoint::parse_name(std::filesystem::path(path).filename().string(), name))
+      if (checkpoint::parse_checkpoint_name(std::filesystem::path(path).filename().string(), name))
         place = "=" + std::filesystem::absolute(path).parent_path().string();
       else
-        place = "+" + checkpoints_in(path);
+        place = "+" + find_checkpoints_folder(path);
       if (place.size() == 1 || !std::filesystem::is_directory(place.substr(1)))
         throw base::UsageError("TrainerOptions.resume is \"" + resume +
                                    "\", where no checkpoint is; allowed is the path of one, or of the folder of a run",
                                "", base::Cause::kBadFile);
     });
-  checkpoint::agree(world_, "where the training goes on", error);
+  checkpoint::throw_if_any_failed(world_, "where the training goes on", error);
   place = world_.broadcast_bytes(place, 0, {.name = "where to go on"});
-  checkpoint::Checkpoints there(world_, place.substr(1));
-  found_ = there.load(place.front() == '=' ? path : "auto");
+  checkpoint::Checkpointer there(world_, place.substr(1));
+  resume_checkpoint_ = there.load(place.front() == '=' ? path : "auto");
 }
 
-bool Keeper::due_after_step(std::int64_t step) const {
+bool CheckpointManager::should_save_after_step(std::int64_t step) const {
   return checkpoints_ && options_.save_every_n_steps > 0 && step % options_.save_every_n_steps == 0;
 }
 
-bool Keeper::due_after_epoch(std::int64_t epochs) const {
+bool CheckpointManager::should_save_after_epoch(std::int64_t epochs) const {
   return checkpoints_ && options_.save_every_n_epochs > 0 && epochs % options_.save_every_n_epochs == 0;
 }
 
-double Keeper::save(std::int64_t step, const std::function<checkpoint::Parts()>& parts, bool durable) {
+double CheckpointManager::save(std::int64_t step, const std::function<checkpoint::CheckpointParts()>& parts,
+                               bool durable) {
   if (!checkpoints_) return 0;
   const auto begin = std::chrono::steady_clock::now();
-  in_flight_is_done();
+  finish_in_flight_save();
   try {
     if (durable || !options_.save_async) {
       checkpoints_->save(step, parts());
     } else {
       checkpoints_->save_async(step, parts());
-      flying_ = true;
+      in_flight_ = true;
     }
     newest_step_ = step;
   } catch (const base::SystemError& error) {
-    lost(error);
+    handle_disk_error(error);
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-void Keeper::look() {
-  if (flying_ && !checkpoints_->in_flight()) in_flight_is_done();
+void CheckpointManager::check_in_flight_save() {
+  if (in_flight_ && !checkpoints_->in_flight()) finish_in_flight_save();
 }
 
-void Keeper::finish() { in_flight_is_done(); }
+void CheckpointManager::wait_for_save() { finish_in_flight_save(); }
 
-void Keeper::in_flight_is_done() {
-  if (!std::exchange(flying_, false)) return;
+void CheckpointManager::finish_in_flight_save() {
+  if (!std::exchange(in_flight_, false)) return;
   try {
     checkpoints_->wait();  // bounded: it has ended, or by the limits of the group and by the disk
   } catch (const base::SystemError& error) {
     newest_step_ = -1;
     // Other ranks may learn of it a step later: nobody waits for them, nor they for us.
-    if (options_.on_disk_error == OnDiskError::kStop)
+    if (options_.on_disk_error == DiskErrorPolicy::kStop)
       world_.fail(base::CommError(error.cause(), "checkpoint", world_.rank(), -1, error.what(), error.hint()));
-    lost(error);
+    handle_disk_error(error);
   }
 }
 
-void Keeper::lost(const base::SystemError& error) {
-  if (options_.on_disk_error == OnDiskError::kStop) throw base::SystemError(error);
+void CheckpointManager::handle_disk_error(const base::SystemError& error) {
+  if (options_.on_disk_error == DiskErrorPolicy::kStop) throw base::SystemError(error);
   if (world_.rank() == 0)
     base::log_warning(std::string(name(error.cause())) + " " + error.what() +
                       "; the training goes on (TrainerOptions.on_disk_error), and the checkpoints before are whole");
 }
 
-bool Keeper::write_on_rank_0(const std::string& what, const std::function<void()>& write) {
+bool CheckpointManager::write_on_rank_0(const std::string& what, const std::function<void()>& write) {
   std::exception_ptr error;
-  if (world_.rank() == 0) error = checkpoint::caught(write);
+  if (world_.rank() == 0) error = checkpoint::capture_exception(write);
   try {
-    checkpoint::agree(world_, what, error);
+    checkpoint::throw_if_any_failed(world_, what, error);
   } catch (const base::SystemError& said) {
-    lost(said);
+    handle_disk_error(said);
     return false;
   }
   return true;

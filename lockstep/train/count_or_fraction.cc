@@ -8,22 +8,22 @@
 
 namespace lockstep::train {
 
-std::string Amount::text() const {
+std::string CountOrFraction::text() const {
   std::ostringstream text;
-  if (is_share_)
-    text << share_ << (share_ == std::floor(share_) ? ".0" : "");
+  if (is_fraction_)
+    text << fraction_ << (fraction_ == std::floor(fraction_) ? ".0" : "");
   else
     text << count_;
   return text.str();
 }
 
-std::int64_t Amount::of(std::int64_t num_batches, const std::string& option) const {
-  if (is_share_ ? !(share_ >= 0 && share_ <= 1) : count_ < 0)
+std::int64_t CountOrFraction::resolve(std::int64_t num_batches, const std::string& option) const {
+  if (is_fraction_ ? !(fraction_ >= 0 && fraction_ <= 1) : count_ < 0)
     throw base::UsageError(option + " is " + text() +
                            "; allowed are a count of batches, 0 or more, and a share of them, 0.0 to 1.0");
-  if (!is_share_) return std::min(count_, num_batches);
-  const auto whole = static_cast<std::int64_t>(share_ * static_cast<double>(num_batches));
-  if (whole == 0 && share_ > 0 && num_batches > 0)
+  if (!is_fraction_) return std::min(count_, num_batches);
+  const auto whole = static_cast<std::int64_t>(fraction_ * static_cast<double>(num_batches));
+  if (whole == 0 && fraction_ > 0 && num_batches > 0)
     throw base::UsageError(option + " is " + text() + ", which of " + std::to_string(num_batches) +
                            " batches is less than one; allowed are shares of at least " +
                            std::to_string(1.0 / static_cast<double>(num_batches)) + ", 0.0, and counts");

@@ -23,16 +23,16 @@
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/data/seed.h"
+#include "lockstep/nn/module_summary.h"
 #include "lockstep/nn/sync_batch_norm.h"
 #include "lockstep/optim/ema.h"
-#include "lockstep/train/fit_progress.h"
 #include "lockstep/train/checkpoint_manager.h"
-#include "lockstep/train/step_error.h"
-#include "lockstep/nn/module_summary.h"
-#include "lockstep/train/optimizer_set.h"
-#include "lockstep/train/validation.h"
+#include "lockstep/train/fit_progress.h"
 #include "lockstep/train/loggers/record_file.h"
+#include "lockstep/train/optimizer_set.h"
+#include "lockstep/train/step_error.h"
 #include "lockstep/train/training_reporter.h"
+#include "lockstep/train/validation.h"
 
 namespace lockstep::train {
 namespace {
@@ -42,18 +42,18 @@ using checkpoint::StateDict;
 using checkpoint::value_of;
 using Clock = std::chrono::steady_clock;
 
-constexpr const char* kReasons[] = {"all epochs were made", "max_steps", "max_time", "it was asked to stop",
-                                    "by a callback"};  // of EndReason
+constexpr const char* kStopReasonTexts[] = {"all epochs were made", "max_steps", "max_time", "it was asked to stop",
+                                            "by a callback"};  // of StopReason
 
-// Parts of a checkpoint.
-constexpr const char* kModel = "model";
-constexpr const char* kTrainer = "trainer";
-constexpr const char* kEma = "ema";
-constexpr const char* kEmaUpdates = "ema_updates";  // in kTrainer
-constexpr const char* kOwn = "rank";                // of each rank
-constexpr const char* kUsers = "user-";             // likewise, in front of their names
+// CheckpointParts of a checkpoint.
+constexpr const char* kModelPart = "model";
+constexpr const char* kTrainerPart = "trainer";
+constexpr const char* kEmaPart = "ema";
+constexpr const char* kEmaUpdatesKey = "ema_updates";  // in kTrainerPart
+constexpr const char* kRankPart = "rank";              // of each rank
+constexpr const char* kUserPartPrefix = "user-";       // likewise, in front of their names
 
-StateDict weights_of(const torch::nn::Module& module) {
+StateDict model_weights(const torch::nn::Module& module) {
   StateDict weights;
   for (const auto& item : module.named_parameters()) weights[item.key()] = item.value().detach();
   for (const auto& item : module.named_buffers())
@@ -62,7 +62,7 @@ StateDict weights_of(const torch::nn::Module& module) {
 }
 
 /// "EarlyStopping", as a part of a name of a file.
-std::string name_of_class(const std::type_info& type) {
+std::string class_name(const std::type_info& type) {
   std::string text = c10::demangle(type.name());
   text = text.substr(text.rfind(':') + 1);
   for (char& c : text)
@@ -70,69 +70,70 @@ std::string name_of_class(const std::type_info& type) {
   return text.substr(0, 40);
 }
 
-class FitLoop final : public Fit {
+class FitLoop final : public FitContext {
  public:
-  FitLoop(comm::Group world, const TrainerOptions& options, FitParts parts)
+  FitLoop(comm::Group world, const TrainerOptions& options, FitComponents parts)
       : world_(std::move(world)),
         options_(options),
-        parts_(std::move(parts)),
+        components_(std::move(parts)),
         precision_(amp::parse_precision(options.precision)),
-        plan_(plan_epoch(options_, parts_.train->per_epoch(), parts_.val ? parts_.val->per_epoch() : 0)),
-        keeper_(world_, options_, parts_.number) {
+        plan_(plan_epoch(options_, components_.train->batches_per_epoch(),
+                         components_.val ? components_.val->batches_per_epoch() : 0)),
+        checkpoint_manager_(world_, options_, components_.fit_number) {
     prepare_module();
-    updaters_.emplace(world_, parts_.module, options_, parts_.configure_optimizers, plan_.steps, total_steps(),
-                      keeper_.found());
-    if (options_.ema > 0) ema_.emplace(parts_.module, optim::EmaOptions{.decay = options_.ema});
-    if (keeper_.found()) load_training(*keeper_.found());
-    watch_.emplace(world_, options_,
-                   WatchPlan{.folder = keeper_.folder(),
-                             .step = place_.step,
-                             .steps_per_epoch = plan_.steps,
-                             .num_epochs = std::max<std::int64_t>(1, num_epochs()),
-                             .goes_on = keeper_.found().has_value()});
+    optimizer_set_.emplace(world_, components_.module, options_, components_.configure_optimizers, plan_.steps,
+                           total_steps(), checkpoint_manager_.resume_checkpoint());
+    if (options_.ema > 0) ema_.emplace(components_.module, optim::EmaOptions{.decay = options_.ema});
+    if (checkpoint_manager_.resume_checkpoint()) load_training(*checkpoint_manager_.resume_checkpoint());
+    reporter_.emplace(world_, options_,
+                      ReporterOptions{.folder = checkpoint_manager_.folder(),
+                                      .step = progress_.step,
+                                      .steps_per_epoch = plan_.steps,
+                                      .num_epochs = std::max<std::int64_t>(1, num_epochs()),
+                                      .is_resumed = checkpoint_manager_.resume_checkpoint().has_value()});
   }
 
   FitResult run() {
     world_.stop_requested();  // from here on a signal is a wish, which the first step answers
     if (options_.model_summary && world_.rank() == 0)
-      std::fputs(summary(parts_.module).c_str(), stdout), std::fflush(stdout);
-    for (const auto& callback : parts_.callbacks) callback->on_fit_start(*this);
-    if (keeper_.found())
-      load_rest(*keeper_.found());
-    else if (parts_.val && plan_.val_batches > 0 && options_.num_sanity_val_steps > 0)
-      validate(world_, parts_.module, *parts_.val,
+      std::fputs(module_summary(components_.module).c_str(), stdout), std::fflush(stdout);
+    for (const auto& callback : components_.callbacks) callback->on_fit_start(*this);
+    if (checkpoint_manager_.resume_checkpoint())
+      load_user_and_rank_state(*checkpoint_manager_.resume_checkpoint());
+    else if (components_.val && plan_.val_batches > 0 && options_.num_sanity_val_steps > 0)
+      validate(world_, components_.module, *components_.val,
                std::min<std::int64_t>(options_.num_sanity_val_steps, plan_.val_batches), precision_, {});
-    watch_->steps_go_on();
-    if (plan_.steps > 0 && (options_.max_steps < 0 || place_.step < options_.max_steps))
-      while (!ended_ && (options_.max_epochs < 0 || place_.epoch < options_.max_epochs)) run_epoch();
-    result_.reason = ended_.value_or(EndReason::kDone);
-    if (place_.step > 0 && keeper_.due_at_end(place_.step)) save(/*durable=*/true);
-    keeper_.finish();
-    for (const auto& callback : parts_.callbacks) callback->on_fit_end(*this, result_.reason);
-    watch_->end(place_.step, kReasons[static_cast<int>(result_.reason)]);
-    result_.epochs = place_.epoch;
-    result_.steps = place_.step;
-    result_.train_values = place_.train_values;
-    result_.val_values = place_.val_values;
-    result_.folder = keeper_.folder();
+    reporter_->resume_step_timing();
+    if (plan_.steps > 0 && (options_.max_steps < 0 || progress_.step < options_.max_steps))
+      while (!stop_reason_ && (options_.max_epochs < 0 || progress_.epoch < options_.max_epochs)) run_epoch();
+    result_.reason = stop_reason_.value_or(StopReason::kCompleted);
+    if (progress_.step > 0 && checkpoint_manager_.should_save_at_end(progress_.step)) save(/*durable=*/true);
+    checkpoint_manager_.wait_for_save();
+    for (const auto& callback : components_.callbacks) callback->on_fit_end(*this, result_.reason);
+    reporter_->end(progress_.step, kStopReasonTexts[static_cast<int>(result_.reason)]);
+    result_.epochs = progress_.epoch;
+    result_.steps = progress_.step;
+    result_.train_values = progress_.train_values;
+    result_.val_values = progress_.val_values;
+    result_.folder = checkpoint_manager_.folder();
     return std::move(result_);
   }
 
   comm::Group& world() override { return world_; }
-  torch::nn::Module& module() override { return parts_.module; }
-  const std::vector<torch::optim::Optimizer*>& optimizers() const override { return updaters_->optimizers(); }
-  std::int64_t epoch() const override { return place_.epoch; }
-  std::int64_t step() const override { return place_.step; }
-  const std::string& folder() const override { return keeper_.folder(); }
-  Loggers& loggers() override { return watch_->loggers(); }
-  void end(EndReason reason) override {
-    if (!ended_) ended_ = reason;
+  torch::nn::Module& module() override { return components_.module; }
+  const std::vector<torch::optim::Optimizer*>& optimizers() const override { return optimizer_set_->optimizers(); }
+  std::int64_t epoch() const override { return progress_.epoch; }
+  std::int64_t step() const override { return progress_.step; }
+  const std::string& folder() const override { return checkpoint_manager_.folder(); }
+  LoggerCollection& loggers() override { return reporter_->loggers(); }
+  void end(StopReason reason) override {
+    if (!stop_reason_) stop_reason_ = reason;
   }
   bool save_weights(const std::string& path) override {
     return with_averages([&] {
-      return keeper_.write_on_rank_0("save weights to " + path, [&] {
-        make_folder_of(path);
-        checkpoint::save(parts_.module, path);
+      return checkpoint_manager_.write_on_rank_0("save weights to " + path, [&] {
+        create_parent_folders(path);
+        checkpoint::save(components_.module, path);
       });
     });
   }
@@ -149,97 +150,102 @@ class FitLoop final : public Fit {
   }
 
   void prepare_module() {
-    torch::nn::Module& module = parts_.module;
+    torch::nn::Module& module = components_.module;
     if (options_.deterministic) at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     if (options_.sync_batch_norm) nn::convert_sync_batch_norm(module, world_);
     amp::cast(module, precision_);
     module.to(world_.device());
     if (!module.is_training()) module.train();
-    if (parts_.val) require_exact(*parts_.val);
+    if (components_.val) require_exact_sharding(*components_.val);
     // Before anybody has copies of them, or shares them between ranks.
-    if (keeper_.found())
-      checkpoint::load(module, keeper_.found()->path() + "/" + checkpoint::file_name(kModel, 0, "safetensors"));
+    if (checkpoint_manager_.resume_checkpoint())
+      checkpoint::load(module, checkpoint_manager_.resume_checkpoint()->path() + "/" +
+                                   checkpoint::file_name(kModelPart, 0, "safetensors"));
   }
 
   void run_epoch() {
-    parts_.train->begin(data_epoch());
+    components_.train->begin(data_epoch());
     // Behind the beginning where the training goes on inside an epoch, maybe on another number of ranks.
-    const std::int64_t first = std::min(plan_.train_batches, parts_.train->per_epoch() - parts_.train->in_this_epoch());
+    const std::int64_t first =
+        std::min(plan_.train_batches, components_.train->batches_per_epoch() - components_.train->batches_this_epoch());
     EpochPlan plan = plan_;
     plan.train_batches -= first;
     std::int64_t index = first;
-    place_.in_epoch = true;
+    progress_.in_epoch = true;
     validate_if_due();  // the run before was stopped just then
-    while (index < plan_.train_batches && !ended_ && next_batch()) {
+    while (index < plan_.train_batches && !stop_reason_ && next_batch()) {
       const std::int64_t batch = index++;
-      train_on(batch, plan, batch - first);
-      place_.validation_due |= plan_.validates_after(place_.epoch, batch);
-      if (!plan.steps_after(batch - first)) continue;
+      train_batch(batch, plan, batch - first);
+      progress_.validation_due |= plan_.should_validate_after(progress_.epoch, batch);
+      if (!plan.is_step_end(batch - first)) continue;
       end_step();
       validate_if_due();
-      if (!ended_ && index < plan_.train_batches && keeper_.due_after_step(place_.step)) save(/*durable=*/false);
+      if (!stop_reason_ && index < plan_.train_batches && checkpoint_manager_.should_save_after_step(progress_.step))
+        save(/*durable=*/false);
     }
-    parts_.train->end();
-    tell();
-    place_.train_values = mean_over_ranks(place_.epoch_metrics, world_);
-    if (index < plan_.train_batches || place_.validation_due) return;  // it has not come to its end
-    updaters_->end_epoch();
-    for (const auto& callback : parts_.callbacks) callback->on_epoch_end(*this);
-    place_.epoch_metrics.clear();
-    place_.in_epoch = false;
-    ++place_.epoch;
-    if (keeper_.due_after_epoch(place_.epoch) || keeper_.due_after_step(place_.step)) save(/*durable=*/false);
-    watch_->steps_go_on();
+    components_.train->end();
+    log_metrics();
+    progress_.train_values = mean_over_ranks(progress_.epoch_metrics, world_);
+    if (index < plan_.train_batches || progress_.validation_due) return;  // it has not come to its end
+    optimizer_set_->end_epoch();
+    for (const auto& callback : components_.callbacks) callback->on_epoch_end(*this);
+    progress_.epoch_metrics.clear();
+    progress_.in_epoch = false;
+    ++progress_.epoch;
+    if (checkpoint_manager_.should_save_after_epoch(progress_.epoch) ||
+        checkpoint_manager_.should_save_after_step(progress_.step))
+      save(/*durable=*/false);
+    reporter_->resume_step_timing();
   }
 
   // The order of the samples is that of this epoch.
   std::uint64_t data_epoch() const {
-    return options_.overfit_batches == Amount(0) ? static_cast<std::uint64_t>(place_.epoch) : 0;
+    return options_.overfit_batches == CountOrFraction(0) ? static_cast<std::uint64_t>(progress_.epoch) : 0;
   }
 
   bool next_batch() {
-    const auto in = watch_->timer().in(Phase::kData);
-    return parts_.train->next();
+    const auto in = reporter_->timer().in(Phase::kData);
+    return components_.train->fetch_next();
   }
 
   /// Forward and backward of one batch, for each optimizer in turn. `place`: its number among those that `plan` has.
-  void train_on(std::int64_t index, const EpochPlan& plan, std::int64_t place) {
-    const bool first = place % plan.accumulate == 0, last = plan.steps_after(place);
-    if (precision_.weights != at::kFloat) parts_.train->cast(precision_.weights);
-    std::list<ddp::DistributedDataParallel::NoSync> held;
+  void train_batch(std::int64_t index, const EpochPlan& plan, std::int64_t plan_index) {
+    const bool first = plan_index % plan.accumulate_grad_batches == 0, last = plan.is_step_end(plan_index);
+    if (precision_.weights != at::kFloat) components_.train->cast(precision_.weights);
+    std::list<ddp::DistributedDataParallel::NoSync> no_sync_guards;
     if (!last)
-      for (const auto& model : updaters_->models()) held.emplace_back(*model);
-    const std::int64_t samples = parts_.train->num_samples();
+      for (const auto& model : optimizer_set_->models()) no_sync_guards.emplace_back(*model);
+    const std::int64_t samples = components_.train->num_samples();
     num_samples_ += samples;
-    for (std::size_t turn = 0; turn < updaters_->size(); ++turn) {
-      const Updaters::Turn only(*updaters_, turn);
-      if (first) updaters_->zero_grad(turn);
-      StepLog log(place_.window, "");
-      log.epoch = place_.epoch;
+    for (std::size_t optimizer_index = 0; optimizer_index < optimizer_set_->size(); ++optimizer_index) {
+      const OptimizerSet::ToggledOptimizer toggled(*optimizer_set_, optimizer_index);
+      if (first) optimizer_set_->zero_grad(optimizer_index);
+      StepLog log(progress_.unlogged_metrics, "");
+      log.epoch = progress_.epoch;
       log.batch = index;
-      log.step = place_.step;
+      log.step = progress_.step;
       log.num_samples = samples;
-      log.optimizer = static_cast<int>(turn);
-      backward(forward(log), plan.batches_of_step(place));
+      log.optimizer = static_cast<int>(optimizer_index);
+      backward(forward(log), plan.batches_in_step(plan_index));
       if (!last) continue;
-      const auto in = watch_->timer().in(Phase::kOptimizer);
-      updaters_->update(turn);
+      const auto in = reporter_->timer().in(Phase::kOptimizer);
+      optimizer_set_->update(optimizer_index);
     }
-    if (last) updaters_->end_step();
-    for (const std::string& name : place_.window.take_not_finite())
-      if (not_finite_.insert(name).second)
-        base::log_warning("NONFINITE " + name + " is infinite or NaN on rank " + std::to_string(world_.rank()) +
-                          " since " +
-                          place_of_batch("training_step()", {place_.epoch, index, place_.step}, *parts_.train));
+    if (last) optimizer_set_->end_step();
+    for (const std::string& name : progress_.unlogged_metrics.take_non_finite_names())
+      if (warned_names_.insert(name).second)
+        base::log_warning(
+            "NONFINITE " + name + " is infinite or NaN on rank " + std::to_string(world_.rank()) + " since " +
+            describe_batch("training_step()", {progress_.epoch, index, progress_.step}, *components_.train));
   }
 
   at::Tensor forward(StepLog& log) {
-    const auto in = watch_->timer().in(Phase::kForward);
+    const auto in = reporter_->timer().in(Phase::kForward);
     std::optional<amp::Autocast> autocast;
     if (precision_.autocast)
       autocast.emplace(amp::AutocastOptions{.device = world_.device().type(), .dtype = precision_.autocast});
-    const at::Tensor loss = in_users_code("training_step()", {log.epoch, log.batch, log.step}, *parts_.train,
-                                          [&] { return parts_.train->step(log); });
+    const at::Tensor loss = call_user_step("training_step()", {log.epoch, log.batch, log.step}, *components_.train,
+                                           [&] { return components_.train->step(log); });
     if (!loss.defined()) throw UsageError("training_step() gave no loss; allowed is a tensor of one element");
     log.log(log.optimizer == 0 ? "loss" : "loss_" + std::to_string(log.optimizer), loss);
     return loss;
@@ -247,51 +253,54 @@ class FitLoop final : public Fit {
 
   /// Takes the loss: what it holds is free before the update.
   void backward(at::Tensor loss, std::int64_t batches) {
-    const auto in = watch_->timer().in(Phase::kBackward);
-    updaters_->backward(std::move(loss), batches);
+    const auto in = reporter_->timer().in(Phase::kBackward);
+    optimizer_set_->backward(std::move(loss), batches);
   }
 
   void end_step() {
     if (ema_) ema_->update();
-    if (!updaters_->end_steps()) world_.step();
-    ++place_.step;
-    for (const auto& callback : parts_.callbacks) callback->on_step(*this);
-    watch_->step(place_.step, std::exchange(num_samples_, 0), shown_);
-    if (place_.step % options_.log_every_n_steps == 0) tell();
-    keeper_.look();
-    if (options_.max_steps >= 0 && place_.step >= options_.max_steps) end(EndReason::kMaxSteps);
-    if (options_.max_time.count() > 0 && out_of_time()) end(EndReason::kMaxTime);
-    if (world_.stop_requested()) end(EndReason::kStopped);
+    if (!optimizer_set_->calls_group_step()) world_.step();
+    ++progress_.step;
+    for (const auto& callback : components_.callbacks) callback->on_step(*this);
+    reporter_->step(progress_.step, std::exchange(num_samples_, 0), last_logged_);
+    if (progress_.step % options_.log_every_n_steps == 0) log_metrics();
+    checkpoint_manager_.check_in_flight_save();
+    if (options_.max_steps >= 0 && progress_.step >= options_.max_steps) end(StopReason::kMaxSteps);
+    if (options_.max_time.count() > 0 && is_out_of_time()) end(StopReason::kMaxTime);
+    if (world_.stop_requested()) end(StopReason::kStopRequested);
   }
 
-  double seconds() const { return place_.seconds + std::chrono::duration<double>(Clock::now() - began_).count(); }
+  double seconds() const {
+    return progress_.seconds + std::chrono::duration<double>(Clock::now() - start_time_).count();
+  }
 
   /// By rank 0's clock. It is asked about once a second: each answer says after how many steps it is asked again.
-  bool out_of_time() {
-    if (place_.step < ask_at_) return false;
+  bool is_out_of_time() {
+    if (progress_.step < next_time_check_) return false;
     const double passed = seconds(), limit = static_cast<double>(options_.max_time.count());
-    const double each = passed / static_cast<double>(place_.step), pause = std::min(1.0, std::max(0.0, limit - passed));
+    const double each = passed / static_cast<double>(progress_.step),
+                 pause = std::min(1.0, std::max(0.0, limit - passed));
     const std::int64_t steps =
         std::clamp<std::int64_t>(static_cast<std::int64_t>(pause / std::max(each, 1e-6)), 1, 100000);
     const std::int64_t answer = std::stoll(world_.broadcast_bytes(passed >= limit ? "0" : std::to_string(steps), 0));
-    ask_at_ = place_.step + answer;
+    next_time_check_ = progress_.step + answer;
     return answer == 0;
   }
 
   /// Means over all ranks since the last time.
-  void tell() {
-    if (place_.window.empty()) return;
-    shown_ = mean_over_ranks(place_.window, world_);
-    place_.epoch_metrics.add(place_.window.sums());
-    place_.window.clear();
+  void log_metrics() {
+    if (progress_.unlogged_metrics.empty()) return;
+    last_logged_ = mean_over_ranks(progress_.unlogged_metrics, world_);
+    progress_.epoch_metrics.add(progress_.unlogged_metrics.sums());
+    progress_.unlogged_metrics.clear();
     if (world_.rank() == 0)
-      for (const auto& [name, value] : shown_)
-        if (!std::isfinite(value) && not_finite_.insert(name).second)
+      for (const auto& [name, value] : last_logged_)
+        if (!std::isfinite(value) && warned_names_.insert(name).second)
           base::log_warning("NONFINITE the mean of " + name + " is infinite or NaN since step " +
-                            std::to_string(place_.told_at + 1) + " to " + std::to_string(place_.step));
-    place_.told_at = place_.step;
-    watch_->values(place_.step, shown_, updaters_->rates());
-    for (const auto& callback : parts_.callbacks) callback->on_log(*this, shown_);
+                            std::to_string(progress_.told_at + 1) + " to " + std::to_string(progress_.step));
+    progress_.told_at = progress_.step;
+    reporter_->values(progress_.step, last_logged_, optimizer_set_->learning_rates());
+    for (const auto& callback : components_.callbacks) callback->on_log(*this, last_logged_);
   }
 
   /// While the module has the averages of its weights, where there are some.
@@ -304,48 +313,49 @@ class FitLoop final : public Fit {
 
   /// Whoever is to leave soon does not validate first: the run that goes on from here does.
   void validate_if_due() {
-    if (!ended_ || *ended_ == EndReason::kMaxSteps)
-      if (std::exchange(place_.validation_due, false)) run_validation();
+    if (!stop_reason_ || *stop_reason_ == StopReason::kMaxSteps)
+      if (std::exchange(progress_.validation_due, false)) run_validation();
   }
 
   void run_validation() {
-    place_.val_values = with_averages([this] {
-      return validate(world_, parts_.module, *parts_.val, plan_.val_batches, precision_, {place_.epoch, place_.step});
+    progress_.val_values = with_averages([this] {
+      return validate(world_, components_.module, *components_.val, plan_.val_batches, precision_,
+                      {progress_.epoch, progress_.step});
     });
-    watch_->validated(place_.step, place_.val_values);
-    for (const auto& callback : parts_.callbacks) callback->on_validation_end(*this, place_.val_values);
-    watch_->steps_go_on();
+    reporter_->log_validation(progress_.step, progress_.val_values);
+    for (const auto& callback : components_.callbacks) callback->on_validation_end(*this, progress_.val_values);
+    reporter_->resume_step_timing();
   }
 
   void save(bool durable) {
-    keeper_.save(place_.step, [this] { return training(); }, durable);
-    watch_->steps_go_on();
+    checkpoint_manager_.save(progress_.step, [this] { return training(); }, durable);
+    reporter_->resume_step_timing();
   }
 
   /// What this rank writes of a checkpoint.
-  checkpoint::Parts training() const {
-    checkpoint::Parts parts = {{kOwn, own_state(place_, world_.device())}};
-    for (const auto& [name, state] : parts_.states) parts[kUsers + name] = state->state_dict();
-    updaters_->add_to(parts);
+  checkpoint::CheckpointParts training() const {
+    checkpoint::CheckpointParts parts = {{kRankPart, rank_state_dict(progress_, world_.device())}};
+    for (const auto& [name, state] : components_.states) parts[kUserPartPrefix + name] = state->state_dict();
+    optimizer_set_->append_state(parts);
     if (world_.rank() != 0) return parts;
-    parts[kModel] = weights_of(parts_.module);
-    parts[kTrainer] = state_of(place_, *parts_.train, seconds());
+    parts[kModelPart] = model_weights(components_.module);
+    parts[kTrainerPart] = to_state_dict(progress_, *components_.train, seconds());
     if (ema_) {
       optim::Ema::State state = ema_->state();
-      for (auto& [name, tensor] : state.averages) parts[kEma][name] = std::move(tensor);
-      parts[kTrainer][kEmaUpdates] = state.updates;
+      for (auto& [name, tensor] : state.averages) parts[kEmaPart][name] = std::move(tensor);
+      parts[kTrainerPart][kEmaUpdatesKey] = state.updates;
     }
-    for (const auto& [name, state] : states_of_callbacks()) parts[name] = state->state_dict();
+    for (const auto& [name, state] : callback_states()) parts[name] = state->state_dict();
     return parts;
   }
 
   /// "callback-0", ... by their order among those of their class.
-  std::vector<std::pair<std::string, checkpoint::Stateful*>> states_of_callbacks() const {
+  std::vector<std::pair<std::string, checkpoint::Stateful*>> callback_states() const {
     std::vector<std::pair<std::string, checkpoint::Stateful*>> states;
     std::map<std::string, int> counts;
-    for (const auto& callback : parts_.callbacks)
+    for (const auto& callback : components_.callbacks)
       if (auto* const state = dynamic_cast<checkpoint::Stateful*>(callback.get())) {
-        const std::string kind = name_of_class(typeid(*callback));
+        const std::string kind = class_name(typeid(*callback));
         states.emplace_back("callback-" + kind + "-" + std::to_string(counts[kind]++), state);
       }
     return states;
@@ -353,71 +363,73 @@ class FitLoop final : public Fit {
 
   /// What has to be there before the first callback.
   void load_training(const checkpoint::SavedCheckpoint& saved) {
-    updaters_->load(saved);
-    const StateDict trainer = saved.read(kTrainer);
+    optimizer_set_->load(saved);
+    const StateDict trainer = saved.read(kTrainerPart);
     if (ema_) {
-      optim::Ema::State state{.updates = value_of<std::int64_t>(trainer, kEmaUpdates)};
-      const StateDict averages = saved.read(kEma);
+      optim::Ema::State state{.updates = value_of<std::int64_t>(trainer, kEmaUpdatesKey)};
+      const StateDict averages = saved.read(kEmaPart);
       for (const auto& [name, value] : averages)
         state.averages.emplace_back(name, value_of<at::Tensor>(averages, name));
       ema_->resume(state);
     }
-    load_place(place_, *parts_.train, trainer);
-    ask_at_ = place_.step + 1;
-    world_.catch_up(place_.step);  // steps are numbered as if the training had never stopped
+    load_fit_progress(progress_, *components_.train, trainer);
+    next_time_check_ = progress_.step + 1;
+    world_.set_steps(progress_.step);  // steps are numbered as if the training had never stopped
     if (world_.rank() == 0)
-      base::log_info("the training goes on after step " + std::to_string(place_.step) + " from " + saved.path());
+      base::log_info("the training goes on after step " + std::to_string(progress_.step) + " from " + saved.path());
   }
 
   /// What callbacks and a user have, and this rank's own; the last, as nothing may draw random numbers afterwards.
-  void load_rest(const checkpoint::SavedCheckpoint& saved) {
+  void load_user_and_rank_state(const checkpoint::SavedCheckpoint& saved) {
     const std::set<std::string> parts = saved.parts();
-    for (const auto& [name, state] : states_of_callbacks()) {
+    for (const auto& [name, state] : callback_states()) {
       if (parts.contains(name))
         state->load_state_dict(saved.read(name));
       else if (world_.rank() == 0)
         base::log_warning(saved.path() + " has no state of " + name + ", which begins anew");
     }
-    for (const auto& [name, state] : parts_.states)
-      state->load_state_dict(saved.read(kUsers + name, world_.rank() < saved.world_size() ? world_.rank() : 0));
-    load_own_state(place_, saved, kOwn, world_);
-    place_.window.take_not_finite();  // these were told of
+    for (const auto& [name, state] : components_.states)
+      state->load_state_dict(
+          saved.read(kUserPartPrefix + name, world_.rank() < saved.world_size() ? world_.rank() : 0));
+    load_rank_state(progress_, saved, kRankPart, world_);
+    progress_.unlogged_metrics.take_non_finite_names();  // these were told of
   }
 
   comm::Group world_;
   const TrainerOptions options_;
-  FitParts parts_;
+  FitComponents components_;
   const amp::Precision precision_;
   const EpochPlan plan_;
-  Keeper keeper_;
-  std::optional<Updaters> updaters_;
+  CheckpointManager checkpoint_manager_;
+  std::optional<OptimizerSet> optimizer_set_;
   std::optional<optim::Ema> ema_;
-  std::optional<Watch> watch_;
-  FitPlace place_;
-  NamedValues shown_;
-  std::set<std::string> not_finite_;  // names that were warned of
-  std::int64_t num_samples_ = 0;      // of this rank in the step
-  const Clock::time_point began_ = Clock::now();
-  std::int64_t ask_at_ = 1;  // the step after which max_time is looked at again
-  std::optional<EndReason> ended_;
+  std::optional<TrainingReporter> reporter_;
+  FitProgress progress_;
+  NamedValues last_logged_;
+  std::set<std::string> warned_names_;  // names that were warned of
+  std::int64_t num_samples_ = 0;        // of this rank in the step
+  const Clock::time_point start_time_ = Clock::now();
+  std::int64_t next_time_check_ = 1;  // the step after which max_time is looked at again
+  std::optional<StopReason> stop_reason_;
   FitResult result_;
 };
 
 }  // namespace
 
-int FitResult::exit_code() const { return reason == EndReason::kStopped ? comm::kPreemptedExitCode : 0; }
+int FitResult::exit_code() const { return reason == StopReason::kStopRequested ? comm::kPreemptedExitCode : 0; }
 
-FitResult run_fit(comm::Group world, const TrainerOptions& options, FitParts parts) {
+FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents parts) {
   if (options.seed) data::seed_everything(*options.seed + static_cast<std::uint64_t>(world.rank()));
   return FitLoop(std::move(world), options, std::move(parts)).run();
 }
 
-NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitParts parts) {
-  require_exact(*parts.val);
+NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents parts) {
+  require_exact_sharding(*parts.val);
   const amp::Precision precision = amp::parse_precision(options.precision);
   amp::cast(parts.module, precision);
   parts.module.to(world.device());
-  const std::int64_t count = options.limit_val_batches.of(parts.val->per_epoch(), "TrainerOptions.limit_val_batches");
+  const std::int64_t count =
+      options.limit_val_batches.resolve(parts.val->batches_per_epoch(), "TrainerOptions.limit_val_batches");
   return validate(world, parts.module, *parts.val, count, precision, {});
 }
 

@@ -15,18 +15,18 @@
 namespace lockstep::train {
 
 /// What a training is made of.
-struct FitParts {
+struct FitComponents {
   torch::nn::Module& module;
-  std::function<std::vector<OptimizerPlan>(TrainingSetup&)> configure_optimizers;  ///< null: nothing is trained
-  std::unique_ptr<Batches> train;                                                  ///< null likewise
-  std::unique_ptr<Batches> val;                                                    ///< null: no validation
+  std::function<std::vector<OptimizerConfig>(TrainingSetup&)> configure_optimizers;  ///< null: nothing is trained
+  std::unique_ptr<Batches> train;                                                    ///< null likewise
+  std::unique_ptr<Batches> val;                                                      ///< null: no validation
   std::vector<std::shared_ptr<Callback>> callbacks;
   std::vector<std::pair<std::string, checkpoint::Stateful*>> states;  ///< a user's own, by name
-  int number = 1;                                                     ///< of this training among those of its Trainer
+  int fit_number = 1;                                                 ///< of this training among those of its Trainer
 };
 
 struct FitResult {
-  EndReason reason = EndReason::kDone;
+  StopReason reason = StopReason::kCompleted;
   std::int64_t epochs = 0;  ///< that came to their end
   std::int64_t steps = 0;
   NamedValues train_values;  ///< means over all ranks of the last epoch, or of what there was of it
@@ -37,8 +37,8 @@ struct FitResult {
 };
 
 /// `options` have gone through settle(). All ranks call it alike.
-FitResult run_fit(comm::Group world, const TrainerOptions& options, FitParts parts);
+FitResult run_fit(comm::Group world, const TrainerOptions& options, FitComponents parts);
 /// One validation. Means over all ranks, each sample counted once.
-NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitParts parts);
+NamedValues run_validation(comm::Group world, const TrainerOptions& options, FitComponents parts);
 
 }  // namespace lockstep::train

@@ -6,36 +6,36 @@
 #include <cstring>
 #include <mutex>
 
-#include "lockstep/data/splitmix64.h"
 #include "lockstep/data/seed.h"
+#include "lockstep/data/splitmix64.h"
 
 namespace lockstep::train {
 namespace {
 
-at::Tensor state_of(at::Device device) {
+at::Tensor get_generator_state(at::Device device) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_state(at::Device device, const at::Tensor& state) {
+void set_generator_state(at::Device device, const at::Tensor& state) {
   at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard lock(generator.mutex());
-  generator.set_state(state.cpu().contiguous());
+  generator.set_generator_state(state.cpu().contiguous());
 }
 
 }  // namespace
 
 checkpoint::StateDict random_state(at::Device device) {
-  checkpoint::StateDict state = {{"cpu", state_of(at::kCPU)}};
-  if (!device.is_cpu()) state["device"] = state_of(device);
+  checkpoint::StateDict state = {{"cpu", get_generator_state(at::kCPU)}};
+  if (!device.is_cpu()) state["device"] = get_generator_state(device);
   return state;
 }
 
 void load_random_state(const checkpoint::StateDict& state, at::Device device) {
-  set_state(at::kCPU, checkpoint::value_of<at::Tensor>(state, "cpu"));
+  set_generator_state(at::kCPU, checkpoint::value_of<at::Tensor>(state, "cpu"));
   if (!device.is_cpu() && state.contains("device"))
-    set_state(device, checkpoint::value_of<at::Tensor>(state, "device"));
+    set_generator_state(device, checkpoint::value_of<at::Tensor>(state, "device"));
 }
 
 void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank) {
@@ -45,7 +45,7 @@ void derive_random_state(const checkpoint::StateDict& state, std::uint64_t rank)
   for (std::size_t at = 0; at + sizeof seed <= size; at += sizeof seed) {
     std::uint64_t word = 0;
     std::memcpy(&word, static_cast<const char*>(bytes.const_data_ptr()) + at, sizeof word);
-    seed = data::mix(seed ^ word);
+    seed = data::mix64(seed ^ word);
   }
   data::seed_everything(seed);
 }

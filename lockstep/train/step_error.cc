@@ -9,24 +9,24 @@
 namespace lockstep::train {
 namespace {
 
-constexpr std::size_t kMostIndices = 16;
+constexpr std::size_t kMaxIndices = 16;
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace
 
-std::string place_of_batch(const std::string& what, const StepPlace& place, const Batches& batches) {
+std::string describe_batch(const std::string& what, const StepLocation& location, const Batches& batches) {
   const std::vector<std::size_t> indices = batches.indices();
   std::string samples;
-  for (std::size_t i = 0; i < std::min(indices.size(), kMostIndices); ++i)
+  for (std::size_t i = 0; i < std::min(indices.size(), kMaxIndices); ++i)
     samples += (i == 0 ? "" : ", ") + std::to_string(indices[i]);
-  if (indices.size() > kMostIndices) samples += " and " + std::to_string(indices.size() - kMostIndices) + " more";
-  return what + " of step " + std::to_string(place.step + 1) + " (epoch " + std::to_string(place.epoch + 1) +
-         ", batch " + std::to_string(place.batch + 1) + ", samples " + samples + ")";
+  if (indices.size() > kMaxIndices) samples += " and " + std::to_string(indices.size() - kMaxIndices) + " more";
+  return what + " of step " + std::to_string(location.step + 1) + " (epoch " + std::to_string(location.epoch + 1) +
+         ", batch " + std::to_string(location.batch + 1) + ", samples " + samples + ")";
 }
 
-void throw_step_error(const std::string& what, const StepPlace& place, const Batches& batches) {
-  const std::string where = place_of_batch(what, place, batches) + ": ";
+void rethrow_as_step_error(const std::string& what, const StepLocation& location, const Batches& batches) {
+  const std::string where = describe_batch(what, location, batches) + ": ";
   try {
     throw;
   } catch (const base::CommError&) {

@@ -17,24 +17,24 @@ class StepError : public base::Error {
   using base::Error::Error;
 };
 
-struct StepPlace {
+struct StepLocation {
   std::int64_t epoch = 0, batch = 0, step = 0;
 };
 
 /// "training_step() of step 57 (epoch 1, batch 6, samples 3, 17, 88)": of the batch that was drawn last; of many
 /// samples the first ones. The step is the one that the batch belongs to, from 1.
-std::string place_of_batch(const std::string& what, const StepPlace& place, const Batches& batches);
+std::string describe_batch(const std::string& what, const StepLocation& location, const Batches& batches);
 
 /// Inside a catch block: throws StepError with what was caught, but an error of communication as it is.
-[[noreturn]] void throw_step_error(const std::string& what, const StepPlace& place, const Batches& batches);
+[[noreturn]] void rethrow_as_step_error(const std::string& what, const StepLocation& location, const Batches& batches);
 
 /// Calls `step`, the user's.
 template <typename Step>
-auto in_users_code(const char* what, const StepPlace& place, const Batches& batches, Step step) {
+auto call_user_step(const char* what, const StepLocation& location, const Batches& batches, Step step) {
   try {
     return step();
   } catch (...) {
-    throw_step_error(what, place, batches);
+    rethrow_as_step_error(what, location, batches);
   }
 }
 

@@ -17,7 +17,7 @@ namespace lockstep::train {
 namespace {
 
 /// Of this process, as its launcher gave them.
-std::vector<std::string> own_arguments() {
+std::vector<std::string> process_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(file), {});
   std::vector<std::string> words;
@@ -31,7 +31,7 @@ std::vector<std::string> own_arguments() {
   return words;
 }
 
-std::vector<std::string> words_of(const TrainerOptions& options) {
+std::vector<std::string> launch_arguments(const TrainerOptions& options) {
   std::vector<std::string> words;
   if (options.nodes == 1) words = {"--env-from", "none"};
   if (options.max_restarts > 0) words.insert(words.end(), {"--max-restarts", std::to_string(options.max_restarts)});
@@ -47,15 +47,15 @@ std::vector<std::string> words_of(const TrainerOptions& options) {
 void start_ranks(const TrainerOptions& options) {
   const int each =
       options.devices.gpus() ? static_cast<int>(options.devices.gpus()->size()) : options.devices.count().value_or(0);
-  std::vector<std::string> words = own_arguments();
+  std::vector<std::string> words = process_arguments();
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
-  launcher::launch({.ranks = options.nodes * each, .options = words_of(options)}, static_cast<int>(words.size()),
-                   pointers.data());
+  launcher::launch({.ranks = options.nodes * each, .options = launch_arguments(options)},
+                   static_cast<int>(words.size()), pointers.data());
 }
 
-comm::Group joined(const TrainerOptions& options) {
+comm::Group init_world(const TrainerOptions& options) {
   start_ranks(options);
   comm::Group world = comm::init();
   if (options.nodes != 1 && options.nodes != world.num_nodes())
@@ -67,7 +67,7 @@ comm::Group joined(const TrainerOptions& options) {
 }
 
 /// With what the launcher was told.
-TrainerOptions with(TrainerOptions options, const base::Env& env) {
+TrainerOptions with_launcher_settings(TrainerOptions options, const base::Env& env) {
   if (options.name.empty()) options.name = env.lockstep_name.value_or("");
   if (env.lockstep_trace) {
     if (*env.lockstep_trace != "0" && *env.lockstep_trace != "1")
@@ -80,9 +80,10 @@ TrainerOptions with(TrainerOptions options, const base::Env& env) {
 }  // namespace
 
 Trainer::Trainer(const TrainerOptions& options)
-    : options_(settle(with(options, base::Env::process()))), world_(joined(options_)) {}
+    : options_(resolve_options(with_launcher_settings(options, base::Env::this_process()))),
+      world_(init_world(options_)) {}
 
-void Trainer::remember(const std::string& name, checkpoint::Stateful& state) {
+void Trainer::register_for_checkpointing(const std::string& name, checkpoint::Stateful& state) {
   const bool known =
       std::any_of(states_.begin(), states_.end(), [&](const auto& other) { return other.first == name; });
   if (known || name.size() > 50 || !checkpoint::is_part_name(name))

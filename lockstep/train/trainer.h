@@ -18,7 +18,7 @@ namespace lockstep::train {
 /// A module that can be trained: an ordinary torch module with
 ///
 ///   torch::Tensor training_step(Batch& batch, StepLog& log);         // the mean loss of this rank's batch
-///   std::vector<OptimizerPlan> configure_optimizers(TrainingSetup& setup);
+///   std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup);
 ///
 /// and, for a validation, with one of
 ///
@@ -28,7 +28,7 @@ template <typename M, typename Batch>
 concept Trainable =
     std::derived_from<M, torch::nn::Module> && requires(M& module, Batch& batch, StepLog& log, TrainingSetup& setup) {
       { module.training_step(batch, log) } -> std::convertible_to<at::Tensor>;
-      { module.configure_optimizers(setup) } -> std::convertible_to<std::vector<OptimizerPlan>>;
+      { module.configure_optimizers(setup) } -> std::convertible_to<std::vector<OptimizerConfig>>;
     };
 template <typename M, typename Batch>
 concept Validatable = requires(M& module, Batch& batch, StepLog& log) { module.validation_step(batch, log); };
@@ -60,55 +60,55 @@ class Trainer {
   /// What checkpoints are to hold besides: each rank's own `state`, which outlives the Trainer. A training that goes on
   /// loads it before its first step; on a rank that the job before did not have, rank 0's. Names: of a-z, A-Z, 0-9, _
   /// and -, 50 of them at most, each once; all ranks give the same ones. Throws UsageError.
-  void remember(const std::string& name, checkpoint::Stateful& state);
+  void register_for_checkpointing(const std::string& name, checkpoint::Stateful& state);
 
   /// Trains until one of the options says that it is enough. A second training of the same Trainer has the name NAME.2,
   /// and so on. Throws UsageError.
   template <typename H, typename Batch>
-    requires checkpoint::HoldsModule<std::remove_reference_t<H>> &&
-             Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch>
+    requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
+             Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch>
   FitResult fit(H&& holder, data::Loader<Batch> loader) {
-    auto& module = checkpoint::detail::held_by(holder);
-    return run_fit(world_, options_, parts(module, loader));
+    auto& module = checkpoint::detail::module_of(holder);
+    return run_fit(world_, options_, make_components(module, loader));
   }
   /// And validates. The validation's loader gives no sample twice: ShardMode::kExact, or kDrop.
   template <typename H, typename Batch, typename ValBatch>
-    requires checkpoint::HoldsModule<std::remove_reference_t<H>> &&
-             Trainable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, Batch> &&
-             Validatable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, ValBatch>
+    requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
+             Trainable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, Batch> &&
+             Validatable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, ValBatch>
   FitResult fit(H&& holder, data::Loader<Batch> loader, data::Loader<ValBatch> validation) {
-    auto& module = checkpoint::detail::held_by(holder);
-    FitParts all = parts(module, loader);
-    all.val = validation_of(module, std::move(validation));
+    auto& module = checkpoint::detail::module_of(holder);
+    FitComponents all = make_components(module, loader);
+    all.val = make_validation_runner(module, std::move(validation));
     return run_fit(world_, options_, std::move(all));
   }
   /// One pass, of `limit_val_batches`: means over the samples of all ranks.
   template <typename H, typename ValBatch>
-    requires checkpoint::HoldsModule<std::remove_reference_t<H>> &&
-             Validatable<std::remove_reference_t<decltype(checkpoint::detail::held_by(std::declval<H&>()))>, ValBatch>
+    requires checkpoint::ModuleHandle<std::remove_reference_t<H>> &&
+             Validatable<std::remove_reference_t<decltype(checkpoint::detail::module_of(std::declval<H&>()))>, ValBatch>
   NamedValues validate(H&& holder, data::Loader<ValBatch> validation) {
-    auto& module = checkpoint::detail::held_by(holder);
-    FitParts all{.module = module};
-    all.val = validation_of(module, std::move(validation));
+    auto& module = checkpoint::detail::module_of(holder);
+    FitComponents all{.module = module};
+    all.val = make_validation_runner(module, std::move(validation));
     return run_validation(world_, options_, std::move(all));
   }
 
  private:
   template <typename M, typename Batch>
-  FitParts parts(M& module, data::Loader<Batch> loader) {
-    FitParts all{.module = module, .callbacks = callbacks_, .states = states_, .number = ++num_fits_};
-    all.configure_optimizers = [&module](TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+  FitComponents make_components(M& module, data::Loader<Batch> loader) {
+    FitComponents all{.module = module, .callbacks = callbacks_, .states = states_, .fit_number = ++num_fits_};
+    all.configure_optimizers = [&module](TrainingSetup& setup) -> std::vector<OptimizerConfig> {
       return module.configure_optimizers(setup);
     };
-    all.train = make_batches(std::move(loader), [&module](Batch& batch, StepLog& log) -> at::Tensor {
+    all.train = make_batch_runner(std::move(loader), [&module](Batch& batch, StepLog& log) -> at::Tensor {
       return module.training_step(batch, log);
     });
     return all;
   }
   template <typename M, typename Batch>
-  static std::unique_ptr<Batches> validation_of(M& module, data::Loader<Batch> loader) {
-    return make_batches(std::move(loader),
-                        [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
+  static std::unique_ptr<Batches> make_validation_runner(M& module, data::Loader<Batch> loader) {
+    return make_batch_runner(std::move(loader),
+                             [&module](Batch& batch, StepLog& log) { return module.validation_step(batch, log); });
   }
 
   const TrainerOptions options_;

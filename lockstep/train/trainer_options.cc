@@ -38,7 +38,8 @@ void check(const TrainerOptions& options) {
   require(options.max_time.count() >= 0, "max_time", std::to_string(options.max_time.count()) + " s",
           "0 (not limited) or more");
   amp::parse_precision(options.precision);
-  require(options.accumulate >= 1, "accumulate", std::to_string(options.accumulate), "1 or more");
+  require(options.accumulate_grad_batches >= 1, "accumulate", std::to_string(options.accumulate_grad_batches),
+          "1 or more");
   require(options.clip_norm >= 0, "clip_norm", std::to_string(options.clip_norm), "0 (not clipped) or more");
   require(options.clip_value >= 0, "clip_value", std::to_string(options.clip_value), "0 (not clipped) or more");
   require(options.ema >= 0 && options.ema < 1, "ema", std::to_string(options.ema), "0 (none) or more and less than 1");
@@ -68,17 +69,17 @@ void check(const TrainerOptions& options) {
 
 }  // namespace
 
-TrainerOptions settle(TrainerOptions options) {
+TrainerOptions resolve_options(TrainerOptions options) {
   check(options);
   if (options.max_epochs == -1 && options.max_steps == -1 && options.max_time.count() == 0) options.max_epochs = 1000;
-  if (options.overfit_batches != Amount(0)) {
+  if (options.overfit_batches != CountOrFraction(0)) {
     options.limit_train_batches = options.overfit_batches;
     options.limit_val_batches = options.overfit_batches;
   }
   if (options.fast_dev_run > 0) {
-    options.limit_train_batches = Amount(options.fast_dev_run);
-    options.limit_val_batches = Amount(options.fast_dev_run);
-    options.val_check_interval = Amount(1.0);
+    options.limit_train_batches = CountOrFraction(options.fast_dev_run);
+    options.limit_val_batches = CountOrFraction(options.fast_dev_run);
+    options.val_check_interval = CountOrFraction(1.0);
     options.check_val_every_n_epoch = 1;
     options.max_epochs = 1;
     options.max_steps = -1;
@@ -95,32 +96,32 @@ TrainerOptions settle(TrainerOptions options) {
   return options;
 }
 
-std::int64_t EpochPlan::batches_of_step(std::int64_t index) const {
-  const std::int64_t first = index / accumulate * accumulate;
-  return std::min(accumulate, train_batches - first);
+std::int64_t EpochPlan::batches_in_step(std::int64_t index) const {
+  const std::int64_t first = index / accumulate_grad_batches * accumulate_grad_batches;
+  return std::min(accumulate_grad_batches, train_batches - first);
 }
 
-bool EpochPlan::steps_after(std::int64_t index) const {
-  return (index + 1) % accumulate == 0 || index + 1 == train_batches;
+bool EpochPlan::is_step_end(std::int64_t index) const {
+  return (index + 1) % accumulate_grad_batches == 0 || index + 1 == train_batches;
 }
 
-bool EpochPlan::validates_after(std::int64_t epoch, std::int64_t index) const {
-  if (val_every == 0 || val_batches == 0 || (epoch + 1) % val_every_epochs != 0) return false;
-  return (index + 1) % val_every == 0 || (val_every == train_batches && index + 1 == train_batches);
+bool EpochPlan::should_validate_after(std::int64_t epoch, std::int64_t index) const {
+  if (val_interval == 0 || val_batches == 0 || (epoch + 1) % val_epoch_interval != 0) return false;
+  return (index + 1) % val_interval == 0 || (val_interval == train_batches && index + 1 == train_batches);
 }
 
 EpochPlan plan_epoch(const TrainerOptions& options, std::int64_t train_batches, std::int64_t val_batches) {
   EpochPlan plan;
-  plan.accumulate = options.accumulate;
-  plan.val_every_epochs = options.check_val_every_n_epoch;
-  plan.train_batches = options.limit_train_batches.of(train_batches, "TrainerOptions.limit_train_batches");
-  plan.val_batches = options.limit_val_batches.of(val_batches, "TrainerOptions.limit_val_batches");
-  plan.val_every = options.val_check_interval.of(plan.train_batches, "TrainerOptions.val_check_interval");
-  plan.steps = (plan.train_batches + plan.accumulate - 1) / plan.accumulate;
-  if (plan.val_every % plan.accumulate != 0 && plan.val_every != plan.train_batches)
+  plan.accumulate_grad_batches = options.accumulate_grad_batches;
+  plan.val_epoch_interval = options.check_val_every_n_epoch;
+  plan.train_batches = options.limit_train_batches.resolve(train_batches, "TrainerOptions.limit_train_batches");
+  plan.val_batches = options.limit_val_batches.resolve(val_batches, "TrainerOptions.limit_val_batches");
+  plan.val_interval = options.val_check_interval.resolve(plan.train_batches, "TrainerOptions.val_check_interval");
+  plan.steps = (plan.train_batches + plan.accumulate_grad_batches - 1) / plan.accumulate_grad_batches;
+  if (plan.val_interval % plan.accumulate_grad_batches != 0 && plan.val_interval != plan.train_batches)
     throw UsageError("TrainerOptions.val_check_interval is " + options.val_check_interval.text() + ", every " +
-                     std::to_string(plan.val_every) + " batches, in the middle of a step of " +
-                     std::to_string(plan.accumulate) + " (accumulate); allowed are multiples of that");
+                     std::to_string(plan.val_interval) + " batches, in the middle of a step of " +
+                     std::to_string(plan.accumulate_grad_batches) + " (accumulate); allowed are multiples of that");
   return plan;
 }
 

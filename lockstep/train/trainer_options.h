@@ -44,24 +44,24 @@ struct TrainerOptions {
                                      ///< edge, is saved, and that is no failure
 
   // How.
-  std::string precision = "32";  ///< amp::parse_precision()'s names
-  int accumulate = 1;            ///< batches whose gradients make one step
-  double clip_norm = 0;          ///< of all gradients together, before each step; 0: not clipped
-  double clip_value = 0;         ///< of each element; 0: not clipped
-  bool sync_batch_norm = false;  ///< batch norms become those of all ranks
-  double ema = 0;                ///< decay of averaged weights, with which is validated then; 0: none
+  std::string precision = "32";     ///< amp::parse_precision()'s names
+  int accumulate_grad_batches = 1;  ///< batches whose gradients make one step
+  double clip_norm = 0;             ///< of all gradients together, before each step; 0: not clipped
+  double clip_value = 0;            ///< of each element; 0: not clipped
+  bool sync_batch_norm = false;     ///< batch norms become those of all ranks
+  double ema = 0;                   ///< decay of averaged weights, with which is validated then; 0: none
   std::optional<std::uint64_t>
       seed;  ///< of every generator, on each rank its own (seed_everything()); the modules of fit() were made before
   bool deterministic = false;  ///< operations that have no deterministic way are errors
 
   // How much.
-  Amount limit_train_batches = 1.0;  ///< of this rank's batches of an epoch
-  Amount limit_val_batches = 1.0;    ///< 0: no validation
-  Amount val_check_interval = 1.0;   ///< validates after so many batches of an epoch; 1.0: at its end
+  CountOrFraction limit_train_batches = 1.0;  ///< of this rank's batches of an epoch
+  CountOrFraction limit_val_batches = 1.0;    ///< 0: no validation
+  CountOrFraction val_check_interval = 1.0;   ///< validates after so many batches of an epoch; 1.0: at its end
   int check_val_every_n_epoch = 1;
   int num_sanity_val_steps = 2;  ///< batches of a validation before the training, so that a mistake in it is known
                                  ///< before an epoch has passed; 0: none
-  Amount overfit_batches =
+  CountOrFraction overfit_batches =
       0;  ///< trains on these first batches alone, always in the same order, and validates on as many; 0: does not
   int fast_dev_run = 0;  ///< so many batches of each kind in one epoch: shows that everything runs; 0: does not
 
@@ -73,12 +73,13 @@ struct TrainerOptions {
   std::string resume;  ///< "": begins anew; "auto": goes on from the newest whole checkpoint of the newest run of that
                        ///< name, or begins; or the path of a checkpoint or of a run's folder. A job that its launcher
                        ///< starts again goes on by itself
-  std::int64_t save_every_n_steps = 0;             ///< besides at the ends of epochs, and of the training; 0: not
-  std::int64_t save_every_n_epochs = 1;            ///< 0: not at the ends of epochs
-  int keep_checkpoints = 2;                        ///< of the newest whole ones; 2 or more
-  bool save_async = true;                          ///< the training goes on while a thread writes a copy
-  OnDiskError on_disk_error = OnDiskError::kGoOn;  ///< whether the training goes on when the disk takes no checkpoint,
-                                                   ///< weights or values: the checkpoints before are whole
+  std::int64_t save_every_n_steps = 0;   ///< besides at the ends of epochs, and of the training; 0: not
+  std::int64_t save_every_n_epochs = 1;  ///< 0: not at the ends of epochs
+  int keep_checkpoints = 2;              ///< of the newest whole ones; 2 or more
+  bool save_async = true;                ///< the training goes on while a thread writes a copy
+  DiskErrorPolicy on_disk_error =
+      DiskErrorPolicy::kContinue;  ///< whether the training goes on when the disk takes no checkpoint,
+                                   ///< weights or values: the checkpoints before are whole
 
   // What one sees.
   int log_every_n_steps = 50;
@@ -98,23 +99,23 @@ struct TrainerOptions {
 /// `options` as they hold together: what fast_dev_run, overfit_batches and barebones mean is written into the others,
 /// and "nothing set" has become 1000 epochs. Pure. Throws UsageError that names the option, its value and what is
 /// allowed.
-TrainerOptions settle(TrainerOptions options);
+TrainerOptions resolve_options(TrainerOptions options);
 
 /// What an epoch consists of, once it is known how many batches there are.
 struct EpochPlan {
   std::int64_t train_batches = 0;  ///< of this rank
   std::int64_t val_batches = 0;
-  std::int64_t val_every = 0;  ///< batches between two validations of an epoch; 0: none
-  std::int64_t accumulate = 1;
+  std::int64_t val_interval = 0;  ///< batches between two validations of an epoch; 0: none
+  std::int64_t accumulate_grad_batches = 1;
   std::int64_t steps = 0;  ///< updates in an epoch
 
   /// Of batch `index` from 0: how many batches make the step that it belongs to; fewer at the end of an epoch.
-  std::int64_t batches_of_step(std::int64_t index) const;
+  std::int64_t batches_in_step(std::int64_t index) const;
   /// Whether the step is made after this batch.
-  bool steps_after(std::int64_t index) const;
-  bool validates_after(std::int64_t epoch, std::int64_t index) const;
+  bool is_step_end(std::int64_t index) const;
+  bool should_validate_after(std::int64_t epoch, std::int64_t index) const;
 
-  std::int64_t val_every_epochs = 1;
+  std::int64_t val_epoch_interval = 1;
 };
 
 /// Pure. `options` has gone through settle(). Throws UsageError for shares of which nothing is left, and for a

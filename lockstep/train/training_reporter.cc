@@ -7,29 +7,29 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/train/metrics/gather_records.h"
 #include "lockstep/train/loggers/csv_logger.h"
+#include "lockstep/train/metrics/gather_records.h"
 #include "lockstep/train/report/report.h"
 #include "lockstep/train/report/trace.h"
 
 namespace lockstep::train {
 namespace {
 
-constexpr std::int64_t kTakeInEveryNs = 50'000'000;
+constexpr std::int64_t kRecordIntervalNs = 50'000'000;
 
-LoggerOptions logger_options(const TrainerOptions& options, const WatchPlan& plan) {
+LoggerOptions logger_options(const TrainerOptions& options, const ReporterOptions& plan) {
   const bool files = !plan.folder.empty();
   LoggerOptions logs{.directory = plan.folder,
                      .csv = files && options.csv,
                      .json_lines = files && options.json_lines,
                      .tensorboard = files && options.tensorboard,
                      .on_disk_error = options.on_disk_error};
-  if (plan.goes_on) logs.first_step = plan.step + 1;  // what was logged at a step was logged before its checkpoint
+  if (plan.is_resumed) logs.first_step = plan.step + 1;  // what was logged at a step was logged before its checkpoint
   return logs;
 }
 
 // "loss" -> "train/loss", "val_loss" -> "val/loss"; a name with a / stays.
-NamedValues renamed(const NamedValues& values, const std::string& group) {
+NamedValues with_prefix(const NamedValues& values, const std::string& group) {
   NamedValues named;
   for (const auto& [name, value] : values) {
     const std::string own = name.starts_with("val_") && group == "val/" ? name.substr(4) : name;
@@ -39,7 +39,7 @@ NamedValues renamed(const NamedValues& values, const std::string& group) {
 }
 
 /// The loss first; the parts of a step have a drawing of their own.
-CurveLogger::Curves for_report(const CurveLogger::Curves& curves) {
+CurveLogger::Curves report_curves(const CurveLogger::Curves& curves) {
   CurveLogger::Curves chosen;
   for (const auto& curve : curves)
     if (!curve.first.starts_with("time/")) chosen.push_back(curve);
@@ -49,7 +49,7 @@ CurveLogger::Curves for_report(const CurveLogger::Curves& curves) {
 
 }  // namespace
 
-Watch::Watch(comm::Group world, const TrainerOptions& options, const WatchPlan& plan)
+TrainingReporter::TrainingReporter(comm::Group world, const TrainerOptions& options, const ReporterOptions& plan)
     : world_(std::move(world)),
       options_(options),
       plan_(plan),
@@ -58,21 +58,21 @@ Watch::Watch(comm::Group world, const TrainerOptions& options, const WatchPlan& 
   const bool files = !plan_.folder.empty();
   if (files && options_.report) {
     auto curves = std::make_unique<CurveLogger>();
-    if (plan_.goes_on && options_.csv && world_.rank() == 0)
+    if (plan_.is_resumed && options_.csv && world_.rank() == 0)
       read_csv(plan_.folder + "/metrics.csv", plan_.step + 1,
-               [&](const Moment& at, const NamedValues& values) { curves->scalars(at, values); });
+               [&](const LogTimestamp& at, const NamedValues& values) { curves->log_scalars(at, values); });
     curves_ = curves.get();
     loggers_.add(std::move(curves));
   }
   if (files && (options_.report || options_.trace))
     recorder_.emplace(RankRecorderOptions{.rank = world_.rank(), .trace = options_.trace});
   if (options_.progress_bar && plan_.steps_per_epoch > 0)
-    progress_.emplace(world_.rank(), ProgressOptions{.num_epochs = plan_.num_epochs,
-                                                     .steps_per_epoch = plan_.steps_per_epoch,
-                                                     .steps_done = plan_.step});
+    progress_.emplace(world_.rank(), ProgressBarOptions{.num_epochs = plan_.num_epochs,
+                                                        .steps_per_epoch = plan_.steps_per_epoch,
+                                                        .steps_done = plan_.step});
 }
 
-std::uint64_t Watch::device_bytes() const {
+std::uint64_t TrainingReporter::device_bytes() const {
   if (world_.device().is_cpu()) return 0;
   auto* const allocator = c10::getDeviceAllocator(world_.device().type());
   if (!allocator || !allocator->initialized()) return 0;
@@ -81,42 +81,44 @@ std::uint64_t Watch::device_bytes() const {
       stats.allocated_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current);
 }
 
-void Watch::step(std::int64_t step, std::int64_t samples, const NamedValues& shown) {
-  Ended& ended = ended_[num_ended_++];
-  ended.step = step;
-  ended.samples = samples;
-  ended.times = timer_.end_step();  // into the memory of one before
+void TrainingReporter::step(std::int64_t step, std::int64_t samples, const NamedValues& progress_values) {
+  FinishedStep& finished = pending_steps_[num_pending_steps_++];
+  finished.step = step;
+  finished.samples = samples;
+  finished.times = timer_.end_step();  // into the memory of one before
   // Short steps are gone through together: the kernels of a step take the caches, and what is touched once a step is
   // fetched from memory each time.
-  if (num_ended_ == ended_.size() || ended.times.end_ns - ended_.front().times.begin_ns >= kTakeInEveryNs) take_in();
-  if (progress_) progress_->step(shown);
+  if (num_pending_steps_ == pending_steps_.size() ||
+      finished.times.end_ns - pending_steps_.front().times.begin_ns >= kRecordIntervalNs)
+    record_pending_steps();
+  if (progress_) progress_->step(progress_values);
 }
 
-void Watch::take_in() {
+void TrainingReporter::record_pending_steps() {
   const std::uint64_t bytes = recorder_ ? device_bytes() : 0;
-  for (std::size_t i = 0; i < num_ended_; ++i) {
-    throughput_.add(ended_[i].times, ended_[i].samples * world_.size());
-    if (recorder_) recorder_->add(ended_[i].step, ended_[i].times, bytes);
+  for (std::size_t i = 0; i < num_pending_steps_; ++i) {
+    throughput_.add(pending_steps_[i].times, pending_steps_[i].samples * world_.size());
+    if (recorder_) recorder_->add(pending_steps_[i].step, pending_steps_[i].times, bytes);
   }
-  num_ended_ = 0;
+  num_pending_steps_ = 0;
 }
 
-void Watch::values(std::int64_t step, const NamedValues& means, const NamedValues& rates) {
-  if (!loggers_.active()) return;
-  take_in();
-  NamedValues all = renamed(means, "train/");
-  for (const auto& [name, value] : rates) all.emplace_back("train/" + name, value);
+void TrainingReporter::values(std::int64_t step, const NamedValues& means, const NamedValues& learning_rates) {
+  if (!loggers_.is_active()) return;
+  record_pending_steps();
+  NamedValues all = with_prefix(means, "train/");
+  for (const auto& [name, value] : learning_rates) all.emplace_back("train/" + name, value);
   for (auto& value : throughput_.values()) all.push_back(std::move(value));
-  loggers_.scalars(step, all);
+  loggers_.log_scalars(step, all);
 }
 
-void Watch::validated(std::int64_t step, const NamedValues& means) {
-  if (loggers_.active() && !means.empty()) loggers_.scalars(step, renamed(means, "val/"));
+void TrainingReporter::log_validation(std::int64_t step, const NamedValues& means) {
+  if (loggers_.is_active() && !means.empty()) loggers_.log_scalars(step, with_prefix(means, "val/"));
 }
 
-void Watch::end(std::int64_t steps, const std::string& how_it_ended) {
+void TrainingReporter::end(std::int64_t steps, const std::string& stop_reason) {
   if (!recorder_) return loggers_.flush();
-  take_in();
+  record_pending_steps();
   const std::vector<RankRecord> records = gather_records(world_, recorder_->record());
   if (world_.rank() != 0) return;
   try {
@@ -127,15 +129,15 @@ void Watch::end(std::int64_t steps, const std::string& how_it_ended) {
                       {"transport", std::string(world_.transport())},
                       {"precision", options_.precision},
                       {"steps", std::to_string(steps)},
-                      {"ended", how_it_ended}};
+                      {"ended", stop_reason}};
       if (plan_.step > 0) report.facts.emplace_back("went on from step", std::to_string(plan_.step));
-      report.curves = for_report(curves_->curves());
+      report.curves = report_curves(curves_->curves());
       report.ranks = records;
       write_report(plan_.folder + "/report.html", report);
     }
     if (options_.trace) write_trace(plan_.folder + "/trace.json", records);
   } catch (const base::SystemError& error) {
-    if (options_.on_disk_error == OnDiskError::kStop) throw;
+    if (options_.on_disk_error == DiskErrorPolicy::kStop) throw;
     base::log_warning(error.what());
   }
   loggers_.flush();

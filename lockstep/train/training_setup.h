@@ -19,7 +19,7 @@ class Optimizer;
 namespace lockstep::train {
 
 /// An optimizer of torch or of lockstep::optim, and how its rates go.
-struct OptimizerPlan {
+struct OptimizerConfig {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
   optim::Schedule schedule = nullptr;  ///< of the number of its updates; null: rates stay
   bool schedule_by_epoch = false;      ///< of the number of epochs instead
@@ -31,7 +31,7 @@ class TrainingSetup {
   /// `parameters` of the module, or copies of them in float32 that are updated in their place (precision O2).
   /// `layouts`: DdpOptions.bucket_layout of what ddp() will make, where a training goes on.
   TrainingSetup(comm::Group world, torch::nn::Module& module, std::vector<at::Tensor> parameters,
-                std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> layouts = {});
+                std::int64_t steps_per_epoch, std::int64_t total_steps, std::vector<std::string> bucket_layouts = {});
 
   comm::Group& world() { return world_; }
   /// For optimizers of torch.
@@ -51,16 +51,16 @@ class TrainingSetup {
   std::int64_t total_steps() const { return total_steps_; }  ///< -1: nobody knows
 
   /// For the trainer.
-  std::vector<std::unique_ptr<ddp::DistributedDataParallel>> take() { return std::move(made_); }
+  std::vector<std::unique_ptr<ddp::DistributedDataParallel>> release_models() { return std::move(models_); }
 
  private:
   comm::Group world_;
   torch::nn::Module& module_;
   const std::vector<at::Tensor> parameters_;
   const std::int64_t steps_per_epoch_, total_steps_;
-  const std::vector<std::string> layouts_;
-  std::vector<std::unique_ptr<ddp::DistributedDataParallel>> made_;
-  std::vector<torch::nn::Module*> of_;
+  const std::vector<std::string> bucket_layouts_;
+  std::vector<std::unique_ptr<ddp::DistributedDataParallel>> models_;
+  std::vector<torch::nn::Module*> modules_;
 };
 
 }  // namespace lockstep::train

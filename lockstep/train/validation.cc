@@ -15,36 +15,36 @@ namespace lockstep::train {
 namespace {
 
 /// What was in eval() before stays in it.
-class InEval {
+class EvalModeGuard {
  public:
-  explicit InEval(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
-    for (const auto& part : module.modules(/*include_self=*/false)) parts_.emplace_back(part, part->is_training());
+  explicit EvalModeGuard(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
+    for (const auto& part : module.modules(/*include_self=*/false)) submodules_.emplace_back(part, part->is_training());
     module.eval();
   }
-  ~InEval() {
+  ~EvalModeGuard() {
     module_.train(was_training_);
-    for (const auto& [part, was_training] : parts_)
+    for (const auto& [part, was_training] : submodules_)
       part->train(was_training);  // from outside to inside: each has its own in the end
   }
-  InEval(const InEval&) = delete;
-  InEval& operator=(const InEval&) = delete;
+  EvalModeGuard(const EvalModeGuard&) = delete;
+  EvalModeGuard& operator=(const EvalModeGuard&) = delete;
 
  private:
   torch::nn::Module& module_;
   const bool was_training_;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> submodules_;
 };
 
 /// The loader's threads stop, whatever happens.
-struct Ended {
+struct EndEpochGuard {
   Batches& batches;
-  ~Ended() { batches.end(); }
+  ~EndEpochGuard() { batches.end(); }
 };
 
 }  // namespace
 
-void require_exact(const Batches& batches) {
-  if (!batches.exact())
+void require_exact_sharding(const Batches& batches) {
+  if (!batches.is_exact())
     throw base::UsageError(
         "the loader of the validation has mode kPad, which hands some samples out twice: means would count them twice; "
         "allowed are kExact and kDrop",
@@ -52,23 +52,23 @@ void require_exact(const Batches& batches) {
 }
 
 NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& batches, std::int64_t num_batches,
-                     const amp::Precision& precision, ValidationPlace place) {
+                     const amp::Precision& precision, ValidationLocation location) {
   Metrics metrics;
   {
-    const InEval in_eval(module);
+    const EvalModeGuard eval_guard(module);
     const at::NoGradGuard no_grad;
-    const Ended ended{batches};
+    const EndEpochGuard epoch_guard{batches};
     StepLog log(metrics, "");
-    log.epoch = place.epoch;
-    log.step = place.step;
+    log.epoch = location.epoch;
+    log.step = location.step;
     batches.begin(0);
-    for (log.batch = 0; log.batch < num_batches && batches.next(); ++log.batch) {
+    for (log.batch = 0; log.batch < num_batches && batches.fetch_next(); ++log.batch) {
       log.num_samples = batches.num_samples();
       if (precision.weights != at::kFloat) batches.cast(precision.weights);
       const amp::Autocast autocast(
           {.device = world.device().type(), .dtype = precision.autocast, .enabled = precision.autocast.has_value()});
-      const at::Tensor loss = in_users_code("validation_step()", {log.epoch, log.batch, log.step}, batches,
-                                            [&] { return batches.step(log); });
+      const at::Tensor loss = call_user_step("validation_step()", {log.epoch, log.batch, log.step}, batches,
+                                             [&] { return batches.step(log); });
       if (loss.defined()) log.log("val_loss", loss);
     }
   }

@@ -10,7 +10,7 @@ class Module;
 
 namespace lockstep::train {
 
-struct ValidationPlace {
+struct ValidationLocation {
   std::int64_t epoch = 0, step = 0;
 };
 
@@ -18,10 +18,10 @@ struct ValidationPlace {
 /// "val_loss" of what it returns, if it returns something. Without gradients and with the module in eval(), which is
 /// put back as it was, also after an exception. All ranks call it alike; it waits for them once, at its end.
 NamedValues validate(comm::Group& world, torch::nn::Module& module, Batches& batches, std::int64_t num_batches,
-                     const amp::Precision& precision, ValidationPlace place);
+                     const amp::Precision& precision, ValidationLocation location);
 
 /// Throws UsageError for a loader that gives some samples twice so that ranks have equally many: means would count
 /// those twice.
-void require_exact(const Batches& batches);
+void require_exact_sharding(const Batches& batches);
 
 }  // namespace lockstep::train

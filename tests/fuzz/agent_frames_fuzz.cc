@@ -16,17 +16,17 @@ void read(const Frame& frame) {
   switch (frame.kind) {
     case FrameKind::kJob: decode_job(bytes); break;
     case FrameKind::kStop: decode_stop(bytes); break;
-    case FrameKind::kStacks: decode_ranks(bytes); break;
+    case FrameKind::kWriteStacks: decode_ranks(bytes); break;
     case FrameKind::kStartFailed: decode_numbers(bytes, 2); break;
-    case FrameKind::kPulse: decode_pulse(bytes); break;
-    case FrameKind::kFlight: decode_seen(bytes); break;
-    case FrameKind::kEnded: decode_end(bytes); break;
-    case FrameKind::kExamine: decode_examine(bytes); break;
-    case FrameKind::kExamined: decode_examined(bytes); break;
-    case FrameKind::kListen: decode_listen(bytes); break;
-    case FrameKind::kListening: decode_listening(bytes); break;
-    case FrameKind::kMeasure: decode_measure(bytes); break;
-    case FrameKind::kMeasured: decode_measured(bytes); break;
+    case FrameKind::kRankHealth: decode_rank_health(bytes); break;
+    case FrameKind::kSnapshot: decode_snapshot(bytes); break;
+    case FrameKind::kRankExited: decode_rank_exit(bytes); break;
+    case FrameKind::kHostFactsRequest: decode_host_facts_request(bytes); break;
+    case FrameKind::kHostFacts: decode_host_facts(bytes); break;
+    case FrameKind::kListenRequest: decode_listen_request(bytes); break;
+    case FrameKind::kListenReply: decode_listen_reply(bytes); break;
+    case FrameKind::kMeasureRequest: decode_measure_request(bytes); break;
+    case FrameKind::kLinkSpeed: decode_link_speed(bytes); break;
     default: decode_numbers(bytes, 1);
   }
 }

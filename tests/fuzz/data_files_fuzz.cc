@@ -9,12 +9,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
-#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
+#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 #include "lockstep/data/datasets/idx.h"
+#include "lockstep/data/datasets/vocabulary.h"
 #include "lockstep/data/jpeg/jpeg.h"
 #include "lockstep/data/loader_position.h"
-#include "lockstep/data/datasets/vocabulary.h"
 
 using namespace lockstep;
 
@@ -23,7 +23,7 @@ namespace {
 void idx(std::string_view bytes) {
   const base::Fd fd(::memfd_create("idx", MFD_CLOEXEC));
   if (::write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) std::abort();
-  const data::IdxBytes read = data::read_idx("/proc/self/fd/" + std::to_string(fd.get()));
+  const data::IdxArray read = data::read_idx("/proc/self/fd/" + std::to_string(fd.get()));
   std::int64_t count = 1;
   for (const std::int64_t size : read.shape) count *= size;
   if (count != static_cast<std::int64_t>(read.values.size())) std::abort();
@@ -38,7 +38,7 @@ void safetensors(std::string_view bytes) {
   if (sum != num_data_bytes) std::abort();
   const checkpoint::TensorHashes hashes(bytes.substr(1), header, "file");
   for (const auto& [name, entry] : header.tensors)
-    if (hashes.any() && hashes.of(entry).size() != 32) std::abort();
+    if (hashes.has_hashes() && hashes.of(entry).size() != 32) std::abort();
 }
 
 void vocabulary(std::string_view bytes) {
@@ -55,8 +55,8 @@ void position(std::string_view bytes) {
 void jpeg(std::string_view bytes) {
   if (bytes.empty()) return;
   const auto how = static_cast<unsigned char>(bytes[0]);
-  data::Pixels pixels;
-  data::JpegPart part;
+  data::RgbImage pixels;
+  data::JpegRegion part;
   const auto choose = [&](int width, int height) {
     if (width > 128 || height > 128) throw base::FormatError("large");
     part.shrink = 1 << (how & 3);

@@ -11,10 +11,10 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/identity/identity.h"
-#include "lockstep/job/join.h"
-#include "lockstep/job/local_store.h"
 #include "lockstep/job/identity/node_list.h"
 #include "lockstep/job/identity/pmi.h"
+#include "lockstep/job/join.h"
+#include "lockstep/job/local_store.h"
 
 using namespace lockstep;
 
@@ -57,13 +57,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   expand(text);
   // A line that is read is the line that is written.
   if (const auto fatal = job::parse_fatal(text)) {
-    const auto again = job::parse_fatal(job::to_line(*fatal));
+    const auto again = job::parse_fatal(job::format_fatal(*fatal));
     if (!again || again->cause != fatal->cause || again->rank != fatal->rank) std::abort();
   }
   // What another rank has put under its name.
   job::LocalStore store;
   if (text.size() > job::kMaxValueBytes) return 0;
   store.set("join/0", text, base::Deadline::in(std::chrono::seconds(1)));
-  job::host_of(store, 0);
+  job::find_host_of_rank(store, 0);
   return 0;
 }

@@ -16,7 +16,7 @@ using namespace lockstep;
 namespace {
 
 /// "NAME:LINE:COLUMN: ".
-void must_name_a_place(const std::string& message, const std::string& name) {
+void check_error_location(const std::string& message, const std::string& name) {
   std::size_t at = name.size();
   if (message.compare(0, at, name) != 0) std::abort();
   for (int i = 0; i < 2; ++i) {
@@ -27,18 +27,18 @@ void must_name_a_place(const std::string& message, const std::string& name) {
 }
 
 /// Nothing that a person has typed becomes an option of ssh, or a second word for the shell on the other host.
-void must_be_harmless(const std::vector<launcher::Host>& hosts) {
+void check_ssh_words(const std::vector<launcher::Host>& hosts) {
   if (hosts.empty()) std::abort();
   for (launcher::Host host : hosts) {
     if (host.remote_path.empty()) host.remote_path = "/usr/bin/lockstep";
-    const std::vector<std::string> words = launcher::ssh_words(host, std::chrono::seconds(1));
+    const std::vector<std::string> words = launcher::ssh_command(host, std::chrono::seconds(1));
     const std::string &destination = words[words.size() - 2], &command = words.back();
     if (words[words.size() - 3] != "--" || destination.empty() || destination[0] == '-') std::abort();
     if (destination.find_first_of(" \t\n;&|$`'\"\\<>(){}*?!#~") != std::string::npos ||
         command.find_first_of(";&|$`'\"\\<>(){}*?!#~\n\t") != std::string::npos)
       std::abort();
     if (host.slots < 0 || host.slots > 4096 || host.port < 0 || host.port > 65535) std::abort();
-    launcher::start_error(host, 255, destination);
+    launcher::agent_start_error(host, 255, destination);
   }
 }
 
@@ -47,17 +47,17 @@ void must_be_harmless(const std::vector<launcher::Host>& hosts) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   try {
-    must_be_harmless(launcher::parse_hosts(text));
+    check_ssh_words(launcher::parse_host_list(text));
   } catch (const base::UsageError& error) {
-    must_name_a_place(error.what(), "-H");
+    check_error_location(error.what(), "-H");
   }
   try {
-    must_be_harmless(launcher::parse_host_file("hosts", text));
+    check_ssh_words(launcher::parse_host_file("hosts", text));
   } catch (const base::FormatError& error) {
-    must_name_a_place(error.what(), "hosts");
+    check_error_location(error.what(), "hosts");
   }
   try {
-    const launcher::InterfaceChoice choice = launcher::parse_interface_choice("--interface", text);
+    const launcher::InterfaceFilter choice = launcher::parse_interface_filter("--interface", text);
     launcher::allows(choice, "eth0", "10.0.0.1");
     launcher::allows(choice, "eth0", "fe80::1%eth0");
   } catch (const base::UsageError&) {

@@ -11,10 +11,10 @@
 using namespace lockstep;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const base::SharedMemory memory = base::make_rank_page();
-  base::RankPage& page = base::page_in(memory);
+  static const base::SharedMemory memory = base::create_rank_page();
+  base::RankPage& page = base::rank_page_in(memory);
   // The head, and the first and last of the operations.
-  const std::size_t head = offsetof(base::RankPage, flight) + sizeof page.flight.begun;
+  const std::size_t head = offsetof(base::RankPage, flight) + sizeof page.flight.started;
   std::memset(memory.data(), 0, head);
   std::memcpy(memory.data(), data, std::min(size, head));
   std::memcpy(page.magic, base::RankPage::kMagic, sizeof page.magic);
@@ -23,10 +23,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(memory.data() + head, data + head, more);
     std::memcpy(memory.data() + memory.size() - more, data + head, more);
   }
-  if (const auto seen = base::look_at_page(memory)) {
-    job::wavefront({*seen});
-    job::to_blame({*seen});
-    launcher::decode_seen(launcher::encode_seen(*seen));
+  if (const auto seen = base::read_rank_page(memory)) {
+    job::progress_report({*seen});
+    job::culprit_ranks({*seen});
+    launcher::decode_snapshot(launcher::encode_snapshot(*seen));
   }
   return 0;
 }

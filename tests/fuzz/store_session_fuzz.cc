@@ -19,50 +19,50 @@ void require(bool good) {
 
 /// In pieces, whose lengths the input gives.
 void feed(StoreSession& session, std::string_view bytes, std::size_t piece) {
-  while (!bytes.empty() && !session.over()) {
-    const std::size_t size = std::min({bytes.size(), piece, session.room()});
+  while (!bytes.empty() && !session.is_closed()) {
+    const std::size_t size = std::min({bytes.size(), piece, session.receive_capacity()});
     require(size > 0);
     session.receive(bytes.substr(0, size));
     bytes.remove_prefix(size);
-    session.look();
-    session.out().clear();
+    session.answer_waiting();
+    session.output().clear();
   }
 }
 
-void stranger(std::string_view bytes, std::size_t piece) {
+void feed_unauthenticated(std::string_view bytes, std::size_t piece) {
   LocalStore store;
   StoreSession session(kJob, 7, store);
   std::size_t taken = 0;
-  for (std::size_t at = 0; at < bytes.size() && !session.over(); at += piece) {
-    const std::string_view part = bytes.substr(at, std::min(piece, session.room()));
+  for (std::size_t at = 0; at < bytes.size() && !session.is_closed(); at += piece) {
+    const std::string_view part = bytes.substr(at, std::min(piece, session.receive_capacity()));
     taken += part.size();
     session.receive(part);
-    require(!session.admitted());  // nobody guesses a proof
+    require(!session.is_authenticated());  // nobody guesses a proof
     require(taken <= 256);
   }
 }
 
 /// Who knows the key: frames of the input, sealed as they should be, and at the end bytes that are not.
-void member(std::string_view bytes, std::size_t piece) {
+void feed_authenticated(std::string_view bytes, std::size_t piece) {
   LocalStore store;
   StoreSession session(kJob, 7, store);
-  const std::string hello = wire::hello(kJob, 1, Mac{});
+  const std::string hello = store_protocol::make_hello(kJob, 1, Mac{});
   session.receive(hello);
-  const wire::Handshake agreed =
-      wire::handshake(kJob.key, hello, session.out().substr(0, wire::kChallengeSize - wire::kMac));
-  session.out().clear();
-  session.receive(bytes_of(agreed.of_client));
-  require(session.admitted());
-  wire::Seal requests(agreed.key, wire::kRequests);
+  const store_protocol::Handshake derived = store_protocol::derive_handshake(
+      kJob.key, hello, session.output().substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
+  session.output().clear();
+  session.receive(mac_bytes(derived.client_proof));
+  require(session.is_authenticated());
+  store_protocol::FrameAuthenticator requests(derived.key, store_protocol::kRequestDirection);
   while (bytes.size() > 1) {
     const std::size_t size = std::min<std::size_t>(static_cast<unsigned char>(bytes[0]), bytes.size() - 1);
-    feed(session, requests.close(bytes.substr(1, size)), piece);
-    require(!session.over());
+    feed(session, requests.make_frame(bytes.substr(1, size)), piece);
+    require(!session.is_closed());
     bytes.remove_prefix(1 + size);
   }
   using namespace std::string_view_literals;
   feed(session, "\x05\x00\x00\x00\xfa\xff\xff\xffhellohellohellohellohellohellohellohello"sv, piece);
-  session.look();
+  session.answer_waiting();
 }
 
 }  // namespace
@@ -72,8 +72,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view bytes(reinterpret_cast<const char*>(data) + 2, size - 2);
   const std::size_t piece = 1 + data[1];
   if (data[0] % 2 == 0)
-    stranger(bytes, piece);
+    feed_unauthenticated(bytes, piece);
   else
-    member(bytes, piece);
+    feed_authenticated(bytes, piece);
   return 0;
 }

@@ -9,11 +9,11 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/manifest.h"
-#include "lockstep/checkpoint/torch_file/pickle.h"
-#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/strict_json.h"
+#include "lockstep/checkpoint/torch_file/pickle.h"
 #include "lockstep/checkpoint/torch_file/zip_reader.h"
 
 using namespace lockstep;
@@ -28,8 +28,8 @@ std::size_t walk(const Pickle& pickle, Pickle::Index index, std::size_t depth) {
   const auto& value = pickle.values.at(index);
   if (const auto* const container = std::get_if<Pickle::Container>(&value))
     for (const auto item : container->items) num_values += walk(pickle, item, depth + 1);
-  if (const auto* const at = std::get_if<Pickle::TensorAt>(&value)) {
-    const auto& tensor = pickle.tensors.at(at->place);
+  if (const auto* const at = std::get_if<Pickle::TensorRef>(&value)) {
+    const auto& tensor = pickle.tensors.at(at->index);
     const auto& storage = pickle.storages.at(tensor.storage);
     const auto num_bytes = static_cast<__int128>(storage.num_elements) * (storage.dtype ? storage.dtype->num_bytes : 1);
     __int128 last = tensor.offset;
@@ -64,9 +64,9 @@ void zip(std::string_view bytes) {
 void manifest(std::string_view bytes) {
   std::string text(bytes);
   constexpr std::size_t kSealAt = 13;
-  if (text.size() >= kSealAt + checkpoint::kSealBytes) {
-    text.replace(kSealAt, checkpoint::kSealBytes, checkpoint::kNoSeal);
-    checkpoint::seal(text, kSealAt);
+  if (text.size() >= kSealAt + checkpoint::kHashDigits) {
+    text.replace(kSealAt, checkpoint::kHashDigits, checkpoint::kHashPlaceholder);
+    checkpoint::embed_hash(text, kSealAt);
   }
   const auto read = checkpoint::parse_manifest(text, "file");
   if (checkpoint::parse_manifest(checkpoint::to_text(read), "file") != read) std::abort();

@@ -26,7 +26,7 @@ configure() {
 has_words() { grep -qa -- "$2" "$work/build/lib$1.a"; }
 
 # The rooms for GPUs need neither a toolkit nor a GPU; where libtorch has no CUDA there is nothing of them.
-build_rooms_for_gpus() { cmake --build "$work/build" -j 1 --target lockstep_comm_cuda lockstep_comm_nccl; }
+build_gpu_modules() { cmake --build "$work/build" -j 1 --target lockstep_comm_cuda lockstep_comm_nccl; }
 
 # cmake breaks the lines of its messages.
 expect() { tr -s '[:space:]' ' ' <"$work/output" | grep -F -- "$1" >/dev/null || fail "cmake did not say: $1"; }
@@ -73,7 +73,7 @@ case "$situation" in
     expect "(cuda) in $torch"
     run_probe
     expect "nccl: yes"
-    build_rooms_for_gpus
+    build_gpu_modules
     has_words lockstep_comm_nccl ncclAllReduce || fail "NCCL was left out"
     [ ! -e "$work/called" ] || fail "nvcc was called"
     if grep -E 'CMAKE_CUDA_COMPILER|/usr/local/cuda' "$work/build/CMakeCache.txt"; then fail "the build knows of a toolkit"; fi
@@ -84,7 +84,7 @@ case "$situation" in
     expect "(cpu) in $work/site/torch"
     run_probe
     expect "nccl: no"
-    build_rooms_for_gpus
+    build_gpu_modules
     for word in ncclAllReduce cudaGetDeviceCount libtorch_cuda; do
       if has_words lockstep_comm_nccl "$word" || has_words lockstep_comm_cuda "$word"; then fail "a build without CUDA has $word"; fi
     done

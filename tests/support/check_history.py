@@ -91,7 +91,7 @@ def check_restored(generations, interval):
         newest = max([*steps, *([] if newest is None else [newest])])
 
 
-def way_to_the_end(generations):
+def final_history(generations):
     """step -> lines: of the last generation that made it."""
     way = {}
     for steps in generations.values():
@@ -110,7 +110,7 @@ def ranges_of(line):
 
 def check_samples(generations):
     drawn = collections.defaultdict(list)
-    for step, lines in way_to_the_end(generations).items():
+    for step, lines in final_history(generations).items():
         for line in lines:
             drawn[line.get("epoch", 0)] += [(first, last, step, line["rank"]) for first, last in ranges_of(line)]
     for epoch, ranges in drawn.items():

@@ -6,7 +6,7 @@ import select
 import subprocess
 import time
 
-import hosts_bed
+import host_cluster
 
 LIMIT_S = 240  # for one job
 PORT = 29500  # on hosts that nobody else is on
@@ -25,7 +25,7 @@ class Job:
         local = {}
         common = {
             "WORLD_SIZE": len(where),
-            "MASTER_ADDR": f"{hosts_bed.SUBNET}{where[0]}",
+            "MASTER_ADDR": f"{host_cluster.SUBNET}{where[0]}",
             "MASTER_PORT": PORT,
             "OMP_NUM_THREADS": 1,
             **env,
@@ -65,7 +65,7 @@ class Job:
             if text.startswith(("ready", "{")):
                 return text
 
-    def wait_ready(self):
+    def wait_until_ready(self):
         if not self.line().startswith("ready"):
             raise RuntimeError("the job answered before it was asked")
 
@@ -103,10 +103,10 @@ class MpiJob(Job):
                     bed.remote_shell(),
                     "--mca",
                     "btl_tcp_if_include",
-                    f"{hosts_bed.SUBNET}0/24",
+                    f"{host_cluster.SUBNET}0/24",
                     "--mca",
                     "oob_tcp_if_include",
-                    f"{hosts_bed.SUBNET}0/24",
+                    f"{host_cluster.SUBNET}0/24",
                     "--bind-to",
                     "none",
                     "-H",
@@ -146,9 +146,9 @@ def run(bed, job_type, where, words, env, phases=1):
     job = job_type(bed, where, words, env)
     try:
         for _ in range(phases - 1):
-            job.wait_ready()
+            job.wait_until_ready()
             job.go()
-        job.wait_ready()
+        job.wait_until_ready()
         before = [bed.bytes_of(host) for host in sorted(set(where))]
         job.go()
         answer = json.loads(job.line())

@@ -1,5 +1,5 @@
 #!/bin/sh
-# pretend_hosts.sh "0 0 1" PROGRAM [ARG...]: runs PROGRAM as a rank of a job whose rank r is on the r-th of these hosts, though all are on
+# fake_hosts.sh "0 0 1" PROGRAM [ARG...]: runs PROGRAM as a rank of a job whose rank r is on the r-th of these hosts, though all are on
 # one. For `lockstep run` or Open MPI's mpirun, which starts it as every rank.
 hosts=$1
 shift

@@ -26,7 +26,7 @@ FaultProxy::~FaultProxy() {
   thread_.join();  // bounded: run() looks at stop_ every 20 ms
 }
 
-void FaultProxy::flip(bool to_server, std::uint64_t at, int bit) {
+void FaultProxy::flip_bit(bool to_server, std::uint64_t at, int bit) {
   const std::lock_guard lock(mutex_);
   flip_to_server_ = to_server;
   flip_at_ = static_cast<std::int64_t>(at);
@@ -38,28 +38,28 @@ void FaultProxy::stop_listening() {
   listener_.reset();
 }
 
-void FaultProxy::end(End how) {
+void FaultProxy::close_connections(CloseMode how) {
   const std::lock_guard lock(mutex_);
   for (Connection& one : connections_) {
-    if (how == End::kHalfClose) {
+    if (how == CloseMode::kHalfClose) {
       ::shutdown(one.server.get(), SHUT_WR);
-      one.to_server.over = true;
+      one.to_server.is_closed = true;
       continue;
     }
-    const linger at_once{.l_onoff = how == End::kReset, .l_linger = 0};
+    const linger at_once{.l_onoff = how == CloseMode::kReset, .l_linger = 0};
     for (base::Fd* fd : {&one.client, &one.server}) {
       ::setsockopt(fd->get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
       fd->reset();
     }
   }
-  if (how != End::kHalfClose) connections_.clear();
+  if (how != CloseMode::kHalfClose) connections_.clear();
 }
 
 void FaultProxy::accept() {
-  base::Fd client = listener_ ? base::accept_one(listener_.get()) : base::Fd();
+  base::Fd client = listener_ ? base::try_accept(listener_.get()) : base::Fd();
   if (!client) return;
   try {
-    connections_.push_back({std::move(client), base::dial(target_, Deadline::in(1s)), {}, {}});
+    connections_.push_back({std::move(client), base::connect_to(target_, Deadline::in(1s)), {}, {}});
     ++count_;
   } catch (const base::Error&) {
     // As if nobody listened: the client sees the end.
@@ -67,9 +67,9 @@ void FaultProxy::accept() {
 }
 
 /// What has come in one direction goes out in the other; false when the connection is over.
-bool FaultProxy::pass(Connection& connection, bool to_server) {
+bool FaultProxy::forward(Connection& connection, bool to_server) {
   Stream& stream = to_server ? connection.to_server : connection.to_client;
-  if (stream.over) return true;
+  if (stream.is_closed) return true;
   const int from = (to_server ? connection.client : connection.server).get();
   const int to = (to_server ? connection.server : connection.client).get();
   char bytes[65536];
@@ -77,19 +77,19 @@ bool FaultProxy::pass(Connection& connection, bool to_server) {
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got == 0) {
     ::shutdown(to, SHUT_WR);
-    stream.over = true;
-    return !(connection.to_server.over && connection.to_client.over);
+    stream.is_closed = true;
+    return !(connection.to_server.is_closed && connection.to_client.is_closed);
   }
-  const auto end = stream.passed + static_cast<std::uint64_t>(got);
-  if (to_server == flip_to_server_ && flip_at_ >= static_cast<std::int64_t>(stream.passed) &&
+  const auto end = stream.forwarded_bytes + static_cast<std::uint64_t>(got);
+  if (to_server == flip_to_server_ && flip_at_ >= static_cast<std::int64_t>(stream.forwarded_bytes) &&
       flip_at_ < static_cast<std::int64_t>(end)) {
-    char& byte = bytes[static_cast<std::uint64_t>(flip_at_) - stream.passed];
+    char& byte = bytes[static_cast<std::uint64_t>(flip_at_) - stream.forwarded_bytes];
     byte = static_cast<char>(byte ^ (1 << flip_bit_));
   }
-  stream.passed = end;
+  stream.forwarded_bytes = end;
   try {
-    for (std::size_t at = 0; at < static_cast<std::size_t>(got); at += piece_)
-      base::send_all(to, {bytes + at, std::min<std::size_t>(piece_, static_cast<std::size_t>(got) - at)},
+    for (std::size_t at = 0; at < static_cast<std::size_t>(got); at += chunk_size_)
+      base::send_all(to, {bytes + at, std::min<std::size_t>(chunk_size_, static_cast<std::size_t>(got) - at)},
                      Deadline::in(5s));
   } catch (const base::SystemError&) {
     return false;
@@ -104,14 +104,14 @@ void FaultProxy::run() {
       const std::lock_guard lock(mutex_);
       entries.push_back({listener_.get(), POLLIN, 0});
       for (const Connection& one : connections_) {
-        entries.push_back({one.to_server.over ? -1 : one.client.get(), POLLIN, 0});
-        entries.push_back({one.to_client.over ? -1 : one.server.get(), POLLIN, 0});
+        entries.push_back({one.to_server.is_closed ? -1 : one.client.get(), POLLIN, 0});
+        entries.push_back({one.to_client.is_closed ? -1 : one.server.get(), POLLIN, 0});
       }
     }
     ::poll(entries.data(), entries.size(), 20);
     const std::lock_guard lock(mutex_);
     accept();
-    connections_.remove_if([this](Connection& one) { return !pass(one, true) || !pass(one, false); });
+    connections_.remove_if([this](Connection& one) { return !forward(one, true) || !forward(one, false); });
   }
 }
 

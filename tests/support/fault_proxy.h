@@ -23,28 +23,28 @@ class FaultProxy {
   const base::Address& address() const { return address_; }
 
   /// From now on each byte is a segment of its own.
-  void one_byte_segments() { piece_ = 1; }
+  void send_byte_by_byte() { chunk_size_ = 1; }
   /// Flips bit `bit` of the byte number `at` of each connection's bytes, counted from its beginning: of those to the
   /// server, or of those from it.
-  void flip(bool to_server, std::uint64_t at, int bit);
+  void flip_bit(bool to_server, std::uint64_t at, int bit);
 
   /// From now on who connects is refused.
   void stop_listening();
 
-  enum class End {
+  enum class CloseMode {
     kReset,      ///< RST both ways
     kFinish,     ///< FIN both ways
     kHalfClose,  ///< FIN to the server alone; what it sends still passes
   };
   /// Does so to all connections that there are.
-  void end(End how);
+  void close_connections(CloseMode how);
   /// How many connections it has had.
-  int count() const { return count_; }
+  int num_connections() const { return count_; }
 
  private:
   struct Stream {
-    std::uint64_t passed = 0;
-    bool over = false;
+    std::uint64_t forwarded_bytes = 0;
+    bool is_closed = false;
   };
   struct Connection {
     base::Fd client, server;
@@ -52,10 +52,10 @@ class FaultProxy {
   };
   void run();
   void accept();
-  bool pass(Connection& connection, bool to_server);
+  bool forward(Connection& connection, bool to_server);
 
   const base::Address target_;
-  std::atomic<std::size_t> piece_{65536};
+  std::atomic<std::size_t> chunk_size_{65536};
   std::atomic<int> count_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;  // guards what follows

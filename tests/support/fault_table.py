@@ -8,9 +8,9 @@ def run_all(names, runs, one):
     for name in names:
         good, told, ended = 0, [], []
         for number in range(runs(name)):
-            victim, wrong, told_s, ended_s = one(name)
+            victim, wrong, reported_s, ended_s = one(name)
             good += not wrong
-            told += [told_s] if told_s is not None else []
+            told += [reported_s] if reported_s is not None else []
             ended += [ended_s] if ended_s is not None else []
             if wrong:
                 print(f"{name} {number}, rank {victim}: {'; '.join(wrong)}", flush=True)

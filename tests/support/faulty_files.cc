@@ -32,13 +32,13 @@ std::string path_of(int folder, const char* name) {
 }
 
 /// Whether the operation is to fail, with errno set.
-template <typename Said>
-bool fails(Said said) {
+template <typename Describe>
+bool fails(Describe describe) {
   if (mode == Mode::kOff) return false;
   const int number = num_operations++;
   if (mode == Mode::kRecord) {
     const std::lock_guard lock(mutex);
-    recorded.push_back(said());
+    recorded.push_back(describe());
     return false;
   }
   if (number != failing) return false;
@@ -48,7 +48,7 @@ bool fails(Said said) {
 }
 
 template <typename Function>
-Function real(const char* name) {
+Function next_symbol(const char* name) {
   return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
@@ -90,7 +90,7 @@ using namespace lockstep::tests;
 extern "C" {
 
 int openat(int folder, const char* path, int flags, ...) {
-  static const auto next = real<int (*)(int, const char*, int, mode_t)>("openat");
+  static const auto next = next_symbol<int (*)(int, const char*, int, mode_t)>("openat");
   va_list arguments;
   va_start(arguments, flags);
   const mode_t rights = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
@@ -99,24 +99,24 @@ int openat(int folder, const char* path, int flags, ...) {
 }
 
 ssize_t pwrite(int fd, const void* data, size_t num_bytes, off_t offset) {
-  static const auto next = real<ssize_t (*)(int, const void*, size_t, off_t)>("pwrite");
+  static const auto next = next_symbol<ssize_t (*)(int, const void*, size_t, off_t)>("pwrite");
   return fails([&] { return "pwrite " + path_of(fd); }) ? -1 : next(fd, data, num_bytes, offset);
 }
 
 int fsync(int fd) {
-  static const auto next = real<int (*)(int)>("fsync");
+  static const auto next = next_symbol<int (*)(int)>("fsync");
   return fails([&] { return "fsync " + path_of(fd); }) ? -1 : next(fd);
 }
 
 int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
-  static const auto next = real<int (*)(int, const char*, int, const char*)>("renameat");
+  static const auto next = next_symbol<int (*)(int, const char*, int, const char*)>("renameat");
   return fails([&] { return "renameat " + path_of(from_folder, from) + " " + path_of(to_folder, to); })
              ? -1
              : next(from_folder, from, to_folder, to);
 }
 
 int mkdirat(int folder, const char* path, mode_t rights) noexcept {
-  static const auto next = real<int (*)(int, const char*, mode_t)>("mkdirat");
+  static const auto next = next_symbol<int (*)(int, const char*, mode_t)>("mkdirat");
   return fails([&] { return "mkdirat " + path_of(folder, path); }) ? -1 : next(folder, path, rights);
 }
 }

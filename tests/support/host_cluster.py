@@ -1,7 +1,7 @@
 """Several "hosts" on one machine: network namespaces behind a switch, with links that can be shaped.
 
 Everything lives in a cell, own mount, network, process, name and IPC namespaces, which the kernel removes with all that is in it when its
-first process, the script itself, ends in whatever way. A script calls enter_cell() first and then makes a Bed. It needs root, unshare,
+first process, the script itself, ends in whatever way. A script calls enter_sandbox() first and then makes a HostCluster. It needs root, unshare,
 nsenter, ip and, for shaping, tc.
 """
 
@@ -14,7 +14,7 @@ import sys
 
 SKIPPED = 77  # exit code: ctest counts it as a skip
 SUBNET = "10.77.0."
-IN_CELL = "LOCKSTEP_TEST_CELL"
+IN_SANDBOX = "LOCKSTEP_TEST_SANDBOX"
 
 
 def sh(*words):
@@ -26,9 +26,9 @@ def skip(why):
     sys.exit(SKIPPED)
 
 
-def enter_cell(tools=("ip",)):
+def enter_sandbox(tools=("ip",)):
     """Goes on in a new cell; outside of it this never returns."""
-    if os.environ.pop(IN_CELL, "") == "":
+    if os.environ.pop(IN_SANDBOX, "") == "":
         if os.geteuid() != 0:
             skip("network namespaces need root")
         for tool in ("unshare", "nsenter", *tools):
@@ -37,7 +37,7 @@ def enter_cell(tools=("ip",)):
         cell = ["unshare", "--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         if subprocess.run([*cell, "true"], stderr=subprocess.DEVNULL, check=False).returncode != 0:
             skip("this kernel or container makes no namespaces")
-        os.environ[IN_CELL] = "1"
+        os.environ[IN_SANDBOX] = "1"
         os.execvp(cell[0], [*cell, sys.executable, *sys.argv])
     # The first process of a cell ignores what it has no handler for.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -47,7 +47,7 @@ def enter_cell(tools=("ip",)):
     sh("ip", "link", "set", "lo", "up")
 
 
-class Bed:
+class HostCluster:
     """Hosts 1 .. num_hosts at 10.77.0.1 .., and this process at 10.77.0.254."""
 
     def __init__(self, num_hosts, folder):
@@ -111,7 +111,7 @@ class Bed:
 
     def shape(self, rate, hosts=None):
         """Bounds what each host sends and what it gets."""
-        for namespace, device in self.ends_of(hosts):
+        for namespace, device in self.link_ends(hosts):
             sh(
                 "tc",
                 "-n",
@@ -131,10 +131,10 @@ class Bed:
             )
 
     def unshape(self, hosts=None):
-        for namespace, device in self.ends_of(hosts):
+        for namespace, device in self.link_ends(hosts):
             sh("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
 
-    def ends_of(self, hosts):
+    def link_ends(self, hosts):
         """The two ends of each link; of all hosts when none is named."""
         return [
             end for host in hosts or range(1, self.num_hosts + 1) for end in ((f"h{host}", "eth0"), ("sw", f"vh{host}"))
@@ -173,13 +173,13 @@ class Bed:
         sh("ip", "-n", f"h{sender}", "neigh", "del", f"{SUBNET}{receiver}", "dev", "eth0")
 
     @staticmethod
-    def on_host(host, words):
+    def command_on_host(host, words):
         """The words of a command that runs on `host`, with its name."""
         enter = ["nsenter", f"--net=/run/netns/h{host}", "unshare", "--uts", "sh", "-c"]
         return [*enter, f'hostname h{host}; exec "$@"', "sh", *[str(word) for word in words]]
 
     def start(self, host, words, **options):
-        return subprocess.Popen(self.on_host(host, words), **options)
+        return subprocess.Popen(self.command_on_host(host, words), **options)
 
     def bytes_of(self, host):
         """(sent, received) by `host` since it is there, as the switch counts."""

@@ -11,8 +11,8 @@
 namespace lockstep::tests {
 namespace {
 
-void choose_colors(jpeg_compress_struct& info, const JpegMade& made) {
-  using Colors = JpegMade::Colors;
+void choose_colors(jpeg_compress_struct& info, const JpegOptions& made) {
+  using Colors = JpegOptions::Colors;
   const bool inks = made.colors == Colors::kCmyk || made.colors == Colors::kYcck;
   info.input_components = inks ? 4 : made.colors == Colors::kGrey ? 1 : 3;
   info.in_color_space = inks ? JCS_CMYK : made.colors == Colors::kGrey ? JCS_GRAYSCALE : JCS_RGB;
@@ -27,7 +27,7 @@ void choose_colors(jpeg_compress_struct& info, const JpegMade& made) {
 
 }  // namespace
 
-std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel, const JpegMade& made) {
+std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel, const JpegOptions& made) {
   jpeg_compress_struct info{};
   jpeg_error_mgr errors{};
   info.err = jpeg_std_error(&errors);  // an error of libjpeg ends the test

@@ -10,7 +10,7 @@ namespace lockstep::tests {
 
 using Pixel = std::array<std::uint8_t, 4>;  // red, green, blue; greyscale uses the first; or four inks
 
-struct JpegMade {
+struct JpegOptions {
   enum class Colors { kRgb, kGrey, kCmyk, kYcck };
   Colors colors = Colors::kRgb;
   int quality = 95;
@@ -21,7 +21,7 @@ struct JpegMade {
 
 /// The bytes of a file with width x height pixels.
 std::string jpeg_file(int width, int height, const std::function<Pixel(int x, int y)>& pixel,
-                      const JpegMade& made = {});
+                      const JpegOptions& made = {});
 
 /// Smooth in both directions, and in all colours.
 inline Pixel gradient(int x, int y) {

@@ -7,9 +7,10 @@ namespace lockstep::tests {
 
 /// Bytes that were freed and still count as the process's, at most.
 #ifdef __SANITIZE_ADDRESS__
-inline constexpr std::size_t kKeptBack = std::size_t{256} << 20;  // quarantine_size_mb as it is without an option
+inline constexpr std::size_t kSanitizerQuarantineBytes = std::size_t{256}
+                                                         << 20;  // quarantine_size_mb as it is without an option
 #else
-inline constexpr std::size_t kKeptBack = 0;
+inline constexpr std::size_t kSanitizerQuarantineBytes = 0;
 #endif
 
 }  // namespace lockstep::tests

@@ -1,6 +1,6 @@
-"""SLURM on one machine: a controller and nodes n1, n2, ..., all of them processes of this host, in a cell of hosts_bed.py.
+"""SLURM on one machine: a controller and nodes n1, n2, ..., all of them processes of this host, in a cell of host_cluster.py.
 
-A script calls hosts_bed.enter_cell(slurm_bed.TOOLS) first and then makes a SlurmBed. What it started ends with close(), or with the cell.
+A script calls host_cluster.enter_sandbox(slurm_cluster.TOOLS) first and then makes a SlurmCluster. What it started ends with close(), or with the cell.
 """
 
 import os
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 
-import hosts_bed
+import host_cluster
 
 TOOLS = ("ip", "munged", "munge", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 CONTROLLER_PORT = 16817  # of the cell's own network
@@ -27,7 +27,7 @@ def until(what, question, seconds=20):
     return answer
 
 
-class SlurmBed:
+class SlurmCluster:
     """`num_nodes` nodes of two cores in one partition p; a job that is requeued is back within seconds."""
 
     def __init__(self, folder, num_nodes=2):
@@ -64,15 +64,15 @@ class SlurmBed:
 
     def make_network(self, num_nodes):
         """A name of its own, and an interface besides lo, without which names are not resolved."""
-        hosts_bed.sh("hostname", "ctl")
+        host_cluster.sh("hostname", "ctl")
         nodes = " ".join(f"n{number}" for number in range(1, num_nodes + 1))
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost ctl\n10.77.0.254 {nodes}\n", encoding="ascii")
-        hosts_bed.sh("mount", "--bind", self.folder / "hosts", "/etc/hosts")
+        host_cluster.sh("mount", "--bind", self.folder / "hosts", "/etc/hosts")
         if not os.path.exists("/proc/sys/net/ipv4/conf/eth0"):
-            hosts_bed.sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0peer")
-            hosts_bed.sh("ip", "addr", "add", "10.77.0.254/24", "dev", "eth0")
-            hosts_bed.sh("ip", "link", "set", "eth0", "up")
-            hosts_bed.sh("ip", "link", "set", "eth0peer", "up")
+            host_cluster.sh("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0peer")
+            host_cluster.sh("ip", "addr", "add", "10.77.0.254/24", "dev", "eth0")
+            host_cluster.sh("ip", "link", "set", "eth0", "up")
+            host_cluster.sh("ip", "link", "set", "eth0peer", "up")
 
     def write_configuration(self, nodes):
         settings = {

@@ -109,12 +109,12 @@ Process::Process(const SpawnOptions& options) : read_out_(options.read_out), sta
 
 Process::~Process() {
   if (!waited_) ADD_FAILURE() << "process " << pid_ << " was not waited for";
-  const bool clean = wait_for_alive(0, Deadline::in(waited_ ? 2s : 0s));
-  for (const pid_t pid : alive()) {
+  const bool clean = wait_for_live_count(0, Deadline::in(waited_ ? 2s : 0s));
+  for (const pid_t pid : live_processes()) {
     if (waited_) ADD_FAILURE() << "process " << pid << " is left: " << command_of(pid);
     ::kill(pid, SIGKILL);
   }
-  if (!clean) wait_for_alive(0, Deadline::in(5s));
+  if (!clean) wait_for_live_count(0, Deadline::in(5s));
   if (!waited_) eventually(Deadline::in(5s), [&] { return reap().has_value(); });
 }
 
@@ -136,11 +136,11 @@ void Process::read_some(Deadline deadline) {
 }
 
 bool Process::wait_for(std::string_view text, Deadline deadline) {
-  const auto there = [&] {
+  const auto has_text = [&] {
     return texts_[0].find(text) != std::string::npos || texts_[1].find(text) != std::string::npos;
   };
-  while (!there() && (pipes_[0] || pipes_[1]) && !deadline.expired()) read_some(deadline);
-  return there();
+  while (!has_text() && (pipes_[0] || pipes_[1]) && !deadline.expired()) read_some(deadline);
+  return has_text();
 }
 
 std::optional<int> Process::reap() {
@@ -148,7 +148,7 @@ std::optional<int> Process::reap() {
   return ::waitpid(pid_, &status, WNOHANG) == pid_ ? std::optional(status) : std::nullopt;
 }
 
-Exit Process::wait(Deadline deadline) {
+ProcessResult Process::wait(Deadline deadline) {
   std::optional<int> status;
   while (!(status = reap())) {
     if (deadline.expired()) {
@@ -161,8 +161,8 @@ Exit Process::wait(Deadline deadline) {
     read_some(deadline);
   }
   waited_ = true;
-  Exit exit;
-  exit.after = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - start_);
+  ProcessResult exit;
+  exit.elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - start_);
   // What it wrote is in the pipes; who else may hold them is found in the destructor.
   const Deadline rest = Deadline::in(2s);
   while ((pipes_[1] || (read_out_ && pipes_[0])) && !rest.expired()) read_some(rest);
@@ -173,7 +173,7 @@ Exit Process::wait(Deadline deadline) {
   return exit;
 }
 
-std::vector<pid_t> Process::alive() const {
+std::vector<pid_t> Process::live_processes() const {
   std::vector<pid_t> found;
   const std::string needle = mark_ + '\0';
   for (const pid_t pid : all_pids()) {
@@ -185,11 +185,11 @@ std::vector<pid_t> Process::alive() const {
   return found;
 }
 
-bool Process::wait_for_alive(std::size_t count, Deadline deadline) const {
-  return eventually(deadline, [&] { return alive().size() == count; });
+bool Process::wait_for_live_count(std::size_t count, Deadline deadline) const {
+  return eventually(deadline, [&] { return live_processes().size() == count; });
 }
 
-Exit run_process(const SpawnOptions& options, std::chrono::seconds limit) {
+ProcessResult run_process(const SpawnOptions& options, std::chrono::seconds limit) {
   Process process(options);
   return process.wait(Deadline::in(limit));
 }

@@ -26,12 +26,12 @@ struct SpawnOptions {
 };
 
 /// How a process ended.
-struct Exit {
+struct ProcessResult {
   int code = 0;    ///< as a shell says it: 128 + signal for a death by signal
   int signal = 0;  ///< 0: it exited
   std::string out;
   std::string err;
-  std::chrono::milliseconds after{0};  ///< since its start
+  std::chrono::milliseconds elapsed{0};  ///< since its start
 };
 
 /// A child in a process group of its own, with default signal handling. All that it starts inherits a mark in the
@@ -50,15 +50,15 @@ class Process {
   /// Reads until `text` has come on stdout or stderr; false at the deadline or when both have ended.
   bool wait_for(std::string_view text, base::Deadline deadline);
   /// Waits for its end and reads all output. At the deadline the test fails and the process is killed.
-  Exit wait(base::Deadline deadline);
+  ProcessResult wait(base::Deadline deadline);
 
   const std::string& out() const { return texts_[0]; }
   const std::string& err() const { return texts_[1]; }
 
   /// All processes that carry the mark now, zombies not.
-  std::vector<pid_t> alive() const;
+  std::vector<pid_t> live_processes() const;
   /// Waits until exactly `count` processes carry the mark; false at the deadline.
-  bool wait_for_alive(std::size_t count, base::Deadline deadline) const;
+  bool wait_for_live_count(std::size_t count, base::Deadline deadline) const;
 
  private:
   void read_some(base::Deadline deadline);
@@ -74,7 +74,7 @@ class Process {
 };
 
 /// Starts and waits; 30 s unless another limit is given.
-Exit run_process(const SpawnOptions& options, std::chrono::seconds limit = std::chrono::seconds(30));
+ProcessResult run_process(const SpawnOptions& options, std::chrono::seconds limit = std::chrono::seconds(30));
 
 /// Children of `pid` now.
 std::vector<pid_t> children_of(pid_t pid);

@@ -1,12 +1,12 @@
-"""Hosts of a hosts_bed.Bed that one can log in to: each with processes, a name, a /dev/shm and an sshd of its own. The files and the clock they share."""
+"""Hosts of a host_cluster.HostCluster that one can log in to: each with processes, a name, a /dev/shm and an sshd of its own. The files and the clock they share."""
 
 import os
 import shutil
 import subprocess
 import time
 
-import hosts_bed
-from hosts_bed import SUBNET, sh
+import host_cluster
+from host_cluster import SUBNET, sh
 
 INIT = """hostname h$1; mount -t sysfs sysfs /sys; mount -t tmpfs -o size=256m tmpfs /dev/shm
 /usr/sbin/sshd -f "$2/ssh/sshd$1" -E "$2/log/sshd.h$1"
@@ -14,12 +14,12 @@ touch "$2/up.h$1"; while :; do sleep 1000 & wait $!; done"""
 TOOLS = ("ip", "ssh", "ssh-keygen")
 
 
-class SshBed(hosts_bed.Bed):
-    """Needs enter_cell(TOOLS). Whoever is in the cell logs in to h1, h2, ... as root, with a key and known hosts that belong to the bed."""
+class SshCluster(host_cluster.HostCluster):
+    """Needs enter_sandbox(TOOLS). Whoever is in the cell logs in to h1, h2, ... as root, with a key and known hosts that belong to the bed."""
 
     def __init__(self, num_hosts, folder):
         if not os.path.exists("/usr/sbin/sshd"):
-            hosts_bed.skip("sshd is not installed (Debian: openssh-server)")
+            host_cluster.skip("sshd is not installed (Debian: openssh-server)")
         super().__init__(num_hosts, folder)
         os.makedirs("/run/sshd", exist_ok=True)
         for name in ("ssh", "log"):
@@ -96,7 +96,7 @@ class SshBed(hosts_bed.Bed):
         """The words of a command that runs on `host` without ssh."""
         return ["nsenter", "-t", str(self.first_pid(host)), "-n", "-u", "-m", "-p", "-i", *map(str, words)]
 
-    def run_inside(self, host, *words):
+    def run_on_host(self, host, *words):
         return subprocess.run(self.inside(host, words), check=True, capture_output=True, text=True).stdout
 
     def processes(self, host):

@@ -4,18 +4,18 @@
 namespace lockstep::tests {
 namespace {
 
-constexpr double kSameLoss = 1e-4;
+constexpr double kLossTolerance = 1e-4;
 
 /// Real digits where they are, others else. 7,000 of the latter are 100 steps.
-std::string digits(const TempDir& folder) {
+std::string mnist_data(const TempDir& folder) {
   if (std::filesystem::exists(LOCKSTEP_MNIST "/t10k-images-idx3-ubyte.gz")) return LOCKSTEP_MNIST;
-  write_digits(folder, 7200);
+  write_synthetic_mnist(folder, 7200);
   return folder.path();
 }
 
-TEST(Mnist, LossOfEveryStepIsThatOfOneRank) {
+TEST(Mnist, LossOfEachStepEqualsOneRank) {
   const TempDir folder;
-  const std::string data = digits(folder);
+  const std::string data = mnist_data(folder);
   // At the example's own rate the made digits, some of which are wrong, diverge, and then any rounding grows.
   const std::string rate = data == folder.path() ? "0.02" : "0.05";
   std::vector<double> one;
@@ -24,21 +24,21 @@ TEST(Mnist, LossOfEveryStepIsThatOfOneRank) {
     run_ranks(ranks, {LOCKSTEP_MNIST_PROGRAM, "--data", data, "--epochs", "1", "--lr", rate, "--loss-log", log});
     const auto losses = read_losses(log);
     if (ranks == 1) one = losses;
-    EXPECT_LE(largest_difference(one, losses, 100), kSameLoss) << ranks << " ranks";
+    EXPECT_LE(largest_difference(one, losses, 100), kLossTolerance) << ranks << " ranks";
   }
   EXPECT_LT(one.back(), 0.5 * one.front()) << "nothing was learned, so nothing was compared";
 }
 
 TEST(Mnist, LearnsTheDigits) {
   const TempDir folder;
-  const Exit exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", digits(folder)});
-  EXPECT_GE(number_after(exit.out, "epoch 5: validation loss "), 0) << exit.out;
-  EXPECT_GE(number_after(exit.out, "accuracy "), 97) << exit.out;
+  const ProcessResult exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", mnist_data(folder)});
+  EXPECT_GE(last_number_after(exit.out, "epoch 5: validation loss "), 0) << exit.out;
+  EXPECT_GE(last_number_after(exit.out, "accuracy "), 97) << exit.out;
 }
 
-TEST(Mnist, SavesWhatOthersRead) {
+TEST(Mnist, SavesReadableSafetensors) {
   const TempDir folder;
-  write_digits(folder, 200);
+  write_synthetic_mnist(folder, 200);
   run_ranks(2,
             {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--epochs", "1", "--save", folder / "net.safetensors"});
   const std::string file = read_file(folder / "net.safetensors");
@@ -48,26 +48,26 @@ TEST(Mnist, SavesWhatOthersRead) {
 
 class Replicas : public testing::TestWithParam<int> {};
 
-TEST_P(Replicas, HaveTheSameBitsAfter200Steps) {
+TEST_P(Replicas, AreBitEqualAfter200Steps) {
   const TempDir folder;
   run_ranks(GetParam(), {LOCKSTEP_REPLICAS_PROGRAM, "200", "exchange", folder / "losses"});
   run_ranks(1, {LOCKSTEP_REPLICAS_PROGRAM, "200", "exchange", folder / "one"});
-  EXPECT_LE(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), kSameLoss);
+  EXPECT_LE(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), kLossTolerance);
 }
 
 // What the other tests compare would show an exchange that does nothing.
-TEST_P(Replicas, WithoutAnExchangeDiffer) {
+TEST_P(Replicas, DifferWithoutReduction) {
   const TempDir folder;
   run_ranks(GetParam(), {LOCKSTEP_REPLICAS_PROGRAM, "200", "alone", folder / "losses"}, 3);
   run_ranks(1, {LOCKSTEP_REPLICAS_PROGRAM, "200", "alone", folder / "one"});
-  EXPECT_GT(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), 10 * kSameLoss);
+  EXPECT_GT(largest_difference(read_losses(folder / "one"), read_losses(folder / "losses"), 200), 10 * kLossTolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(, Replicas, testing::Values(2, 3, 4),
                          [](const auto& ranks) { return "n" + std::to_string(ranks.param); });
 
 /// Sentences with a grammar, which a language model can learn in a few steps.
-std::string sentences() {
+std::string generate_sentences() {
   constexpr const char* kNouns[] = {"gradient", "rank", "bucket", "tensor", "group"};
   constexpr const char* kVerbs[] = {"follows", "carries", "waits for", "meets"};
   std::string text;
@@ -76,28 +76,29 @@ std::string sentences() {
   return text;
 }
 
-TEST(CharGpt, ValidationLossOfTwoRanksIsThatOfOne) {
+TEST(CharGpt, ValidationLossOfTwoRanksEqualsOne) {
   const TempDir folder;
-  folder.write("text/a.txt", sentences());
+  folder.write("text/a.txt", generate_sentences());
   double after[3] = {};
   for (const int ranks : {1, 2}) {
-    const Exit exit = run_ranks(ranks, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", "40",
-                                        "--block", "32", "--batch-size", "16", "--sample", "20"});
-    const double before = number_after(exit.out, "before: ");
-    after[ranks] = number_after(exit.out, "after: ");
+    const ProcessResult exit = run_ranks(ranks, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps",
+                                                 "40", "--block", "32", "--batch-size", "16", "--sample", "20"});
+    const double before = last_number_after(exit.out, "before: ");
+    after[ranks] = last_number_after(exit.out, "after: ");
     EXPECT_LT(after[ranks], 0.7 * before) << exit.out;
   }
   EXPECT_NEAR(after[2], after[1], 0.01 * after[1]);
 }
 
 /// float16 is slow on a CPU: few steps, whose losses are close because little has been learned.
-TEST(CharGpt, MixedPrecisionLearnsAlike) {
+TEST(CharGpt, MixedPrecisionReachesTheSameLoss) {
   const TempDir folder;
-  folder.write("text/a.txt", sentences());
+  folder.write("text/a.txt", generate_sentences());
   const auto after = [&](const std::string& precision, const std::string& steps) {
-    const Exit exit = run_ranks(2, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block",
-                                    "32", "--batch-size", "8", "--sample", "0", "--precision", precision});
-    return number_after(exit.out, "after: ");
+    const ProcessResult exit =
+        run_ranks(2, {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder / "text", "--steps", steps, "--block", "32",
+                      "--batch-size", "8", "--sample", "0", "--precision", precision});
+    return last_number_after(exit.out, "after: ");
   };
   const double full = after("32", "40"), bfloat16 = after("bf16-mixed", "40");
   EXPECT_NE(bfloat16, full);

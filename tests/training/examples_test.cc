@@ -11,89 +11,89 @@ using testing::EndsWith;
 using testing::HasSubstr;
 
 /// `program` with bad arguments: exit code 64 and one line that says `text`.
-void expect_refused(const Words& argv, const std::string& text) {
-  const Exit exit = run_process({.argv = argv});
+void expect_usage_error(const Words& argv, const std::string& text) {
+  const ProcessResult exit = run_process({.argv = argv});
   EXPECT_EQ(exit.code, 64) << argv[1];
   EXPECT_EQ(exit.out, "");
   EXPECT_THAT(exit.err, EndsWith(text + "\n"));
   EXPECT_EQ(std::count(exit.err.begin(), exit.err.end(), '\n'), 1) << exit.err;
 }
 
-TEST(Examples, RefuseBadArgumentsInOneLine) {
+TEST(Examples, RejectBadArgumentsInOneLine) {
   const TempDir folder;
   const std::string empty = folder.write("empty/file", "");
   const auto text = folder.write("short.txt", "ten bytes.");
   const std::string mnist = LOCKSTEP_MNIST_PROGRAM, gpt = LOCKSTEP_CHAR_GPT_PROGRAM, sum = LOCKSTEP_ALL_REDUCE_PROGRAM;
   const std::string names = "--data, --epochs, --batch-size, --lr, --seed, --save, --loss-log, --help";
-  expect_refused({sum, "4"}, "01_all_reduce: the argument \"4\" is not known; allowed are --help");
-  expect_refused({mnist},
-                 "02_mnist: --data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
-  expect_refused({mnist, "--epochs", "0"}, "02_mnist: --epochs is \"0\"; allowed is an integer from 1 to 1000");
-  expect_refused({mnist, "--epochs", "3x"}, "02_mnist: --epochs is \"3x\"; allowed is an integer from 1 to 1000");
-  expect_refused({mnist, "--batch-size=-4"}, "--batch-size is \"-4\"; allowed is an integer from 1 to 100000");
-  expect_refused({mnist, "--seed", "-1"}, "--seed is \"-1\"; allowed is an integer from 0 to 1000000000");
-  expect_refused({mnist, "--lr", "nan"}, "--lr is \"nan\"; allowed is a number from 1e-06 to 10");
-  expect_refused({mnist, "--lr", "11"}, "--lr is \"11\"; allowed is a number from 1e-06 to 10");
-  expect_refused({mnist, "--learning-rate", "1"},
-                 "the argument \"--learning-rate\" is not known; allowed are " + names);
-  expect_refused({mnist, "--epochs"},
-                 "--epochs is given without a value, or several times; allowed is --epochs VALUE, once");
-  expect_refused({mnist, "--seed", "1", "--seed", "2"},
-                 "--seed is given without a value, or several times; allowed is --seed VALUE, once");
-  expect_refused(
+  expect_usage_error({sum, "4"}, "01_all_reduce: the argument \"4\" is not known; allowed are --help");
+  expect_usage_error({mnist},
+                     "02_mnist: --data is missing; allowed is a folder with the files of MNIST, such as --data mnist");
+  expect_usage_error({mnist, "--epochs", "0"}, "02_mnist: --epochs is \"0\"; allowed is an integer from 1 to 1000");
+  expect_usage_error({mnist, "--epochs", "3x"}, "02_mnist: --epochs is \"3x\"; allowed is an integer from 1 to 1000");
+  expect_usage_error({mnist, "--batch-size=-4"}, "--batch-size is \"-4\"; allowed is an integer from 1 to 100000");
+  expect_usage_error({mnist, "--seed", "-1"}, "--seed is \"-1\"; allowed is an integer from 0 to 1000000000");
+  expect_usage_error({mnist, "--lr", "nan"}, "--lr is \"nan\"; allowed is a number from 1e-06 to 10");
+  expect_usage_error({mnist, "--lr", "11"}, "--lr is \"11\"; allowed is a number from 1e-06 to 10");
+  expect_usage_error({mnist, "--learning-rate", "1"},
+                     "the argument \"--learning-rate\" is not known; allowed are " + names);
+  expect_usage_error({mnist, "--epochs"},
+                     "--epochs is given without a value, or several times; allowed is --epochs VALUE, once");
+  expect_usage_error({mnist, "--seed", "1", "--seed", "2"},
+                     "--seed is given without a value, or several times; allowed is --seed VALUE, once");
+  expect_usage_error(
       {mnist, "--data", folder / "nowhere"},
       "the folder " + (folder / "nowhere") + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
-  expect_refused({gpt}, "03_char_gpt: --corpus is missing; allowed is a file or a folder with text");
-  expect_refused({gpt, "--corpus", empty}, empty + " holds no text");
-  expect_refused({gpt, "--corpus", folder / "nowhere"}, "there is no file or folder " + (folder / "nowhere"));
-  expect_refused({gpt, "--corpus", text, "--block", "8"}, "leaves a part without a window of 8 characters");
-  expect_refused({gpt, "--precision", "int8"},
-                 "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  expect_refused({gpt, "--corpus", text, "--precision", "O2"},
-                 "--precision is \"O2\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
-  expect_refused({gpt, "--steps", "1e3"}, "--steps is \"1e3\"; allowed is an integer from 1 to 10000000");
+  expect_usage_error({gpt}, "03_char_gpt: --corpus is missing; allowed is a file or a folder with text");
+  expect_usage_error({gpt, "--corpus", empty}, empty + " holds no text");
+  expect_usage_error({gpt, "--corpus", folder / "nowhere"}, "there is no file or folder " + (folder / "nowhere"));
+  expect_usage_error({gpt, "--corpus", text, "--block", "8"}, "leaves a part without a window of 8 characters");
+  expect_usage_error({gpt, "--precision", "int8"},
+                     "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+  expect_usage_error({gpt, "--corpus", text, "--precision", "O2"},
+                     "--precision is \"O2\"; allowed are 32, bf16-mixed and fp16-mixed, whose weights are float32");
+  expect_usage_error({gpt, "--steps", "1e3"}, "--steps is \"1e3\"; allowed is an integer from 1 to 10000000");
 }
 
-TEST(Examples, RefuseAFileThatCannotBeWrittenBeforeTheyTrain) {
+TEST(Examples, RejectUnwritableFilesBeforeTraining) {
   const TempDir folder;
-  write_digits(folder, 100);
+  write_synthetic_mnist(folder, 100);
   const std::string nowhere = folder / "nowhere/file";
-  expect_refused({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--loss-log", nowhere},
-                 "--loss-log is \"" + nowhere + "\"; allowed is a file in a folder that exists");
-  expect_refused({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--save", nowhere},
-                 "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
-  expect_refused(
+  expect_usage_error({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--loss-log", nowhere},
+                     "--loss-log is \"" + nowhere + "\"; allowed is a file in a folder that exists");
+  expect_usage_error({LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--save", nowhere},
+                     "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
+  expect_usage_error(
       {LOCKSTEP_CHAR_GPT_PROGRAM, "--corpus", folder.write("text", std::string(4000, 'a')), "--save", nowhere},
       "--save is \"" + nowhere + "\"; allowed is a file in a folder that exists");
 }
 
-TEST(Examples, RefuseABatchThatDoesNotDivideAmongTheRanks) {
+TEST(Examples, RejectABatchNotDivisibleByRanks) {
   const TempDir folder;
-  write_digits(folder, 100);
-  const Exit exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--batch-size", "65"}, 64);
+  write_synthetic_mnist(folder, 100);
+  const ProcessResult exit = run_ranks(2, {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--batch-size", "65"}, 64);
   EXPECT_THAT(exit.err, HasSubstr("--batch-size is \"65\"; allowed with 2 ranks are multiples of 2\n"));
 }
 
-TEST(Examples, ExplainThemselves) {
+TEST(Examples, PrintHelp) {
   for (const char* const program : {LOCKSTEP_ALL_REDUCE_PROGRAM, LOCKSTEP_MNIST_PROGRAM, LOCKSTEP_CHAR_GPT_PROGRAM}) {
-    const Exit exit = run_process({.argv = {program, "--help"}});
+    const ProcessResult exit = run_process({.argv = {program, "--help"}});
     EXPECT_EQ(exit.code, 0);
     EXPECT_EQ(exit.err, "");
     EXPECT_THAT(exit.out, HasSubstr("--help"));
   }
 }
 
-TEST(Examples, AllRanksHaveTheSum) {
-  const Exit exit = run_ranks(3, {LOCKSTEP_ALL_REDUCE_PROGRAM});
+TEST(Examples, AllRanksPrintTheSum) {
+  const ProcessResult exit = run_ranks(3, {LOCKSTEP_ALL_REDUCE_PROGRAM});
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_THAT(exit.out, HasSubstr("rank " + std::to_string(rank) + " of 3: the sum is 6\n"));
 }
 
-TEST(Examples, DrawProgressOnATerminalThatALauncherHas) {
+TEST(Examples, DrawProgressOnTheLaunchersTerminal) {
   const TempDir folder;
-  write_digits(folder, 1000);
-  const Exit exit = run_process({.argv = {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--epochs", "1"},
-                                 .env = {{"LOCKSTEP_TERMINAL", "70"}, {"TERM", "xterm"}}});
+  write_synthetic_mnist(folder, 1000);
+  const ProcessResult exit = run_process({.argv = {LOCKSTEP_MNIST_PROGRAM, "--data", folder.path(), "--epochs", "1"},
+                                          .env = {{"LOCKSTEP_TERMINAL", "70"}, {"TERM", "xterm"}}});
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(exit.out, HasSubstr("━  100%  15/15"));
   EXPECT_THAT(exit.out, HasSubstr("epoch 1: validation loss "));

@@ -13,7 +13,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 /// Four classes: stripes that lie, stand or lean, and a chessboard, each in a color of its own, with grain.
-std::string pattern(int kind, std::uint32_t number) {
+std::string make_pattern(int kind, std::uint32_t number) {
   std::uint32_t noise = number * 2654435761u + 1;
   return jpeg_file(64, 64, [&](int x, int y) {
     constexpr std::array<std::array<int, 3>, 4> kColors{{{90, 10, 10}, {10, 90, 10}, {10, 10, 90}, {60, 60, 10}}};
@@ -34,10 +34,10 @@ void write_patterns(const TempDir& folder, std::uint32_t train, std::uint32_t va
     for (std::uint32_t i = 0; i < train + val; ++i)
       folder.write((i < train ? "train/" : "val/") + std::string(1, static_cast<char>('a' + kind)) + "/" +
                        std::to_string(i) + ".jpg",
-                   pattern(kind, 100 * i + static_cast<std::uint32_t>(kind)));
+                   make_pattern(kind, 100 * i + static_cast<std::uint32_t>(kind)));
 }
 
-Exit run_imagenet(int ranks, const TempDir& folder, const Words& more, int code = 0) {
+ProcessResult run_imagenet(int ranks, const TempDir& folder, const Words& more, int code = 0) {
   Words words{
       LOCKSTEP_IMAGENET_PROGRAM, "--data", folder.path(), "--arch", "resnet18", "--image-size", "32", "--workers", "1"};
   words.insert(words.end(), more.begin(), more.end());
@@ -45,7 +45,7 @@ Exit run_imagenet(int ranks, const TempDir& folder, const Words& more, int code 
 }
 
 /// Numbers of a tensor of a safetensors file of float32, float16 or bfloat16.
-std::vector<float> saved(const std::string& path, const std::string& name) {
+std::vector<float> read_saved_tensor(const std::string& path, const std::string& name) {
   const std::string file = read_file(path);
   std::uint64_t header = 0;
   std::memcpy(&header, file.data(), sizeof header);
@@ -72,7 +72,7 @@ std::vector<float> saved(const std::string& path, const std::string& name) {
   return numbers;
 }
 
-double largest_step(const std::vector<float>& a, const std::vector<float>& b) {
+double largest_update(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
   double largest = 0;
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
@@ -80,22 +80,22 @@ double largest_step(const std::vector<float>& a, const std::vector<float>& b) {
   return largest;
 }
 
-TEST(Imagenet, TwoRanksLearnAndWhatTheySaveIsReadAgain) {
+TEST(Imagenet, TwoRanksLearnAndSavedWeightsReload) {
   const TempDir folder;
   write_patterns(folder, 24, 8);
-  const Exit exit = run_imagenet(
+  const ProcessResult exit = run_imagenet(
       2, folder,
       {"--batch", "8", "--epochs", "6", "--warmup", "1", "--lr", "0.05", "--save", folder / "net.safetensors"});
   EXPECT_THAT(exit.out, HasSubstr("resnet18: 96 images of 4 classes, 32 to validate; 2 ranks"));
-  EXPECT_GE(number_after(exit.out, "accuracy "), 90) << exit.out;
-  EXPECT_EQ(number_after(exit.out, "among the first five "), 100) << exit.out;
-  const Exit again = run_imagenet(1, folder, {"--epochs", "0", "--weights", folder / "net.safetensors"});
-  EXPECT_EQ(number_after(again.out, "accuracy "), number_after(exit.out, "accuracy "));
-  EXPECT_NEAR(number_after(again.out, "validation loss "), number_after(exit.out, "validation loss "), 2e-4);
+  EXPECT_GE(last_number_after(exit.out, "accuracy "), 90) << exit.out;
+  EXPECT_EQ(last_number_after(exit.out, "among the first five "), 100) << exit.out;
+  const ProcessResult again = run_imagenet(1, folder, {"--epochs", "0", "--weights", folder / "net.safetensors"});
+  EXPECT_EQ(last_number_after(again.out, "accuracy "), last_number_after(exit.out, "accuracy "));
+  EXPECT_NEAR(last_number_after(again.out, "validation loss "), last_number_after(exit.out, "validation loss "), 2e-4);
 }
 
 /// Each image has the same pixels on whatever rank, and batch norm sees the whole batch.
-TEST(Imagenet, LossesOfTwoRanksAreThoseOfOne) {
+TEST(Imagenet, LossesOfTwoRanksEqualOne) {
   const TempDir folder;
   write_patterns(folder, 16, 2);
   const auto losses = [&](int ranks, const std::string& batch, const Words& more) {
@@ -118,39 +118,39 @@ TEST(Imagenet, TrainsInEveryPrecision) {
     // Targets that are nearly even have small gradients: the scale of O2 needs to fall two times only.
     Words words{"--batch", "2", "--warmup", "0", "--label-smoothing", "0.999", "--save", folder / "net"};
     words.insert(words.end(), more.begin(), more.end());
-    const Exit exit = run_imagenet(2, folder, words);
-    EXPECT_GT(number_after(exit.out, "validation loss "), 0) << exit.out;
-    return saved(folder / "net", "fc.weight");
+    const ProcessResult exit = run_imagenet(2, folder, words);
+    EXPECT_GT(last_number_after(exit.out, "validation loss "), 0) << exit.out;
+    return read_saved_tensor(folder / "net", "fc.weight");
   };
   const auto start = weights({"--epochs", "1", "--lr", "1e-6"});
   EXPECT_EQ(start.size(), 4u * 512);
   for (const auto& [precision, epochs] : {std::pair("O0", "1"), std::pair("bf16-mixed", "1"), std::pair("bf16", "1"),
                                           std::pair("O2", "3"), std::pair("O3", "1")}) {
-    const double step = largest_step(start, weights({"--epochs", epochs, "--lr", "0.5", "--precision", precision}));
+    const double step = largest_update(start, weights({"--epochs", epochs, "--lr", "0.5", "--precision", precision}));
     EXPECT_GT(step, 1e-3) << precision;
     EXPECT_LT(step, 1) << precision;
   }
 }
 
 /// A PNG by another name among the training images, and half a file among the others.
-std::string break_two(const TempDir& folder) {
+std::string write_broken_images(const TempDir& folder) {
   write_patterns(folder, 2, 2);
-  folder.write("val/c/2.jpg", pattern(2, 1).substr(0, 1000));
+  folder.write("val/c/2.jpg", make_pattern(2, 1).substr(0, 1000));
   return folder.write("train/b/1.jpg", "\x89PNG\r\n");
 }
 
 TEST(Imagenet, NamesABrokenImage) {
   const TempDir folder;
-  const std::string broken = break_two(folder);
-  const Exit exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "1"}, 65);
+  const std::string broken = write_broken_images(folder);
+  const ProcessResult exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "1"}, 65);
   EXPECT_THAT(exit.err, HasSubstr("04_imagenet: one of 2 samples that begin with sample "));
   EXPECT_THAT(exit.err, HasSubstr(": " + broken + ":0: it is no JPEG but a PNG\n"));
 }
 
 TEST(Imagenet, SkipsBrokenImagesWhenAsked) {
   const TempDir folder;
-  const std::string broken = break_two(folder);
-  const Exit exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "2", "--skip-broken"});
+  const std::string broken = write_broken_images(folder);
+  const ProcessResult exit = run_imagenet(2, folder, {"--batch", "2", "--epochs", "2", "--skip-broken"});
   EXPECT_THAT(exit.err, HasSubstr("lockstep: warning: " + broken +
                                   ":0: it is no JPEG but a PNG; another image takes its place\n"));
   EXPECT_THAT(exit.err, HasSubstr("/val/c/2.jpg:1000: the file ends before the picture does; it is not counted\n"));
@@ -159,38 +159,39 @@ TEST(Imagenet, SkipsBrokenImagesWhenAsked) {
 }
 
 /// `program` with bad arguments: exit code `code` and one line that says `text`.
-void expect_refused(const Words& words, const std::string& text) {
+void expect_usage_error(const Words& words, const std::string& text) {
   Words argv{LOCKSTEP_IMAGENET_PROGRAM};
   argv.insert(argv.end(), words.begin(), words.end());
-  const Exit exit = run_process({.argv = argv});
+  const ProcessResult exit = run_process({.argv = argv});
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(exit.err, HasSubstr("04_imagenet: " + text + "\n"));
 }
 
-TEST(Imagenet, RefusesBadArguments) {
+TEST(Imagenet, RejectsBadArguments) {
   const TempDir folder;
   write_patterns(folder, 1, 1);
   const std::string data = folder.path();
-  expect_refused({}, "--data is missing; allowed is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg");
-  expect_refused({"--data", folder / "nowhere"}, "there is no folder " + (folder / "nowhere/train"));
-  expect_refused({"--data", data, "--arch", "resnet101"},
-                 "--arch is \"resnet101\"; allowed are resnet18, resnet34 and resnet50");
-  expect_refused({"--data", data, "--precision", "int8"},
-                 "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  expect_refused({"--data", data, "--sync-bn=1"},
-                 "--sync-bn is given with a value, or several times; allowed is --sync-bn, once");
-  expect_refused({"--data", data, "--skip-broken", "--skip-broken"},
-                 "--skip-broken is given with a value, or several times; allowed is --skip-broken, once");
-  expect_refused({"--data", data, "--save", folder / "nowhere/net"},
-                 "--save is \"" + (folder / "nowhere/net") + "\"; allowed is a file in a folder that exists");
-  expect_refused({"--data", data, "--batch", "5"}, "--batch is \"5\"; allowed with 4 images and 1 ranks are at most 4");
-  folder.write("val/e/1.jpg", pattern(0, 1));
-  expect_refused({"--data", data}, data + "/train has 4 classes and " + data +
-                                       "/val 5 that are not the same; allowed are the same folders in both");
+  expect_usage_error({}, "--data is missing; allowed is a folder with train/CLASS/*.jpg and val/CLASS/*.jpg");
+  expect_usage_error({"--data", folder / "nowhere"}, "there is no folder " + (folder / "nowhere/train"));
+  expect_usage_error({"--data", data, "--arch", "resnet101"},
+                     "--arch is \"resnet101\"; allowed are resnet18, resnet34 and resnet50");
+  expect_usage_error({"--data", data, "--precision", "int8"},
+                     "precision is \"int8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
+  expect_usage_error({"--data", data, "--sync-bn=1"},
+                     "--sync-bn is given with a value, or several times; allowed is --sync-bn, once");
+  expect_usage_error({"--data", data, "--skip-broken", "--skip-broken"},
+                     "--skip-broken is given with a value, or several times; allowed is --skip-broken, once");
+  expect_usage_error({"--data", data, "--save", folder / "nowhere/net"},
+                     "--save is \"" + (folder / "nowhere/net") + "\"; allowed is a file in a folder that exists");
+  expect_usage_error({"--data", data, "--batch", "5"},
+                     "--batch is \"5\"; allowed with 4 images and 1 ranks are at most 4");
+  folder.write("val/e/1.jpg", make_pattern(0, 1));
+  expect_usage_error({"--data", data}, data + "/train has 4 classes and " + data +
+                                           "/val 5 that are not the same; allowed are the same folders in both");
 }
 
-TEST(Imagenet, ExplainsItself) {
-  const Exit exit = run_process({.argv = {LOCKSTEP_IMAGENET_PROGRAM, "--help"}});
+TEST(Imagenet, PrintsHelp) {
+  const ProcessResult exit = run_process({.argv = {LOCKSTEP_IMAGENET_PROGRAM, "--help"}});
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.out, HasSubstr("--skip-broken"));
   EXPECT_THAT(exit.out, Not(HasSubstr("--skip-broken VALUE")));

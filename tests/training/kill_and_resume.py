@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Trainings that are killed or stopped somewhere, and go on: the end is that of a training which was left alone.
 
-usage: go_on.py kill|term|stop|restart --lockstep PATH --program training_fit [--runs N] [--model mlp|mnist|gpt] [--data PATH] [--samples N] [--steps N] [--seed N]
+usage: go_on.py kill|term|stop|restart --lockstep PATH --program training_resumable [--runs N] [--model mlp|mnist|gpt] [--data PATH] [--samples N] [--steps N] [--seed N]
 kill:    two ranks, one of which gets SIGKILL in a random step; started again with resume=auto. The weights at the end are the same bits.
 term:    two ranks, one of which gets SIGTERM at a random moment: exit code 75, and the same bits by resume=auto.
 stop:    2, then 3, then 1 ranks (--worlds), each but the last asked to leave by SIGTERM at a random moment: exit code 75. Every sample exactly once an epoch, the mean loss of the last epoch within 1 %.
 restart: one run with --max-restarts, in which ranks get SIGKILL in --kills random steps. The same bits, by one command.
-Of every run the ranks' histories are looked at (go_on_history.py). Prints a line a run; exit code 1 when one was wrong.
+Of every run the ranks' histories are looked at (resume_history.py). Prints a line a run; exit code 1 when one was wrong.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-import go_on_history
+import resume_history
 
 LIMIT_S = 300
 
@@ -105,7 +105,7 @@ def killed(args, root, number, rng, ref):
     if code != 0 or not found or found[5] != ref[5]:
         wrong.append(f"exit code {code}, {found and found[0]} instead of {ref[0]}: {err[-300:]}")
     # On the way to the step's end there may be a save that was not durable yet.
-    wrong += go_on_history.check(job.history, args.samples, max_lost=2 * args.save_every)
+    wrong += resume_history.check(job.history, args.samples, max_lost=2 * args.save_every)
     return f"rank {rank} killed in step {step} of {steps}", wrong
 
 
@@ -121,7 +121,7 @@ def terminated(args, root, number, rng, ref):
     code, found, err = Job(args, root, name, 2, ["resume=auto", f"save_every={args.save_every}"]).end()
     if code != 0 or not found or found[5] != ref[5]:
         wrong.append(f"exit code {code}, {found and found[0]} instead of {ref[0]}: {err[-300:]}")
-    wrong += go_on_history.check(job.history, args.samples, max_lost=0, epochs=args.epochs)
+    wrong += resume_history.check(job.history, args.samples, max_lost=0, epochs=args.epochs)
     return f"rank {rank} got SIGTERM, all left after step {at} of {steps}", wrong
 
 
@@ -137,7 +137,7 @@ def restarted(args, root, number, rng, ref):
     wrong = []
     if code != 0 or not found or found[5] != ref[5]:
         wrong.append(f"exit code {code}, {found and found[0]} instead of {ref[0]}: {err[-300:]}")
-    wrong += go_on_history.check(job.history, args.samples, max_lost=2 * args.save_every)
+    wrong += resume_history.check(job.history, args.samples, max_lost=2 * args.save_every)
     died = sum(name.startswith("killed.") for name in os.listdir(job.history))
     if died != len(kills):
         wrong.append(f"{died} kills instead of {len(kills)}")
@@ -162,7 +162,7 @@ def stopped(args, root, number, rng, ref):
     loss, expected = (float(found[4]), float(ref[4])) if found else (float("nan"), float("nan"))
     if code != 0 or not abs(loss - expected) <= 0.01 * expected:
         wrong.append(f"exit code {code}, loss {loss} instead of {expected}: {err[-300:]}")
-    wrong += go_on_history.check(job.history, args.samples, max_lost=0, epochs=args.epochs)
+    wrong += resume_history.check(job.history, args.samples, max_lost=0, epochs=args.epochs)
     return ", ".join(told) + f", loss {loss:.6g} beside {expected:.6g}", wrong
 
 

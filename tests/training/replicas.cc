@@ -71,5 +71,5 @@ int main(int argc, char** argv) {
   if (argc != 4) return 64;
   const std::string mode = argv[2];
   if (mode != "alone" && mode != "exchange") return 64;
-  return train(lockstep::base::parse_int_in("STEPS", argv[1], 1, 1000000), mode == "alone", argv[3]);
+  return train(lockstep::base::parse_int_in_range("STEPS", argv[1], 1, 1000000), mode == "alone", argv[3]);
 }

@@ -5,15 +5,15 @@
 
 namespace {
 
-struct Known {
+struct ExpectedModel {
   const char* arch;
   std::int64_t num_parameters;
   std::size_t num_tensors;  // of Python's state_dict()
 };
 
-TEST(Resnet, HasTorchvisionsParameters) {
-  for (const Known& known :
-       {Known{"resnet18", 11689512, 122}, {"resnet34", 21797672, 218}, {"resnet50", 25557032, 320}}) {
+TEST(Resnet, MatchesTorchvisionsParameters) {
+  for (const ExpectedModel& known :
+       {ExpectedModel{"resnet18", 11689512, 122}, {"resnet34", 21797672, 218}, {"resnet50", 25557032, 320}}) {
     resnet::Net net(resnet::kArchs.at(known.arch), 1000);
     std::int64_t count = 0;
     for (const auto& parameter : net->parameters()) count += parameter.numel();
@@ -41,7 +41,7 @@ TEST(Resnet, HalvesSidesFiveTimes) {
 }
 
 /// Blocks begin as their shortcuts.
-TEST(Resnet, BeginsWithEmptyBranches) {
+TEST(Resnet, StartsWithZeroBranches) {
   resnet::Net net(resnet::kArchs.at("resnet18"), 7);
   EXPECT_EQ(net->named_parameters()["layer1.0.bn2.weight"].abs().sum().item<float>(), 0);
   EXPECT_EQ(net->named_parameters()["layer1.0.bn1.weight"].sum().item<float>(), 64);

@@ -1,6 +1,6 @@
 // A training by Trainer that may be killed anywhere, and writes down what it did:
-//   training_fit model=mlp|mnist|gpt [data=PATH] folder=RUNS history=FOLDER [name=NAME] [resume=auto|PATH] [steps=N]
-//   [epochs=N] [batch=N] [save_every=N] [precision=NAME] [kill=RANK@STEP,...] [slow_ms=N] [plain=1]
+//   training_resumable model=mlp|mnist|gpt [data=PATH] folder=RUNS history=FOLDER [name=NAME] [resume=auto|PATH]
+//   [steps=N] [epochs=N] [batch=N] [save_every=N] [precision=NAME] [kill=RANK@STEP,...] [slow_ms=N] [plain=1]
 // `batch` is that of all ranks together. Each rank appends a line to HISTORY/rank.R.jsonl when it begins and after each
 // step, flushed: what it drew, and a hash of all weights before and after. kill: a rank kills itself with SIGKILL in
 // the forward of that step, once each, which a file in HISTORY remembers. plain: without what depends on the number of
@@ -36,13 +36,14 @@ namespace train = lockstep::train;
 
 using Words = std::map<std::string, std::string>;
 
-std::int64_t number(const Words& words, const std::string& name, std::int64_t otherwise) {
+std::int64_t int_argument(const Words& words, const std::string& name, std::int64_t default_value) {
   const auto found = words.find(name);
-  return found == words.end() ? otherwise : lockstep::base::parse_int_in(name, found->second, -1, 1'000'000'000);
+  return found == words.end() ? default_value
+                              : lockstep::base::parse_int_in_range(name, found->second, -1, 1'000'000'000);
 }
-std::string text(const Words& words, const std::string& name, const std::string& otherwise = "") {
+std::string text(const Words& words, const std::string& name, const std::string& default_value = "") {
   const auto found = words.find(name);
-  return found == words.end() ? otherwise : found->second;
+  return found == words.end() ? default_value : found->second;
 }
 
 std::string hash_of(const torch::nn::Module& module) {
@@ -56,21 +57,21 @@ std::string hash_of(const torch::nn::Module& module) {
 }
 
 /// What one rank writes down.
-class History {
+class StepHistory {
  public:
-  History(const std::string& folder, lockstep::Group& world)
+  StepHistory(const std::string& folder, lockstep::Group& world)
       : folder_(folder), rank_(world.rank()), world_size_(world.size()) {
-    generation_ = lockstep::job::identify(lockstep::base::Env::process()).generation;
+    generation_ = lockstep::job::identify(lockstep::base::Env::this_process()).generation;
     file_.open(folder + "/rank." + std::to_string(rank_) + ".jsonl", std::ios::app);
   }
-  void began(std::int64_t step, const std::string& hash) {
+  void record_start(std::int64_t step, const std::string& hash) {
     line("\"pid\": " + std::to_string(::getpid()) + ", \"begins_after\": " + std::to_string(step) + ", \"after\": \"" +
          hash + "\"");
   }
-  void drew(const std::vector<std::int64_t>& samples) {
+  void record_samples(const std::vector<std::int64_t>& samples) {
     samples_.insert(samples_.end(), samples.begin(), samples.end());
   }
-  void stepped(std::int64_t step, std::int64_t epoch, const std::string& before, const std::string& after) {
+  void record_step(std::int64_t step, std::int64_t epoch, const std::string& before, const std::string& after) {
     std::string samples;
     for (const std::int64_t sample : samples_) samples += (samples.empty() ? "" : ", ") + std::to_string(sample);
     samples_.clear();
@@ -78,7 +79,7 @@ class History {
          "], \"before\": \"" + before + "\", \"after\": \"" + after + "\"");
   }
   /// Whether this rank is to die in this step, for the first time.
-  bool dies_in(std::int64_t step, const std::string& kills) const {
+  bool should_die_in(std::int64_t step, const std::string& kills) const {
     std::istringstream items(kills);
     for (std::string item; std::getline(items, item, ',');)
       if (item == std::to_string(rank_) + "@" + std::to_string(step))
@@ -108,7 +109,7 @@ struct Mlp : torch::nn::Module {
   torch::nn::Linear last = register_module("last", torch::nn::Linear(24, 10));
   double dropout = 0.1;
 };
-struct Conv : torch::nn::Module {
+struct ConvNet : torch::nn::Module {
   torch::Tensor loss(const torch::Tensor& data, const torch::Tensor& target) {
     torch::Tensor x = torch::avg_pool2d(torch::gelu(norm(first((data - 0.1307) / 0.3081))), 2);
     x = torch::dropout(torch::avg_pool2d(torch::gelu(second(x)), 2), dropout, is_training());
@@ -121,8 +122,8 @@ struct Conv : torch::nn::Module {
   torch::nn::Linear last = register_module("last", torch::nn::Linear(16 * 7 * 7, 10));
   double dropout = 0.1;
 };
-struct Text : torch::nn::Module {
-  explicit Text(std::int64_t vocabulary)
+struct TextModel : torch::nn::Module {
+  explicit TextModel(std::int64_t vocabulary)
       : gpt(register_module(
             "gpt", Gpt(GptOptions{.vocabulary = vocabulary, .block = 32, .width = 32, .layers = 2, .heads = 2}))) {}
   torch::Tensor loss(const torch::Tensor& data, const torch::Tensor& target) {
@@ -139,49 +140,52 @@ std::vector<std::int64_t> samples_of(const torch::Tensor& target) {
 }
 
 template <typename Net>
-struct Watched : Net {
+struct RecordedModule : Net {
   using Net::Net;
   torch::Tensor training_step(Example& batch, train::StepLog& log) {
-    history->drew(samples_of(batch.target));
+    history->record_samples(samples_of(batch.target));
     const torch::Tensor loss = this->loss(batch.data, batch.target);
-    if (history->dies_in(log.step + 1, kills)) ::kill(::getpid(), SIGKILL);
+    if (history->should_die_in(log.step + 1, kills)) ::kill(::getpid(), SIGKILL);
     return loss;
   }
-  std::vector<train::OptimizerPlan> configure_optimizers(train::TrainingSetup& setup) {
+  std::vector<train::OptimizerConfig> configure_optimizers(train::TrainingSetup& setup) {
     return {{std::make_shared<lockstep::optim::AdamW>(setup.ddp(), lockstep::optim::AdamWOptions{.lr = 2e-3}),
              lockstep::optim::cosine_decay({.steps = std::max<std::int64_t>(1, setup.total_steps())})}};
   }
-  History* history = nullptr;
+  StepHistory* history = nullptr;
   std::string kills;
 };
 
-struct Writer : train::Callback {
-  Writer(History& to, std::int64_t ms) : history(to), slow_ms(ms) {}
-  void on_fit_start(train::Fit& fit) override { history.began(fit.step(), before = hash_of(fit.module())); }
-  void on_step(train::Fit& fit) override {
+struct HistoryCallback : train::Callback {
+  HistoryCallback(StepHistory& to, std::int64_t ms) : history(to), slow_ms(ms) {}
+  void on_fit_start(train::FitContext& fit) override {
+    history.record_start(fit.step(), before = hash_of(fit.module()));
+  }
+  void on_step(train::FitContext& fit) override {
     const std::string after = hash_of(fit.module());
-    history.stepped(fit.step(), fit.epoch(), before, after);
+    history.record_step(fit.step(), fit.epoch(), before, after);
     before = after;
     if (slow_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));  // so that somebody can kill it
   }
-  History& history;
+  StepHistory& history;
   std::int64_t slow_ms;
   std::string before;
 };
 
 template <typename Net, typename Dataset>
-int fit(const Words& words, train::Trainer& trainer, std::shared_ptr<Watched<Net>> net, Dataset dataset) {
+int fit(const Words& words, train::Trainer& trainer, std::shared_ptr<RecordedModule<Net>> net, Dataset dataset) {
   lockstep::Group& world = trainer.world();
-  History history(text(words, "history"), world);
+  StepHistory history(text(words, "history"), world);
   net->history = &history;
   net->kills = text(words, "kill");
-  if (number(words, "plain", 0) == 1) net->dropout = 0;
-  const auto writer = std::make_shared<Writer>(history, number(words, "slow_ms", 0));
+  if (int_argument(words, "plain", 0) == 1) net->dropout = 0;
+  const auto writer = std::make_shared<HistoryCallback>(history, int_argument(words, "slow_ms", 0));
   trainer.add(writer);
   const std::uint64_t size = dataset.size();
-  auto loader = lockstep::data::make_loader(
-      size, [dataset](std::size_t i) { return dataset(i); }, world,
-      {.batch_size = number(words, "batch", 12) / world.size(), .seed = 4, .mode = lockstep::data::ShardMode::kExact});
+  auto loader = lockstep::data::make_loader(size, [dataset](std::size_t i) { return dataset(i); }, world,
+                                            {.batch_size = int_argument(words, "batch", 12) / world.size(),
+                                             .seed = 4,
+                                             .mode = lockstep::data::ShardMode::kExact});
   const train::FitResult result = trainer.fit(net, loader);
   if (world.rank() == 0)
     std::cout << "end=" << static_cast<int>(result.reason) << " steps=" << result.steps << " epochs=" << result.epochs
@@ -191,7 +195,7 @@ int fit(const Words& words, train::Trainer& trainer, std::shared_ptr<Watched<Net
 }
 
 template <typename Make>
-struct Made {
+struct GeneratedDataset {
   std::uint64_t count;
   Make make;
   std::uint64_t size() const { return count; }
@@ -199,48 +203,52 @@ struct Made {
 };
 
 int run(const Words& words) {
-  train::TrainerOptions options{.max_epochs = number(words, "epochs", -1),
-                                .max_steps = number(words, "steps", -1),
+  train::TrainerOptions options{.max_epochs = int_argument(words, "epochs", -1),
+                                .max_steps = int_argument(words, "steps", -1),
                                 .precision = text(words, "precision", "32"),
                                 .seed = 11};
   options.folder = text(words, "folder");
   options.name = text(words, "name", "fit");
   options.resume = text(words, "resume");
-  options.sync_batch_norm = number(words, "plain", 0) == 1 && text(words, "model") == "mnist";  // it alone has one
-  options.save_every_n_steps = number(words, "save_every", 5);
+  options.sync_batch_norm =
+      int_argument(words, "plain", 0) == 1 && text(words, "model") == "mnist";  // it alone has one
+  options.save_every_n_steps = int_argument(words, "save_every", 5);
   options.log_every_n_steps = 1;
   options.progress_bar = options.model_summary = false;
   train::Trainer trainer(options);
   torch::manual_seed(trainer.world().rank());
   const std::string model = text(words, "model", "mlp"), data = text(words, "data");
   if (model == "mnist") {
-    const auto images = lockstep::data::Mnist::load(data, lockstep::data::Mnist::Part::kTest)
-                            .slice(0, static_cast<std::size_t>(number(words, "samples", 2000)));
+    const auto images = lockstep::data::Mnist::load(data, lockstep::data::Mnist::Mode::kTest)
+                            .slice(0, static_cast<std::size_t>(int_argument(words, "samples", 2000)));
     const auto make = [images](std::size_t i) {
       Example example = images.get(i);
       return Example{example.data, example.target + static_cast<std::int64_t>(i) * 10};
     };
-    return fit<Conv>(words, trainer, std::make_shared<Watched<Conv>>(), Made<decltype(make)>{images.size(), make});
+    return fit<ConvNet>(words, trainer, std::make_shared<RecordedModule<ConvNet>>(),
+                        GeneratedDataset<decltype(make)>{images.size(), make});
   }
   if (model == "gpt") {
     const auto corpus = lockstep::data::read_corpus(data);
-    const auto vocabulary = lockstep::data::Vocabulary::of(corpus);
+    const auto vocabulary = lockstep::data::Vocabulary::from_text(corpus);
     const lockstep::data::CharDataset windows(vocabulary.encode(corpus), {.block_size = 32});
     const auto make = [windows](std::size_t i) {
       Example example = windows.get(i);
       return Example{example.data, torch::cat({torch::tensor({static_cast<std::int64_t>(i)}), example.target})};
     };
     const auto count =
-        std::min<std::uint64_t>(windows.size(), static_cast<std::uint64_t>(number(words, "samples", 2000)));
-    return fit<Text>(words, trainer, std::make_shared<Watched<Text>>(static_cast<std::int64_t>(vocabulary.size())),
-                     Made<decltype(make)>{count, make});
+        std::min<std::uint64_t>(windows.size(), static_cast<std::uint64_t>(int_argument(words, "samples", 2000)));
+    return fit<TextModel>(words, trainer,
+                          std::make_shared<RecordedModule<TextModel>>(static_cast<std::int64_t>(vocabulary.size())),
+                          GeneratedDataset<decltype(make)>{count, make});
   }
   const auto make = [](std::size_t i) {
     const torch::Tensor x = (torch::arange(1, 33) * static_cast<std::int64_t>(i % 509 + 1)).remainder(97) / 48.5 - 1;
     return Example{x, torch::tensor(static_cast<std::int64_t>(i * 10 + i * 7 % 509 % 10))};
   };
-  return fit<Mlp>(words, trainer, std::make_shared<Watched<Mlp>>(),
-                  Made<decltype(make)>{static_cast<std::uint64_t>(number(words, "samples", 100)), make});
+  return fit<Mlp>(
+      words, trainer, std::make_shared<RecordedModule<Mlp>>(),
+      GeneratedDataset<decltype(make)>{static_cast<std::uint64_t>(int_argument(words, "samples", 100)), make});
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import check_history  # noqa: E402
 
 
-def starts_of(folder):
+def read_starts(folder):
     """{start: (step that it goes on after, {step: lines})}. A rank's lines tell when it began; ranks that some start did not have have begun less often."""
     starts, ranks = {}, {}
     for name in os.listdir(folder):
@@ -41,11 +41,11 @@ def starts_of(folder):
 
 def check(folder, samples, max_lost, epochs=None):
     """What is wrong, as sentences. `epochs`: so many, each of which has all `samples`."""
-    lines = [line for _, some in starts_of(folder).values() for line in some]
+    lines = [line for _, some in read_starts(folder).values() for line in some]
     wrong = check_history.check(lines, max_lost)
     if epochs is not None:
         drawn = collections.Counter()
-        for of_step in check_history.way_to_the_end(check_history.by_step(lines)).values():
+        for of_step in check_history.final_history(check_history.by_step(lines)).values():
             for line in of_step:
                 drawn[line["epoch"]] += len(line["samples"])
         wrong += [

@@ -17,11 +17,11 @@ namespace lockstep::tests {
 using Words = std::vector<std::string>;
 
 /// lockstep run -n RANKS WORDS...; must end with `code`.
-inline Exit run_ranks(int ranks, const Words& words, int code = 0) {
+inline ProcessResult run_ranks(int ranks, const Words& words, int code = 0) {
   Words argv = {LOCKSTEP_PROGRAM_PATH, "run", "-n", std::to_string(ranks), "--bind", "none", "--"};
   argv.insert(argv.end(), words.begin(), words.end());
   // More threads than cores, in several processes that wait for each other, are slower than one thread each.
-  Exit exit = run_process({.argv = argv, .env = {{"OMP_NUM_THREADS", "1"}}}, std::chrono::seconds(200));
+  ProcessResult exit = run_process({.argv = argv, .env = {{"OMP_NUM_THREADS", "1"}}}, std::chrono::seconds(200));
   EXPECT_EQ(exit.code, code) << exit.out << exit.err;
   return exit;
 }
@@ -44,7 +44,7 @@ inline double largest_difference(const std::vector<double>& a, const std::vector
 }
 
 /// The number behind the last `label` in `text`; NaN when there is none.
-inline double number_after(const std::string& text, const std::string& label) {
+inline double last_number_after(const std::string& text, const std::string& label) {
   const std::size_t place = text.rfind(label);
   return place == std::string::npos ? NAN : std::strtod(text.c_str() + place + label.size(), nullptr);
 }
@@ -52,7 +52,7 @@ inline double number_after(const std::string& text, const std::string& label) {
 /// Writes `count` images of ten kinds, which a network tells apart after some steps, as the test files of MNIST. Some
 /// labels of the first nine tenths are wrong, so that the loss does not vanish: relative differences would mean
 /// nothing.
-inline void write_digits(const TempDir& folder, std::uint32_t count) {
+inline void write_synthetic_mnist(const TempDir& folder, std::uint32_t count) {
   const auto be32 = [](std::uint32_t value) {
     std::string bytes;
     for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(value >> shift);

@@ -45,14 +45,14 @@ void set_options(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // Silence on an idle connection is found by keepalive, asking every second; what was sent and is not confirmed ends
   // one by the user timeout, which also replaces keepalive's count (RFC 5482, tcp(7)).
-  const unsigned silent_ms = std::chrono::milliseconds(kHostIsSilent).count();
+  const unsigned silent_ms = std::chrono::milliseconds(kPeerHostTimeout).count();
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
 }
 
-Fd bound(const Address& address) {
+Fd bind_socket(const Address& address) {
   const AddrInfo info = resolve(address, true);
   Fd fd = new_socket(*info);
   const int on = 1;
@@ -63,7 +63,7 @@ Fd bound(const Address& address) {
   return fd;
 }
 
-Address numeric(const sockaddr_storage& storage, socklen_t length) {
+Address numeric_address(const sockaddr_storage& storage, socklen_t length) {
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
   const int error = ::getnameinfo(reinterpret_cast<const sockaddr*>(&storage), length, host, sizeof host, port,
@@ -88,7 +88,7 @@ int try_connect(const addrinfo& info, Fd& fd, Deadline deadline) {
   if (::connect(fd.get(), info.ai_addr, info.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
   if (!wait_writable(fd.get(), deadline)) return ETIMEDOUT;
-  return dial_error(fd.get());
+  return connect_error(fd.get());
 }
 
 }  // namespace
@@ -104,35 +104,35 @@ Address parse_address(std::string_view what, std::string_view text) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   if (colon == std::string_view::npos || host.empty())
     throw UsageError(std::string(what) + " is " + quoted(text, 256) + "; allowed is host:port");
-  return {std::string(host), static_cast<std::uint16_t>(
-                                 parse_int_in("the port in " + std::string(what), text.substr(colon + 1), 1, 65535))};
+  return {std::string(host), static_cast<std::uint16_t>(parse_int_in_range("the port in " + std::string(what),
+                                                                           text.substr(colon + 1), 1, 65535))};
 }
 
 Fd listen_on(const Address& address) {
-  Fd fd = bound(address);
+  Fd fd = bind_socket(address);
   if (::listen(fd.get(), 128) != 0)
     throw SystemError("cannot listen on " + to_string(address), errno,
                       errno == EADDRINUSE ? Cause::kPortInUse : Cause::kResource);
   return fd;
 }
 
-Fd reserve_port(const Address& address) { return bound(address); }
+Fd reserve_port(const Address& address) { return bind_socket(address); }
 
 Address local_address(int fd) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError("getsockname", errno);
-  return numeric(storage, length);
+  return numeric_address(storage, length);
 }
 
 Address peer_address(int fd) {
   sockaddr_storage storage{};
   socklen_t length = sizeof storage;
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &length) != 0) throw SystemError("getpeername", errno);
-  return numeric(storage, length);
+  return numeric_address(storage, length);
 }
 
-Fd accept_one(int listener) {
+Fd try_accept(int listener) {
   Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd) set_options(fd.get());
   return fd;
@@ -143,26 +143,26 @@ bool is_unreachable(int error_number) {
          error_number == ENETDOWN || error_number == EHOSTDOWN;
 }
 
-Fd dial(const Address& address, Deadline deadline, bool listens) {
+Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final) {
   const AddrInfo info = resolve(address, false);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     int error = 0;
-    for (const addrinfo* one = info.get(); one; one = one->ai_next) {
+    for (const addrinfo* entry = info.get(); entry; entry = entry->ai_next) {
       Fd fd;
-      error = try_connect(*one, fd, deadline);
+      error = try_connect(*entry, fd, deadline);
       if (error == 0) {
         set_options(fd.get());
         return fd;
       }
     }
-    if (deadline.expired() || (listens && error == ECONNREFUSED))
-      throw PeerLost(Cause::kCoordinatorLost, "connect", -1, -1,
-                     "cannot connect to " + to_string(address) + ": " + std::strerror(error));
-    std::this_thread::sleep_for(std::min(pause, deadline.left()));
+    if (deadline.expired() || (refusal_is_final && error == ECONNREFUSED))
+      throw PeerLostError(Cause::kCoordinatorLost, "connect", -1, -1,
+                          "cannot connect to " + to_string(address) + ": " + std::strerror(error));
+    std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
   }
 }
 
-Fd begin_dial(const Address& address, const std::string& source) {
+Fd start_connect(const Address& address, const std::string& source) {
   const AddrInfo info = resolve(address, false);
   Fd fd = new_socket(*info);
   set_options(fd.get());
@@ -176,7 +176,7 @@ Fd begin_dial(const Address& address, const std::string& source) {
   return fd;
 }
 
-int dial_error(int fd) {
+int connect_error(int fd) {
   int error = 0;
   socklen_t length = sizeof error;
   ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
@@ -199,10 +199,10 @@ void send_all(int fd, std::string_view bytes, Deadline deadline) {
 bool recv_all(int fd, void* data, std::size_t size, Deadline deadline) {
   auto* to = static_cast<char*>(data);
   for (std::size_t have = 0; have < size;) {
-    const ssize_t got = ::recv(fd, to + have, size - have, 0);
-    if (got > 0) {
-      have += static_cast<std::size_t>(got);
-    } else if (got == 0) {
+    const ssize_t received = ::recv(fd, to + have, size - have, 0);
+    if (received > 0) {
+      have += static_cast<std::size_t>(received);
+    } else if (received == 0) {
       if (have == 0) return false;
       throw SystemError("the connection ended inside a message", ECONNRESET, Cause::kPeerUnreachable);
     } else if (errno == EAGAIN) {
@@ -223,23 +223,23 @@ std::vector<InterfaceAddress> interface_addresses() {
   if (::getifaddrs(&first) != 0) return found;
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(first, &::freeifaddrs);
   for (const int family : {AF_INET, AF_INET6})
-    for (const ifaddrs* one = first; one; one = one->ifa_next) {
-      if (!one->ifa_addr || one->ifa_addr->sa_family != family || !(one->ifa_flags & IFF_UP)) continue;
+    for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+      if (!entry->ifa_addr || entry->ifa_addr->sa_family != family || !(entry->ifa_flags & IFF_UP)) continue;
       const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
       sockaddr_storage storage{};
-      std::memcpy(&storage, one->ifa_addr, length);
-      found.push_back({one->ifa_name, numeric(storage, length).host, (one->ifa_flags & IFF_LOOPBACK) != 0});
+      std::memcpy(&storage, entry->ifa_addr, length);
+      found.push_back({entry->ifa_name, numeric_address(storage, length).host, (entry->ifa_flags & IFF_LOOPBACK) != 0});
     }
   return found;
 }
 
 std::string address_of_interface(const std::string& name) {
-  for (const InterfaceAddress& one : interface_addresses())
-    if (name.empty() ? !one.loopback : name == one.interface) return one.address;
+  for (const InterfaceAddress& entry : interface_addresses())
+    if (name.empty() ? !entry.loopback : name == entry.interface) return entry.address;
   return "";
 }
 
-std::string address_towards(const Address& target) {
+std::string source_address_for(const Address& target) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   hints.ai_flags = AI_NUMERICSERV;

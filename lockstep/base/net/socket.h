@@ -38,26 +38,26 @@ Address local_address(int fd);
 Address peer_address(int fd);
 
 /// Takes a waiting connection; an empty Fd when there is none. It ends by itself as one of dial() does.
-Fd accept_one(int listener);
+Fd try_accept(int listener);
 
 /// How long the host at the other end may be silent before a connection ends: every host answers by its system, also
 /// for a process that is stopped.
-inline constexpr std::chrono::seconds kHostIsSilent{5};
+inline constexpr std::chrono::seconds kPeerHostTimeout{5};
 /// Whether the number of a SystemError says that the other host cannot be reached, not that the process there has
 /// ended.
 bool is_unreachable(int error_number);
 
-/// Connects, trying again while the host refuses (it may not listen yet) until the deadline. Throws PeerLost naming the
-/// address and the last refusal. TCP_NODELAY is on; the connection ends with ETIMEDOUT kHostIsSilent after the last
-/// sign of the other host, whether something was under way or not. With `listens` a refusal is final: somebody has
-/// listened there before.
-Fd dial(const Address& address, Deadline deadline, bool listens = false);
+/// Connects, trying again while the host refuses (it may not listen yet) until the deadline. Throws PeerLostError
+/// naming the address and the last refusal. TCP_NODELAY is on; the connection ends with ETIMEDOUT kPeerHostTimeout
+/// after the last sign of the other host, whether something was under way or not. With `listens` a refusal is final:
+/// somebody has listened there before.
+Fd connect_to(const Address& address, Deadline deadline, bool refusal_is_final = false);
 
 /// Begins to connect to a numeric `address`, from `source` when that is not empty: writable when it is decided, and
-/// dial_error() then says how. Throws SystemError when it fails at once.
-Fd begin_dial(const Address& address, const std::string& source);
+/// connect_error() then says how. Throws SystemError when it fails at once.
+Fd start_connect(const Address& address, const std::string& source);
 /// 0, or the errno of an attempt that has failed.
-int dial_error(int fd);
+int connect_error(int fd);
 
 /// Sends all of `bytes`. Throws SystemError when the connection is gone, kRankStuck in it at the deadline.
 void send_all(int fd, std::string_view bytes, Deadline deadline);
@@ -85,7 +85,7 @@ std::string address_of_interface(const std::string& name);
 
 /// This host's address on the way to `target`: what the kernel would send from. The target's own when that cannot be
 /// told. Nothing is sent.
-std::string address_towards(const Address& target);
+std::string source_address_for(const Address& target);
 
 /// This machine's name, as uname(2) gives it.
 std::string host_name();

@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::uint64_t kMagic = 0x4c4f434b53544550;  // "LOCKSTEP"
 constexpr int kBacklog = 128;
-constexpr const char* kDoor = "/door";
-constexpr const char* kRandomPart = "XXXXXX";  // what mkdtemp() replaces
+constexpr const char* kSocketName = "/door";
+constexpr const char* kTemplateSuffix = "XXXXXX";  // what mkdtemp() replaces
 
-sockaddr_un address_of(const std::string& path) {
+sockaddr_un unix_address(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path)
@@ -29,13 +29,13 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-Fd local_socket() {
+Fd make_unix_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw SystemError("cannot make a socket", errno);
   return fd;
 }
 
-bool same_user(int socket) {
+bool is_same_user(int socket) {
   ucred peer{};
   socklen_t size = sizeof peer;
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
@@ -43,13 +43,13 @@ bool same_user(int socket) {
 
 }  // namespace
 
-PrivateDoor::PrivateDoor(const std::string& parent) {
-  folder_ = parent + "/lockstep-" + kRandomPart;
-  address_of(folder_ + kDoor);  // throws when it is too long, before there is a folder
-  listener_ = local_socket();
+UnixListener::UnixListener(const std::string& parent) {
+  folder_ = parent + "/lockstep-" + kTemplateSuffix;
+  unix_address(folder_ + kSocketName);  // throws when it is too long, before there is a folder
+  listener_ = make_unix_socket();
   if (!::mkdtemp(folder_.data())) throw SystemError("cannot make a folder in " + parent, errno);
-  path_ = folder_ + kDoor;
-  const sockaddr_un address = address_of(path_);
+  path_ = folder_ + kSocketName;
+  const sockaddr_un address = unix_address(path_);
   if (::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listener_.get(), kBacklog) != 0) {
     const int error = errno;
@@ -58,34 +58,34 @@ PrivateDoor::PrivateDoor(const std::string& parent) {
   }
 }
 
-PrivateDoor::~PrivateDoor() { remove(); }
+UnixListener::~UnixListener() { remove(); }
 
-void PrivateDoor::remove() noexcept {
+void UnixListener::remove() noexcept {
   ::unlink(path_.c_str());
   ::rmdir(folder_.c_str());
 }
 
-Fd PrivateDoor::accept(Deadline deadline) {
+Fd UnixListener::accept(Deadline deadline) {
   for (;;) {
     if (!wait_readable(listener_.get(), deadline))
       throw SystemError("nobody came to " + path_, ETIMEDOUT, Cause::kJoinTimeout);
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd && same_user(fd.get())) return fd;
+    if (fd && is_same_user(fd.get())) return fd;
   }
 }
 
-Fd knock(const std::string& path) {
-  Fd fd = local_socket();
-  const sockaddr_un address = address_of(path);
+Fd connect_unix(const std::string& path) {
+  Fd fd = make_unix_socket();
+  const sockaddr_un address = unix_address(path);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     throw SystemError("cannot connect to " + path, errno);
-  if (!same_user(fd.get())) throw SystemError(path + " belongs to another user", EPERM);
+  if (!is_same_user(fd.get())) throw SystemError(path + " belongs to another user", EPERM);
   return fd;
 }
 
-void send_parcel(int socket, std::uint64_t label, int fd) {
-  std::array<std::uint64_t, 2> words{kMagic, label};
-  iovec part{words.data(), sizeof words};
+void send_fd(int socket, std::uint64_t label, int fd) {
+  std::array<std::uint64_t, 2> header_words{kMagic, label};
+  iovec part{header_words.data(), sizeof header_words};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
   msghdr message{};
   message.msg_iov = &part;
@@ -97,23 +97,23 @@ void send_parcel(int socket, std::uint64_t label, int fd) {
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof fd);
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  if (::sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof words))
+  if (::sendmsg(socket, &message, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof header_words))
     throw SystemError("cannot hand a descriptor to another process", errno);
 }
 
-Parcel receive_parcel(int socket, Deadline deadline) {
+FdMessage receive_fd(int socket, Deadline deadline) {
   if (!wait_readable(socket, deadline))
     throw SystemError("another process of this host did not answer", ETIMEDOUT, Cause::kJoinTimeout);
-  std::array<std::uint64_t, 2> words{};
-  iovec part{words.data(), sizeof words};
+  std::array<std::uint64_t, 2> header_words{};
+  iovec part{header_words.data(), sizeof header_words};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  Parcel parcel;
+  const ssize_t received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  FdMessage parcel;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header))
     if (header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
         header->cmsg_len == CMSG_LEN(sizeof(int))) {
@@ -121,9 +121,9 @@ Parcel receive_parcel(int socket, Deadline deadline) {
       std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
       parcel.fd.reset(fd);
     }
-  if (got != static_cast<ssize_t>(sizeof words) || words[0] != kMagic || !parcel.fd)
-    throw SystemError("another process of this host gave no descriptor", got < 0 ? errno : EPROTO);
-  parcel.label = words[1];
+  if (received != static_cast<ssize_t>(sizeof header_words) || header_words[0] != kMagic || !parcel.fd)
+    throw SystemError("another process of this host gave no descriptor", received < 0 ? errno : EPROTO);
+  parcel.label = header_words[1];
   return parcel;
 }
 

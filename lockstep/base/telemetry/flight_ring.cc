@@ -20,22 +20,22 @@ std::string printable(std::string_view text) {
 }
 
 std::uint16_t FlightRing::add_channel(std::string_view name) noexcept {
-  const std::uint32_t place =
+  const std::uint32_t slot =
       std::min<std::uint32_t>(num_channels.fetch_add(1, std::memory_order_relaxed), kChannels - 1);
-  put(channels[place], place + 1 < kChannels ? name : "(one of many)");
-  return static_cast<std::uint16_t>(place);
+  copy_text(channels[slot], slot + 1 < kChannels ? name : "(one of many)");
+  return static_cast<std::uint16_t>(slot);
 }
 
-void FlightRing::give_up(std::uint16_t channel) noexcept {
+void FlightRing::abandon(std::uint16_t channel) noexcept {
   for (FlightEntry& entry : entries) {
-    std::int64_t not_yet = 0;
+    std::int64_t running = 0;
     if (entry.number.load(std::memory_order_acquire) != 0 && entry.channel == channel)
-      entry.ended.compare_exchange_strong(not_yet, kGivenUp);
+      entry.ended.compare_exchange_strong(running, kAbandoned);
   }
 }
 
-std::vector<FlightSeen> read_flight(const FlightRing& ring) {
-  std::vector<FlightSeen> all;
+std::vector<OperationRecord> read_flight_ring(const FlightRing& ring) {
+  std::vector<OperationRecord> all;
   for (std::size_t i = 0; i < FlightRing::kEntries; ++i) {
     const FlightEntry& entry = ring.entries[i];
     const std::uint64_t number = entry.number;
@@ -45,14 +45,15 @@ std::vector<FlightSeen> read_flight(const FlightRing& ring) {
          .seq = entry.seq,
          .bytes = entry.bytes,
          .step = entry.step,
-         .begun = entry.begun,
+         .started = entry.started,
          .ended = entry.ended,
          .channel = text_of(ring.channels[std::min<std::size_t>(entry.channel.load(), FlightRing::kChannels - 1)]),
          .kind = text_of(entry.kind),
          .dtype = text_of(entry.dtype),
          .name = text_of(entry.name)});
   }
-  std::sort(all.begin(), all.end(), [](const FlightSeen& a, const FlightSeen& b) { return a.number < b.number; });
+  std::sort(all.begin(), all.end(),
+            [](const OperationRecord& a, const OperationRecord& b) { return a.number < b.number; });
   return all;
 }
 

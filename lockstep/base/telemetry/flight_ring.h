@@ -28,7 +28,7 @@ inline std::int64_t ticks() noexcept {
 }
 
 /// What is told of an operation that begins. Text is cut to what an entry holds.
-struct FlightNote {
+struct OperationStart {
   std::uint16_t channel = 0;  ///< of FlightRing::add_channel()
   std::uint64_t seq = 0;
   std::string_view kind;  ///< "all_reduce"
@@ -44,8 +44,8 @@ struct FlightEntry {
   std::uint64_t seq;
   std::uint64_t bytes;
   std::int64_t step;
-  std::int64_t begun;               ///< ticks
-  std::atomic<std::int64_t> ended;  ///< 0: not yet; kGivenUp
+  std::int64_t started;             ///< ticks
+  std::atomic<std::int64_t> ended;  ///< 0: not yet; kAbandoned
   std::atomic<std::uint16_t> channel;
   char kind[14];
   char dtype[8];
@@ -59,9 +59,9 @@ struct FlightRing {
   static constexpr std::size_t kEntries = 4096;
   static constexpr std::size_t kChannels = 256;
   static constexpr std::size_t kChannelBytes = 64;
-  static constexpr std::int64_t kGivenUp = -1;
+  static constexpr std::int64_t kAbandoned = -1;
 
-  std::atomic<std::uint64_t> begun;  ///< entries
+  std::atomic<std::uint64_t> started;  ///< entries
   std::atomic<std::uint32_t> num_channels;
   std::uint32_t unused;
   char channels[kChannels][kChannelBytes];  ///< names
@@ -71,20 +71,20 @@ struct FlightRing {
   std::uint16_t add_channel(std::string_view name) noexcept;
 
   /// The entry's number, for end().
-  std::uint64_t begin(const FlightNote& note) noexcept {
-    const std::uint64_t number = begun.fetch_add(1, std::memory_order_relaxed) + 1;
+  std::uint64_t begin(const OperationStart& note) noexcept {
+    const std::uint64_t number = started.fetch_add(1, std::memory_order_relaxed) + 1;
     FlightEntry& entry = entries[number % kEntries];
     entry.number.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
     entry.seq = note.seq;
     entry.bytes = note.bytes;
     entry.step = note.step;
-    entry.begun = ticks();
+    entry.started = ticks();
     entry.ended.store(0, std::memory_order_relaxed);
     entry.channel.store(note.channel, std::memory_order_relaxed);
-    put(entry.kind, note.kind);
-    put(entry.dtype, note.dtype);
-    put(entry.name, note.name);
+    copy_text(entry.kind, note.kind);
+    copy_text(entry.dtype, note.dtype);
+    copy_text(entry.name, note.name);
     entry.number.store(number, std::memory_order_release);
     // Half a megabyte goes round: what comes next is not in the nearest cache, and there is time until then.
     const FlightEntry* next = &entries[(number + 1) % kEntries];
@@ -100,35 +100,35 @@ struct FlightRing {
   }
 
   /// Nothing that goes on there will end. Looks at all entries.
-  void give_up(std::uint16_t channel) noexcept;
+  void abandon(std::uint16_t channel) noexcept;
 
  private:
   template <std::size_t n>
-  static void put(char (&place)[n], std::string_view text) noexcept {
+  static void copy_text(char (&slot)[n], std::string_view text) noexcept {
     const std::size_t size = std::min(n, text.size());
-    if (size > 0) std::memcpy(place, text.data(), size);
-    if (size < n) place[size] = 0;
+    if (size > 0) std::memcpy(slot, text.data(), size);
+    if (size < n) slot[size] = 0;
   }
 };
 
 /// A copy of an entry, checked: it may come from a stranger, and is printable.
-struct FlightSeen {
+struct OperationRecord {
   std::uint64_t number = 0;
   std::uint64_t seq = 0;
   std::uint64_t bytes = 0;
   std::int64_t step = 0;
-  std::int64_t begun = 0,
-               ended =
-                   0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on, and may be kGivenUp
+  std::int64_t
+      started = 0,
+      ended = 0;  ///< ticks, or what a reader has made of them; `ended` is 0 while it goes on, and may be kAbandoned
   std::string channel, kind, dtype, name;
 
-  bool goes_on() const { return ended == 0; }
-  bool given_up() const { return ended == FlightRing::kGivenUp; }
-  bool finished() const { return !goes_on() && !given_up(); }
+  bool is_running() const { return ended == 0; }
+  bool is_abandoned() const { return ended == FlightRing::kAbandoned; }
+  bool is_finished() const { return !is_running() && !is_abandoned(); }
 };
 
 /// The entries of a copy of a ring, in the order in which they began.
-std::vector<FlightSeen> read_flight(const FlightRing& ring);
+std::vector<OperationRecord> read_flight_ring(const FlightRing& ring);
 
 /// Without what a terminal would obey.
 std::string printable(std::string_view text);

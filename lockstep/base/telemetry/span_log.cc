@@ -7,18 +7,18 @@
 namespace lockstep::base {
 namespace {
 
-std::atomic<SpanLog*> of_process = nullptr;
+std::atomic<SpanLog*> process_log = nullptr;
 
 }  // namespace
 
-SpanLog* SpanLog::process() noexcept { return of_process.load(std::memory_order_acquire); }
+SpanLog* SpanLog::this_process() noexcept { return process_log.load(std::memory_order_acquire); }
 
-void SpanLog::switch_on() {
+void SpanLog::enable() {
   static SpanLog& log = *new SpanLog();  // never freed: threads may write as long as there are some
-  of_process.store(&log, std::memory_order_release);
+  process_log.store(&log, std::memory_order_release);
 }
 
-void SpanLog::add(LoggedSpan span) {
+void SpanLog::add(Span span) {
   const std::lock_guard lock(mutex_);
   if (spans_.size() < kMaxSpans) {
     spans_.push_back(std::move(span));
@@ -28,9 +28,9 @@ void SpanLog::add(LoggedSpan span) {
   next_ = (next_ + 1) % kMaxSpans;
 }
 
-std::vector<LoggedSpan> SpanLog::spans() const {
+std::vector<Span> SpanLog::spans() const {
   const std::lock_guard lock(mutex_);
-  std::vector<LoggedSpan> all = spans_;
+  std::vector<Span> all = spans_;
   std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(next_), all.end());
   return all;
 }

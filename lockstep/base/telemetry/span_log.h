@@ -10,7 +10,7 @@
 namespace lockstep::base {
 
 /// Times as in monotonic.h.
-struct LoggedSpan {
+struct Span {
   std::string kind;  ///< "bucket", "wait"
   std::string name;
   std::uint64_t bytes = 0;
@@ -24,17 +24,17 @@ class SpanLog {
   static constexpr std::size_t kMaxSpans = std::size_t{1} << 15;
 
   /// Nothing as long as nobody has asked. Any thread.
-  static SpanLog* process() noexcept;
+  static SpanLog* this_process() noexcept;
   /// From now on there is one, until the process ends. Any thread.
-  static void switch_on();
+  static void enable();
 
-  void add(LoggedSpan span);
+  void add(Span span);
   /// In the order in which they were added.
-  std::vector<LoggedSpan> spans() const;
+  std::vector<Span> spans() const;
 
  private:
   mutable std::mutex mutex_;  // guards what follows
-  std::vector<LoggedSpan> spans_;
+  std::vector<Span> spans_;
   std::size_t next_ = 0;  // the oldest, once there are kMaxSpans
 };
 

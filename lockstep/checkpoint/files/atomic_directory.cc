@@ -18,54 +18,54 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool lock(const base::Fd& entry) { return entry && ::flock(entry.get(), LOCK_EX | LOCK_NB) == 0; }
+bool try_lock(const base::Fd& entry) { return entry && ::flock(entry.get(), LOCK_EX | LOCK_NB) == 0; }
 
 // Folders and files of processes that were killed: nobody holds their locks any more. What cannot be removed now stays
 // for the next time, and what cannot be locked (NFS has no locks of folders) for somebody who knows.
-void remove_leftovers(const std::string& parent) {
+void remove_stale(const std::string& parent) {
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
     if (!entry->path().filename().string().starts_with(kTempPrefix)) continue;
-    const base::Fd left(::openat(AT_FDCWD, entry->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    const base::Fd stale(::openat(AT_FDCWD, entry->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     std::error_code ignored;
-    if (lock(left)) fs::remove_all(entry->path(), ignored);
+    if (try_lock(stale)) fs::remove_all(entry->path(), ignored);
   }
   if (error) throw base::SystemError("cannot read the folder " + parent, error.value());
 }
 
 }  // namespace
 
-AtomicFolder::AtomicFolder(const std::string& parent) : parent_(parent) {
-  parent_fd_ = open_folder(parent, parent + "/*");
-  remove_leftovers(parent);
-  const std::string temp = temp_name();
+AtomicDirectory::AtomicDirectory(const std::string& parent) : parent_(parent) {
+  parent_directory_ = open_directory(parent, parent + "/*");
+  remove_stale(parent);
+  const std::string temp = make_temp_name();
   path_ = parent + "/" + temp;
-  if (::mkdirat(parent_fd_.get(), temp.c_str(), 0700) != 0)
+  if (::mkdirat(parent_directory_.get(), temp.c_str(), 0700) != 0)
     throw base::SystemError("cannot make a folder in " + parent, errno);
-  folder_.reset(::openat(parent_fd_.get(), temp.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  const int number = folder_ && (lock(folder_) || errno != EWOULDBLOCK) ? 0 : errno;
-  if (number != 0) ::unlinkat(parent_fd_.get(), temp.c_str(), AT_REMOVEDIR);
+  directory_.reset(::openat(parent_directory_.get(), temp.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  const int number = directory_ && (try_lock(directory_) || errno != EWOULDBLOCK) ? 0 : errno;
+  if (number != 0) ::unlinkat(parent_directory_.get(), temp.c_str(), AT_REMOVEDIR);
   if (number != 0) throw base::SystemError("cannot lock the folder " + path_, number);
   temp_name_ = temp;
 }
 
-AtomicFolder::~AtomicFolder() {
+AtomicDirectory::~AtomicDirectory() {
   std::error_code ignored;
   if (!temp_name_.empty()) fs::remove_all(path_, ignored);
 }
 
-void AtomicFolder::commit(const std::string& name) {
-  sync_folder(folder_, path_ + "/*");
-  if (::renameat(parent_fd_.get(), temp_name_.c_str(), parent_fd_.get(), name.c_str()) != 0)
+void AtomicDirectory::commit(const std::string& name) {
+  sync_directory(directory_, path_ + "/*");
+  if (::renameat(parent_directory_.get(), temp_name_.c_str(), parent_directory_.get(), name.c_str()) != 0)
     throw base::SystemError("cannot put in place " + parent_ + "/" + name, errno);
   temp_name_.clear();
   path_ = parent_ + "/" + name;
-  sync_folder(parent_fd_, path_);
+  sync_directory(parent_directory_, path_);
 }
 
-void remove_folder(const std::string& parent, const std::string& name) {
-  const base::Fd folder = open_folder(parent, parent + "/" + name);
-  const std::string temp = temp_name();
+void remove_directory(const std::string& parent, const std::string& name) {
+  const base::Fd folder = open_directory(parent, parent + "/" + name);
+  const std::string temp = make_temp_name();
   if (::renameat(folder.get(), name.c_str(), folder.get(), temp.c_str()) != 0)
     throw base::SystemError("cannot remove " + parent + "/" + name, errno);
   std::error_code error;

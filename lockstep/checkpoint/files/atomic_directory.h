@@ -11,14 +11,14 @@ namespace lockstep::checkpoint {
 /// own. What a process that is killed leaves behind, this folder or the file of an AtomicFile, the next one that makes
 /// one in the same place removes: they are locked (flock) while they are written. Where a file system has no such
 /// locks, as NFS for folders, they stay.
-class AtomicFolder {
+class AtomicDirectory {
  public:
-  /// Throws SystemError and UsageError: see open_folder().
-  explicit AtomicFolder(const std::string& parent);
-  AtomicFolder(const AtomicFolder&) = delete;
-  AtomicFolder& operator=(const AtomicFolder&) = delete;
+  /// Throws SystemError and UsageError: see open_directory().
+  explicit AtomicDirectory(const std::string& parent);
+  AtomicDirectory(const AtomicDirectory&) = delete;
+  AtomicDirectory& operator=(const AtomicDirectory&) = delete;
   /// Without commit(): removes it with what is in it.
-  ~AtomicFolder();
+  ~AtomicDirectory();
 
   /// For the files of it, each of which is to be on the disk before commit().
   const std::string& path() const { return path_; }
@@ -31,12 +31,12 @@ class AtomicFolder {
   std::string parent_;
   std::string temp_name_;  // empty: nothing to remove
   std::string path_;
-  base::Fd parent_fd_;
-  base::Fd folder_;
+  base::Fd parent_directory_;
+  base::Fd directory_;
 };
 
 /// Removes a folder and the files in it so that none of its names stands for something whole meanwhile. Throws
 /// SystemError.
-void remove_folder(const std::string& parent, const std::string& name);
+void remove_directory(const std::string& parent, const std::string& name);
 
 }  // namespace lockstep::checkpoint

@@ -18,31 +18,32 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   name_ = slash == std::string::npos ? path : path.substr(slash + 1);
   if (name_.empty() || name_ == "." || name_ == ".." || path.find('\0') != std::string::npos)
     throw base::UsageError("cannot write \"" + path + "\": it names no file");
-  folder_ = open_folder(folder, path);
-  const std::string temp = temp_name();
-  file_.reset(::openat(folder_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file_) fail("cannot make a file in the folder of ");
+  directory_ = open_directory(folder, path);
+  const std::string temp = make_temp_name();
+  file_.reset(::openat(directory_.get(), temp.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file_) throw_system_error("cannot make a file in the folder of ");
   temp_name_ = temp;
-  ::flock(file_.get(), LOCK_EX | LOCK_NB);  // who finds it locked does not take it for one that was left (AtomicFolder)
+  ::flock(file_.get(),
+          LOCK_EX | LOCK_NB);  // who finds it locked does not take it for one that was left (AtomicDirectory)
 }
 
 AtomicFile::~AtomicFile() {
-  if (!temp_name_.empty()) ::unlinkat(folder_.get(), temp_name_.c_str(), 0);
+  if (!temp_name_.empty()) ::unlinkat(directory_.get(), temp_name_.c_str(), 0);
 }
 
-void AtomicFile::fail(const char* what) const { throw base::SystemError(what + path_, errno); }
+void AtomicFile::throw_system_error(const char* what) const { throw base::SystemError(what + path_, errno); }
 
 void AtomicFile::write(const void* data, std::size_t num_bytes) {
-  write_again(num_bytes_, data, num_bytes);
+  overwrite(num_bytes_, data, num_bytes);
   num_bytes_ += num_bytes;
 }
 
-void AtomicFile::write_again(std::uint64_t offset, const void* data, std::size_t num_bytes) {
+void AtomicFile::overwrite(std::uint64_t offset, const void* data, std::size_t num_bytes) {
   const auto* bytes = static_cast<const char*>(data);
   while (num_bytes > 0) {
     const ssize_t written = ::pwrite(file_.get(), bytes, num_bytes, static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail("cannot write ");
+    if (written <= 0) throw_system_error("cannot write ");
     bytes += written;
     offset += static_cast<std::uint64_t>(written);
     num_bytes -= static_cast<std::size_t>(written);
@@ -50,11 +51,12 @@ void AtomicFile::write_again(std::uint64_t offset, const void* data, std::size_t
 }
 
 void AtomicFile::commit() {
-  if (::fsync(file_.get()) != 0) fail("cannot bring to the disk ");
-  if (::close(file_.release()) != 0) fail("cannot close ");
-  if (::renameat(folder_.get(), temp_name_.c_str(), folder_.get(), name_.c_str()) != 0) fail("cannot put in place ");
+  if (::fsync(file_.get()) != 0) throw_system_error("cannot bring to the disk ");
+  if (::close(file_.release()) != 0) throw_system_error("cannot close ");
+  if (::renameat(directory_.get(), temp_name_.c_str(), directory_.get(), name_.c_str()) != 0)
+    throw_system_error("cannot put in place ");
   temp_name_.clear();
-  sync_folder(folder_, path_);
+  sync_directory(directory_, path_);
 }
 
 }  // namespace lockstep::checkpoint

@@ -25,19 +25,19 @@ class AtomicFile {
   /// Appends. Throws SystemError: no space, quota, a failing disk.
   void write(const void* data, std::size_t num_bytes);
   /// Writes over what was written at `offset`. Throws SystemError.
-  void write_again(std::uint64_t offset, const void* data, std::size_t num_bytes);
+  void overwrite(std::uint64_t offset, const void* data, std::size_t num_bytes);
 
   /// Waits until the disk has the bytes, moves the file to `path`, and waits until the disk has that too. Throws
   /// SystemError.
   void commit();
 
  private:
-  [[noreturn]] void fail(const char* what) const;
+  [[noreturn]] void throw_system_error(const char* what) const;
 
   std::string path_;
   std::string name_;       // of the file in its folder
   std::string temp_name_;  // empty: nothing to remove
-  base::Fd folder_;
+  base::Fd directory_;
   base::Fd file_;
   std::uint64_t num_bytes_ = 0;
 };

@@ -14,7 +14,7 @@
 
 namespace lockstep::checkpoint {
 
-std::string temp_name() {
+std::string make_temp_name() {
   std::uint64_t bits = 0;
   if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw base::SystemError("cannot draw random bytes", errno);
   char name[40];
@@ -22,7 +22,7 @@ std::string temp_name() {
   return name;
 }
 
-base::Fd open_folder(const std::string& folder, const std::string& what) {
+base::Fd open_directory(const std::string& folder, const std::string& what) {
   base::Fd opened(::openat(AT_FDCWD, folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat status{};
   if (!opened || ::fstat(opened.get(), &status) != 0)
@@ -33,22 +33,22 @@ base::Fd open_folder(const std::string& folder, const std::string& what) {
   return opened;
 }
 
-void sync_folder(const base::Fd& folder, const std::string& what) {
+void sync_directory(const base::Fd& folder, const std::string& what) {
   // A few file systems know no fsync of a folder and say EINVAL; there a rename is as durable as it gets.
   if (::fsync(folder.get()) != 0 && errno != EINVAL)
     throw base::SystemError("cannot bring to the disk the folder of " + what, errno);
 }
 
-void make_folders(const std::string& folder) {
-  std::filesystem::path made;
+void create_directories(const std::string& folder) {
+  std::filesystem::path path;
   for (const auto& part : std::filesystem::path(folder)) {
-    const std::string above = made.empty() ? "." : made.string();
-    made /= part;
-    if (::mkdirat(AT_FDCWD, made.c_str(), 0700) != 0) {
+    const std::string parent = path.empty() ? "." : path.string();
+    path /= part;
+    if (::mkdirat(AT_FDCWD, path.c_str(), 0700) != 0) {
       if (errno == EEXIST) continue;
-      throw base::SystemError("cannot make the folder " + made.string(), errno);
+      throw base::SystemError("cannot make the folder " + path.string(), errno);
     }
-    sync_folder(base::Fd(::openat(AT_FDCWD, above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), made.string());
+    sync_directory(base::Fd(::openat(AT_FDCWD, parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), path.string());
   }
 }
 

@@ -11,17 +11,17 @@ namespace lockstep::checkpoint {
 inline constexpr const char* kTempPrefix = ".lockstep-tmp-";
 
 /// kTempPrefix and 16 random digits.
-std::string temp_name();
+std::string make_temp_name();
 
 /// Opens a folder. Throws SystemError "cannot open the folder of `what`", and UsageError when it is writable for
 /// everybody and has no sticky bit: there others could exchange what was written.
-base::Fd open_folder(const std::string& folder, const std::string& what);
+base::Fd open_directory(const std::string& folder, const std::string& what);
 
 /// Waits until the disk has the names in it. Throws SystemError.
-void sync_folder(const base::Fd& folder, const std::string& what);
+void sync_directory(const base::Fd& folder, const std::string& what);
 
 /// Makes a folder, and those above it, and waits until the disk has them. Nothing where there is one. Throws
 /// SystemError.
-void make_folders(const std::string& folder);
+void create_directories(const std::string& folder);
 
 }  // namespace lockstep::checkpoint

@@ -3,20 +3,20 @@
 namespace lockstep::checkpoint {
 namespace {
 
-std::string seal_of(std::string_view text, std::size_t at) {
+std::string compute_hash(std::string_view text, std::size_t at) {
   base::ContentHash hash;
   hash.add(text.substr(0, at));
-  hash.add(kNoSeal);
-  hash.add(text.substr(at + kSealBytes));
-  return hash.digits();
+  hash.add(kHashPlaceholder);
+  hash.add(text.substr(at + kHashDigits));
+  return hash.hex_digest();
 }
 
 }  // namespace
 
-void seal(std::string& text, std::size_t at) { text.replace(at, kSealBytes, seal_of(text, at)); }
+void embed_hash(std::string& text, std::size_t at) { text.replace(at, kHashDigits, compute_hash(text, at)); }
 
-bool seal_holds(std::string_view text, std::size_t at) {
-  return text.size() >= at + kSealBytes && text.substr(at, kSealBytes) == seal_of(text, at);
+bool is_hash_valid(std::string_view text, std::size_t at) {
+  return text.size() >= at + kHashDigits && text.substr(at, kHashDigits) == compute_hash(text, at);
 }
 
 }  // namespace lockstep::checkpoint

@@ -10,13 +10,13 @@
 namespace lockstep::checkpoint {
 
 /// What stands for the digits until they are known.
-inline constexpr std::size_t kSealBytes = base::ContentHash::kDigits;
-inline const std::string kNoSeal(kSealBytes, '0');
+inline constexpr std::size_t kHashDigits = base::ContentHash::kHexDigits;
+inline const std::string kHashPlaceholder(kHashDigits, '0');
 
-/// Puts the hash of `text` into it, at `at`, where kNoSeal stands.
-void seal(std::string& text, std::size_t at);
+/// Puts the hash of `text` into it, at `at`, where kHashPlaceholder stands.
+void embed_hash(std::string& text, std::size_t at);
 
 /// Whether seal() has made it as it is.
-bool seal_holds(std::string_view text, std::size_t at);
+bool is_hash_valid(std::string_view text, std::size_t at);
 
 }  // namespace lockstep::checkpoint

@@ -24,14 +24,14 @@ void InputFile::read(std::uint64_t offset, void* data, std::uint64_t num_bytes) 
     const ssize_t got = ::pread(file_.get(), bytes, num_bytes, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw base::SystemError("cannot read " + path_, errno);
-    if (got == 0) refuse(offset, "the file has become shorter while it was read");
+    if (got == 0) throw_format_error(offset, "the file has become shorter while it was read");
     bytes += got;
     offset += static_cast<std::uint64_t>(got);
     num_bytes -= static_cast<std::uint64_t>(got);
   }
 }
 
-void InputFile::refuse(std::uint64_t offset, const std::string& reason) const {
+void InputFile::throw_format_error(std::uint64_t offset, const std::string& reason) const {
   throw base::FormatError(path_ + ":" + std::to_string(offset) + ": " + reason);
 }
 

@@ -20,7 +20,7 @@ class InputFile {
   void read(std::uint64_t offset, void* data, std::uint64_t num_bytes) const;
 
   /// Throws FormatError "FILE:OFFSET: reason".
-  [[noreturn]] void refuse(std::uint64_t offset, const std::string& reason) const;
+  [[noreturn]] void throw_format_error(std::uint64_t offset, const std::string& reason) const;
 
  private:
   std::string path_;

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "lockstep/checkpoint/files/input_file.h"
-#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
+#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
 namespace lockstep::checkpoint {
 
@@ -47,9 +47,9 @@ class SafetensorsReader {
   const std::map<std::string, TensorEntry>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   /// Whether the file carries hashes, and they are compared.
-  bool verifies() const { return verify_ && hashes_.any(); }
+  bool can_verify() const { return verify_ && hashes_.has_hashes(); }
   /// One hash that stands for all of the file; "" when it does not verify.
-  const std::string& seal() const { return hashes_.seal(); }
+  const std::string& header_hash() const { return hashes_.header_hash(); }
   std::uint64_t num_bytes() const { return file_.num_bytes(); }
 
   /// Reads a tensor into new memory on the CPU. UsageError for a name that is not there; FormatError that names the
@@ -61,7 +61,7 @@ class SafetensorsReader {
   void verify() const;
 
  private:
-  void compare(const std::string& name, const TensorEntry& entry, const std::string& got) const;
+  void check_hash(const std::string& name, const TensorEntry& entry, const std::string& actual) const;
   void read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const;
 
   InputFile file_;

@@ -9,15 +9,15 @@
 
 namespace lockstep::checkpoint {
 
-struct Dtype {
+struct SafetensorsDtype {
   std::string_view name;  ///< "F32"
   c10::ScalarType type;
   std::uint64_t num_bytes;  ///< of one element
 };
 
 /// The row of the table with that name; null for none.
-const Dtype* find_dtype(std::string_view name);
-const Dtype* find_dtype(c10::ScalarType type);
+const SafetensorsDtype* find_dtype(std::string_view name);
+const SafetensorsDtype* find_dtype(c10::ScalarType type);
 
 /// "F64, F32, ...": for messages.
 std::string dtype_names();

@@ -14,11 +14,11 @@
 namespace lockstep::checkpoint {
 namespace {
 
-using Json = nlohmann::json;
+using json = nlohmann::json;
 
-class Refuser {
+class FormatErrorThrower {
  public:
-  explicit Refuser(const std::string& file) : file_(file) {}
+  explicit FormatErrorThrower(const std::string& file) : file_(file) {}
   // `at`: in the header's text.
   [[noreturn]] void operator()(std::uint64_t at, const std::string& reason) const {
     throw base::FormatError(file_ + ":" + std::to_string(kHeaderOffset + at) + ": " + reason);
@@ -29,13 +29,13 @@ class Refuser {
 };
 
 // What the JSON parser would allocate for before anybody could object: long tokens, deep nesting.
-void check_tokens(std::string_view text, const Refuser& refuse) {
+void check_token_lengths(std::string_view text, const FormatErrorThrower& throw_format_error) {
   int depth = 0;
   bool in_string = false;
   std::size_t token_begin = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    if (i - token_begin > kMaxTokenBytes) refuse(token_begin, "a string or number of more than 1 MiB");
+    if (i - token_begin > kMaxTokenBytes) throw_format_error(token_begin, "a string or number of more than 1 MiB");
     if (in_string) {
       if (c == '\\') ++i;
       if (c == '"') in_string = false;
@@ -44,7 +44,7 @@ void check_tokens(std::string_view text, const Refuser& refuse) {
     if (c == '"') in_string = true;
     if (c == '{' || c == '[') ++depth;
     if (c == '}' || c == ']') --depth;
-    if (depth > kMaxDepth) refuse(i, "nested deeper than the allowed 8 levels");
+    if (depth > kMaxDepth) throw_format_error(i, "nested deeper than the allowed 8 levels");
     if (c == '"' || c == ',' || c == ':' || c == ' ' || c == '{' || c == '}' || c == '[' || c == ']') token_begin = i;
   }
 }
@@ -76,92 +76,93 @@ struct CountingIterator {
 };
 
 // The events of nlohmann's SAX interface, taken as a grammar: an object of objects, which are tensors or the metadata.
-class Handler {
+class HeaderHandler {
  public:
-  Handler(const Refuser& refuse, const std::uint64_t& at, SafetensorsHeader& header)
-      : refuse_(refuse), at_(at), header_(header) {}
+  HeaderHandler(const FormatErrorThrower& throw_format_error, const std::uint64_t& at, SafetensorsHeader& header)
+      : throw_format_error_(throw_format_error), position_(at), header_(header) {}
 
   bool start_object(std::size_t) {
-    if (place_ == Place::kTop) return go(Place::kRoot);
-    if (place_ != Place::kRoot) refuse_(at_, "an object where " + expected());
-    if (in_metadata_) return go(Place::kMetadata);
+    if (level_ == Level::kTop) return enter(Level::kRoot);
+    if (level_ != Level::kRoot) throw_format_error_(position_, "an object where " + expected());
+    if (in_metadata_) return enter(Level::kMetadata);
     fields_ = {};
-    return go(Place::kTensor);
+    return enter(Level::kTensor);
   }
 
   bool key(std::string& name) {
     if (name.size() > kMaxNameBytes)
-      refuse_(at_, "a name of " + std::to_string(name.size()) + " bytes; allowed is at most " +
-                       std::to_string(kMaxNameBytes));
+      throw_format_error_(position_, "a name of " + std::to_string(name.size()) + " bytes; allowed is at most " +
+                                         std::to_string(kMaxNameBytes));
     // The parser has looked for UTF-8 already; this is the rule that we promise, not what a library happens to do.
-    if (!base::is_utf8(name)) refuse_(at_, "a name that is not UTF-8");
+    if (!base::is_utf8(name)) throw_format_error_(position_, "a name that is not UTF-8");
     key_ = name;
-    if (place_ == Place::kRoot) begin_entry();
-    if (place_ == Place::kMetadata && header_.metadata.contains(key_)) refuse_twice();
+    if (level_ == Level::kRoot) begin_entry();
+    if (level_ == Level::kMetadata && header_.metadata.contains(key_)) throw_duplicate_key();
     return true;
   }
 
   bool string(std::string& value) {
-    if (place_ == Place::kMetadata) {
-      spend(key_.size() + value.size() + kEntryBytes);
+    if (level_ == Level::kMetadata) {
+      charge(key_.size() + value.size() + kEntryBytes);
       header_.metadata.emplace(key_, value);
       return true;
     }
-    if (place_ != Place::kTensor || key_ != "dtype") refuse_(at_, "a string where " + expected());
-    if (fields_.dtype) refuse_twice();
+    if (level_ != Level::kTensor || key_ != "dtype") throw_format_error_(position_, "a string where " + expected());
+    if (fields_.dtype) throw_duplicate_key();
     fields_.dtype = find_dtype(value);
     if (!fields_.dtype)
-      refuse_(at_, "dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) + "; allowed is " +
-                       dtype_names());
+      throw_format_error_(position_, "dtype of tensor " + base::quoted(name_, 80) + " is " + base::quoted(value, 80) +
+                                         "; allowed is " + dtype_names());
     return true;
   }
 
   bool start_array(std::size_t) {
-    if (place_ != Place::kTensor || (key_ != "shape" && key_ != "data_offsets"))
-      refuse_(at_, "a list where " + expected());
+    if (level_ != Level::kTensor || (key_ != "shape" && key_ != "data_offsets"))
+      throw_format_error_(position_, "a list where " + expected());
     auto& list = key_ == "shape" ? fields_.shape : fields_.offsets;
-    if (list) refuse_twice();
+    if (list) throw_duplicate_key();
     list.emplace();
-    return go(Place::kList);
+    return enter(Level::kList);
   }
 
   bool number_unsigned(std::uint64_t value) {
-    if (place_ != Place::kList) refuse_(at_, "a number where " + expected());
+    if (level_ != Level::kList) throw_format_error_(position_, "a number where " + expected());
     const bool is_shape = key_ == "shape";
     auto& list = is_shape ? *fields_.shape : *fields_.offsets;
     if (list.size() >= (is_shape ? kMaxDimensions : 2))
-      refuse_(at_, key_ + " of tensor " + base::quoted(name_, 80) + " has more than " +
-                       (is_shape ? std::to_string(kMaxDimensions) : std::string("2")) + " entries");
-    if (value > INT64_MAX) refuse_(at_, "the number " + std::to_string(value) + "; allowed is at most 2^63 - 1");
+      throw_format_error_(position_, key_ + " of tensor " + base::quoted(name_, 80) + " has more than " +
+                                         (is_shape ? std::to_string(kMaxDimensions) : std::string("2")) + " entries");
+    if (value > INT64_MAX)
+      throw_format_error_(position_, "the number " + std::to_string(value) + "; allowed is at most 2^63 - 1");
     list.push_back(static_cast<std::int64_t>(value));
     return true;
   }
 
-  bool end_array() { return go(Place::kTensor); }
+  bool end_array() { return enter(Level::kTensor); }
 
   bool end_object() {
-    if (place_ == Place::kRoot) return go(Place::kEnd);
-    if (place_ == Place::kTensor) end_tensor();
-    return go(Place::kRoot);
+    if (level_ == Level::kRoot) return enter(Level::kEnd);
+    if (level_ == Level::kTensor) end_tensor();
+    return enter(Level::kRoot);
   }
 
-  bool null() { refuse_(at_, "null where " + expected()); }
-  bool boolean(bool) { refuse_(at_, "a boolean where " + expected()); }
+  bool null() { throw_format_error_(position_, "null where " + expected()); }
+  bool boolean(bool) { throw_format_error_(position_, "a boolean where " + expected()); }
   bool number_integer(std::int64_t value) {
-    refuse_(at_, "the number " + std::to_string(value) + " where " + expected());
+    throw_format_error_(position_, "the number " + std::to_string(value) + " where " + expected());
   }
   bool number_float(double, const std::string& text) {
-    refuse_(at_, "the number " + base::quoted(text, 40) + " where " + expected());
+    throw_format_error_(position_, "the number " + base::quoted(text, 40) + " where " + expected());
   }
-  bool binary(Json::binary_t&) { refuse_(at_, "bytes where " + expected()); }
-  bool parse_error(std::size_t, const std::string& token, const Json::exception&) {
-    refuse_(at_, "not JSON: the parser stopped after " + base::quoted(token, 80));
+  bool binary(json::binary_t&) { throw_format_error_(position_, "bytes where " + expected()); }
+  bool parse_error(std::size_t, const std::string& token, const json::exception&) {
+    throw_format_error_(position_, "not JSON: the parser stopped after " + base::quoted(token, 80));
   }
 
  private:
-  enum class Place { kTop, kRoot, kTensor, kMetadata, kList, kEnd };
-  struct Fields {
-    const Dtype* dtype = nullptr;
+  enum class Level { kTop, kRoot, kTensor, kMetadata, kList, kEnd };
+  struct TensorFields {
+    const SafetensorsDtype* dtype = nullptr;
     std::optional<std::vector<std::int64_t>> shape;
     std::optional<std::vector<std::int64_t>> offsets;
   };
@@ -169,47 +170,50 @@ class Handler {
   // Nodes of the maps, with what the allocator adds.
   static constexpr std::size_t kEntryBytes = 192;
 
-  bool go(Place place) {
-    place_ = place;
+  bool enter(Level level) {
+    level_ = level;
     return true;
   }
 
   std::string expected() const {
-    switch (place_) {
-      case Place::kTop: return "the header, an object, is expected";
-      case Place::kRoot: return "the object of " + base::quoted(name_, 80) + " is expected";
-      case Place::kMetadata: return "the string of metadata " + base::quoted(key_, 80) + " is expected";
-      case Place::kList: return "an integer of 0 or more is expected";
+    switch (level_) {
+      case Level::kTop: return "the header, an object, is expected";
+      case Level::kRoot: return "the object of " + base::quoted(name_, 80) + " is expected";
+      case Level::kMetadata: return "the string of metadata " + base::quoted(key_, 80) + " is expected";
+      case Level::kList: return "an integer of 0 or more is expected";
       default: break;
     }
     return "tensor " + base::quoted(name_, 80) + " has the field " + base::quoted(key_, 80) +
            "; expected are \"dtype\" (a string), \"shape\" and \"data_offsets\" (lists of integers)";
   }
 
-  [[noreturn]] void refuse_twice() const { refuse_(at_, "the key " + base::quoted(key_, 80) + " is there twice"); }
+  [[noreturn]] void throw_duplicate_key() const {
+    throw_format_error_(position_, "the key " + base::quoted(key_, 80) + " is there twice");
+  }
 
   void begin_entry() {
     name_ = key_;
     in_metadata_ = name_ == "__metadata__";
-    if (in_metadata_ ? seen_metadata_ : header_.tensors.contains(name_)) refuse_twice();
+    if (in_metadata_ ? seen_metadata_ : header_.tensors.contains(name_)) throw_duplicate_key();
     seen_metadata_ = seen_metadata_ || in_metadata_;
   }
 
   // A header of 16 MiB could describe ten times as much.
-  void spend(std::size_t num_bytes) {
-    spent_ += num_bytes;
-    if (spent_ > kMaxParsedBytes)
-      refuse_(at_, "the header describes more than fits into 12 MiB (about 60,000 tensors)");
+  void charge(std::size_t num_bytes) {
+    num_charged_bytes_ += num_bytes;
+    if (num_charged_bytes_ > kMaxParsedBytes)
+      throw_format_error_(position_, "the header describes more than fits into 12 MiB (about 60,000 tensors)");
   }
 
   void end_tensor() {
     const std::string tensor = "tensor " + base::quoted(name_, 80);
     if (!fields_.dtype || !fields_.shape || !fields_.offsets || fields_.offsets->size() != 2)
-      refuse_(at_, tensor + " needs \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
+      throw_format_error_(position_, tensor + " needs \"dtype\", \"shape\" and \"data_offsets\" (two integers)");
     const auto begin = static_cast<std::uint64_t>((*fields_.offsets)[0]);
     const auto end = static_cast<std::uint64_t>((*fields_.offsets)[1]);
     if (begin > end)
-      refuse_(at_, tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
+      throw_format_error_(
+          position_, tensor + " ends at " + std::to_string(end) + ", before it begins at " + std::to_string(begin));
     // Extents of 0 do not hide an overflow: torch multiplies the others for its strides.
     std::uint64_t num_bytes = fields_.dtype->num_bytes;
     bool empty = false, overflow = false;
@@ -218,68 +222,72 @@ class Handler {
       const auto factor = static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1));
       overflow = overflow || __builtin_mul_overflow(num_bytes, factor, &num_bytes);
     }
-    if (overflow || num_bytes > INT64_MAX) refuse_(at_, "the shape of " + tensor + " has more than 2^63 bytes");
+    if (overflow || num_bytes > INT64_MAX)
+      throw_format_error_(position_, "the shape of " + tensor + " has more than 2^63 bytes");
     if (empty) num_bytes = 0;
     if (num_bytes != end - begin)
-      refuse_(at_, tensor + " has " + std::to_string(end - begin) + " bytes; its shape and dtype need " +
-                       std::to_string(num_bytes));
+      throw_format_error_(position_, tensor + " has " + std::to_string(end - begin) +
+                                         " bytes; its shape and dtype need " + std::to_string(num_bytes));
     fields_.shape->shrink_to_fit();
-    spend(name_.size() + fields_.shape->size() * sizeof(std::int64_t) + kEntryBytes);
+    charge(name_.size() + fields_.shape->size() * sizeof(std::int64_t) + kEntryBytes);
     header_.tensors.emplace(name_, TensorEntry{fields_.dtype, std::move(*fields_.shape), begin, end});
   }
 
-  const Refuser& refuse_;
-  const std::uint64_t& at_;
+  const FormatErrorThrower& throw_format_error_;
+  const std::uint64_t& position_;
   SafetensorsHeader& header_;
-  Place place_ = Place::kTop;
+  Level level_ = Level::kTop;
   bool in_metadata_ = false;
   bool seen_metadata_ = false;
   std::string name_;  // key of the root's entry
   std::string key_;   // the last key
-  Fields fields_;
-  std::size_t spent_ = 0;
+  TensorFields fields_;
+  std::size_t num_charged_bytes_ = 0;
 };
 
 // Every byte of the data belongs to exactly one tensor.
-void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes, const Refuser& refuse,
-                  std::uint64_t at) {
+void check_layout(const SafetensorsHeader& header, std::uint64_t num_data_bytes,
+                  const FormatErrorThrower& throw_format_error, std::uint64_t at) {
   std::vector<const std::pair<const std::string, TensorEntry>*> order;
   order.reserve(header.tensors.size());
   for (const auto& entry : header.tensors) order.push_back(&entry);
   std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
     return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
   });
-  std::uint64_t reached = 0;
+  std::uint64_t covered = 0;
   for (const auto* entry : order) {
     const auto& [name, tensor] = *entry;
-    if (tensor.begin != reached)
-      refuse(at + reached,
-             "tensor " + base::quoted(name, 80) + " begins at byte " + std::to_string(tensor.begin) + " of the data, " +
-                 (tensor.begin < reached ? "inside the tensor before it, which ends at " : "after a hole from ") +
-                 std::to_string(reached));
+    if (tensor.begin != covered)
+      throw_format_error(
+          at + covered,
+          "tensor " + base::quoted(name, 80) + " begins at byte " + std::to_string(tensor.begin) + " of the data, " +
+              (tensor.begin < covered ? "inside the tensor before it, which ends at " : "after a hole from ") +
+              std::to_string(covered));
     if (tensor.end > num_data_bytes)
-      refuse(at + num_data_bytes, "tensor " + base::quoted(name, 80) + " ends at byte " + std::to_string(tensor.end) +
-                                      " of the data; the file holds " + std::to_string(num_data_bytes));
-    reached = tensor.end;
+      throw_format_error(at + num_data_bytes, "tensor " + base::quoted(name, 80) + " ends at byte " +
+                                                  std::to_string(tensor.end) + " of the data; the file holds " +
+                                                  std::to_string(num_data_bytes));
+    covered = tensor.end;
   }
-  if (reached != num_data_bytes)
-    refuse(at + reached, std::to_string(num_data_bytes - reached) + " bytes after the last tensor belong to none");
+  if (covered != num_data_bytes)
+    throw_format_error(at + covered,
+                       std::to_string(num_data_bytes - covered) + " bytes after the last tensor belong to none");
 }
 
 }  // namespace
 
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t num_data_bytes, const std::string& file) {
-  const Refuser refuse(file);
-  if (text.empty() || text.front() != '{') refuse(0, "a header begins with '{'");
+  const FormatErrorThrower throw_format_error(file);
+  if (text.empty() || text.front() != '{') throw_format_error(0, "a header begins with '{'");
   // Other white space than spaces would be legal JSON, but not legal padding.
   const std::size_t last = text.find_last_not_of(' ');
-  if (text[last] != '}') refuse(last, "a header ends with '}' and spaces");
-  check_tokens(text, refuse);
+  if (text[last] != '}') throw_format_error(last, "a header ends with '}' and spaces");
+  check_token_lengths(text, throw_format_error);
   SafetensorsHeader header;
   std::uint64_t at = 0;
-  Handler handler(refuse, at, header);
-  Json::sax_parse(CountingIterator{text.data(), &at}, CountingIterator{text.data() + text.size(), &at}, &handler);
-  check_layout(header, num_data_bytes, refuse, text.size());
+  HeaderHandler handler(throw_format_error, at, header);
+  json::sax_parse(CountingIterator{text.data(), &at}, CountingIterator{text.data() + text.size(), &at}, &handler);
+  check_layout(header, num_data_bytes, throw_format_error, text.size());
   return header;
 }
 

@@ -13,7 +13,7 @@ namespace lockstep::checkpoint {
 
 /// Where a tensor lies: bytes [begin, end) of what follows the header.
 struct TensorEntry {
-  const Dtype* dtype = nullptr;
+  const SafetensorsDtype* dtype = nullptr;
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

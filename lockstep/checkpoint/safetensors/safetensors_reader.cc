@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 namespace {
 
-constexpr std::uint64_t kHashedAtOnce = std::uint64_t{1} << 20;  // what was read is hashed while it is in cache
+constexpr std::uint64_t kHashChunkBytes = std::uint64_t{1} << 20;  // what was read is hashed while it is in cache
 
 }  // namespace
 
@@ -23,14 +23,15 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions&
     : file_(path), verify_(options.verify) {
   const std::uint64_t file_bytes = file_.num_bytes();
   if (file_bytes < kHeaderOffset)
-    file_.refuse(
+    file_.throw_format_error(
         0, "the file has " + std::to_string(file_bytes) + " bytes; a safetensors file begins with 8 bytes of length");
   std::uint64_t header_bytes = 0;
   file_.read(0, &header_bytes, sizeof header_bytes);
   const std::uint64_t most = std::min(kMaxHeaderBytes, file_bytes - kHeaderOffset);
   if (header_bytes < 2 || header_bytes > most)
-    file_.refuse(0, "the header's length is " + std::to_string(header_bytes) + "; allowed here is 2 to " +
-                        std::to_string(most) + (most == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
+    file_.throw_format_error(0, "the header's length is " + std::to_string(header_bytes) + "; allowed here is 2 to " +
+                                    std::to_string(most) +
+                                    (most == kMaxHeaderBytes ? " (16 MiB)" : " (the rest of the file)"));
   std::string text(header_bytes, '\0');
   file_.read(kHeaderOffset, text.data(), header_bytes);
   data_offset_ = kHeaderOffset + header_bytes;
@@ -38,41 +39,42 @@ SafetensorsReader::SafetensorsReader(const std::string& path, const ReadOptions&
   if (verify_)
     hashes_ = TensorHashes(text, header_, path);
   else
-    std::erase_if(header_.metadata, [](const auto& item) { return item.first.starts_with(kOurKeys); });
+    std::erase_if(header_.metadata, [](const auto& item) { return item.first.starts_with(kMetadataPrefix); });
 }
 
 void SafetensorsReader::read_verified(const std::string& name, const TensorEntry& entry, char* bytes) const {
   base::ContentHash hash;
   for (std::uint64_t at = entry.begin; at < entry.end;) {
-    const std::uint64_t now = std::min(entry.end - at, kHashedAtOnce);
-    file_.read(data_offset_ + at, bytes, now);
-    hash.add(bytes, now);
-    bytes += now;
-    at += now;
+    const std::uint64_t chunk_bytes = std::min(entry.end - at, kHashChunkBytes);
+    file_.read(data_offset_ + at, bytes, chunk_bytes);
+    hash.add(bytes, chunk_bytes);
+    bytes += chunk_bytes;
+    at += chunk_bytes;
   }
-  compare(name, entry, hash.digits());
+  check_hash(name, entry, hash.hex_digest());
 }
 
-void SafetensorsReader::compare(const std::string& name, const TensorEntry& entry, const std::string& got) const {
-  const std::string want(hashes_.of(entry));
-  if (got != want)
-    file_.refuse(data_offset_ + entry.begin, "tensor " + base::quoted(name, 80) + " is damaged: the hash of its " +
-                                                 std::to_string(entry.end - entry.begin) + " bytes is " + got +
-                                                 ", and was " + want + " when they were written");
+void SafetensorsReader::check_hash(const std::string& name, const TensorEntry& entry, const std::string& actual) const {
+  const std::string expected(hashes_.hash_of(entry));
+  if (actual != expected)
+    file_.throw_format_error(data_offset_ + entry.begin,
+                             "tensor " + base::quoted(name, 80) + " is damaged: the hash of its " +
+                                 std::to_string(entry.end - entry.begin) + " bytes is " + actual + ", and was " +
+                                 expected + " when they were written");
 }
 
 void SafetensorsReader::verify() const {
-  if (!verifies()) return;
-  std::string bytes(std::min(file_.num_bytes(), kHashedAtOnce), '\0');
+  if (!can_verify()) return;
+  std::string bytes(std::min(file_.num_bytes(), kHashChunkBytes), '\0');
   for (const auto& [name, entry] : header_.tensors) {
     base::ContentHash hash;
     for (std::uint64_t at = entry.begin; at < entry.end;) {
-      const std::uint64_t now = std::min(entry.end - at, kHashedAtOnce);
-      file_.read(data_offset_ + at, bytes.data(), now);
-      hash.add(bytes.data(), now);
-      at += now;
+      const std::uint64_t chunk_bytes = std::min(entry.end - at, kHashChunkBytes);
+      file_.read(data_offset_ + at, bytes.data(), chunk_bytes);
+      hash.add(bytes.data(), chunk_bytes);
+      at += chunk_bytes;
     }
-    compare(name, entry, hash.digits());
+    check_hash(name, entry, hash.hex_digest());
   }
 }
 
@@ -84,17 +86,17 @@ at::Tensor SafetensorsReader::read(const std::string& name) const {
   at::Tensor tensor = torch::empty(entry.shape, torch::TensorOptions(entry.dtype->type));
   auto* const bytes = static_cast<std::uint8_t*>(tensor.mutable_data_ptr());
   const std::uint64_t num_bytes = entry.end - entry.begin;
-  if (verifies())
+  if (can_verify())
     read_verified(name, entry, reinterpret_cast<char*>(bytes));
   else
     file_.read(data_offset_ + entry.begin, bytes, num_bytes);
   if (entry.dtype->type == c10::ScalarType::Bool) {
     // A bool of another value is undefined behaviour wherever it is looked at.
-    const auto* const odd = std::find_if(bytes, bytes + num_bytes, [](std::uint8_t byte) { return byte > 1; });
-    if (odd != bytes + num_bytes)
-      file_.refuse(
-          data_offset_ + entry.begin + static_cast<std::uint64_t>(odd - bytes),
-          "a BOOL of tensor " + base::quoted(name, 80) + " is " + std::to_string(*odd) + "; allowed is 0 and 1");
+    const auto* const invalid = std::find_if(bytes, bytes + num_bytes, [](std::uint8_t byte) { return byte > 1; });
+    if (invalid != bytes + num_bytes)
+      file_.throw_format_error(
+          data_offset_ + entry.begin + static_cast<std::uint64_t>(invalid - bytes),
+          "a BOOL of tensor " + base::quoted(name, 80) + " is " + std::to_string(*invalid) + "; allowed is 0 and 1");
   }
   return tensor;
 }

@@ -10,20 +10,20 @@
 #include "lockstep/base/parse.h"
 #include "lockstep/base/utf8.h"
 #include "lockstep/checkpoint/files/atomic_file.h"
-#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/files/limits.h"
 #include "lockstep/checkpoint/safetensors/safetensors.h"
-#include "lockstep/checkpoint/files/embedded_hash.h"
+#include "lockstep/checkpoint/safetensors/tensor_hashes.h"
 
 namespace lockstep::checkpoint {
 namespace {
 
-constexpr std::size_t kHashedAtOnce = std::size_t{1} << 20;  // and written while it is in cache
+constexpr std::size_t kHashChunkBytes = std::size_t{1} << 20;  // and written while it is in cache
 
-struct Planned {
+struct TensorToWrite {
   const std::string* name;
   const at::Tensor* tensor;
-  const Dtype* dtype;
+  const SafetensorsDtype* dtype;
 };
 
 void check_name(const std::string& name) {
@@ -33,12 +33,12 @@ void check_name(const std::string& name) {
 }
 
 // The order in the file: large elements first, so that every tensor is aligned for those who map the file.
-std::vector<Planned> planned(const TensorMap& tensors) {
-  std::vector<Planned> plan;
+std::vector<TensorToWrite> plan_tensors(const TensorMap& tensors) {
+  std::vector<TensorToWrite> plan;
   for (const auto& [name, tensor] : tensors) {
     check_name(name);
     if (!tensor.defined()) throw base::UsageError("cannot save the undefined tensor " + base::quoted(name, 80));
-    const Dtype* const dtype = find_dtype(tensor.scalar_type());
+    const SafetensorsDtype* const dtype = find_dtype(tensor.scalar_type());
     if (!dtype || tensor.layout() != c10::kStrided)
       throw base::UsageError("cannot save tensor " + base::quoted(name, 80) + " of dtype " +
                              c10::toString(tensor.scalar_type()) +
@@ -46,8 +46,9 @@ std::vector<Planned> planned(const TensorMap& tensors) {
                              "; allowed are dense tensors of " + dtype_names());
     plan.push_back({&name, &tensor, dtype});
   }
-  std::stable_sort(plan.begin(), plan.end(),
-                   [](const Planned& a, const Planned& b) { return a.dtype->num_bytes > b.dtype->num_bytes; });
+  std::stable_sort(plan.begin(), plan.end(), [](const TensorToWrite& a, const TensorToWrite& b) {
+    return a.dtype->num_bytes > b.dtype->num_bytes;
+  });
   return plan;
 }
 
@@ -58,7 +59,7 @@ std::string metadata_text(const SaveOptions& options) {
   std::string text;
   for (const auto& [key, value] : metadata) {
     if (key.size() > kMaxNameBytes || value.size() > kMaxTokenBytes / 8 || !base::is_utf8(key) ||
-        !base::is_utf8(value) || key.starts_with(kOurKeys))
+        !base::is_utf8(value) || key.starts_with(kMetadataPrefix))
       throw base::UsageError("SaveOptions.metadata has " + base::quoted(key, 80) + " = " + base::quoted(value, 80) +
                              "; allowed are keys of at most 1024 bytes that do not begin with \"lockstep.\", and "
                              "values of at most 128 KiB, both UTF-8");
@@ -67,13 +68,14 @@ std::string metadata_text(const SaveOptions& options) {
   return text;
 }
 
-struct Header {
+struct HeaderText {
   std::string text;
   std::uint64_t num_data_bytes = 0;
 };
 
-Header header_of(const std::vector<Planned>& plan, const std::vector<std::string>& hashes, const SaveOptions& options) {
-  std::string text = sealed_beginning(hashes) + metadata_text(options) + "}";
+HeaderText make_header(const std::vector<TensorToWrite>& plan, const std::vector<std::string>& hashes,
+                       const SaveOptions& options) {
+  std::string text = header_prefix(hashes) + metadata_text(options) + "}";
   std::uint64_t end = 0;
   for (const auto& [name, tensor, dtype] : plan) {
     const std::uint64_t begin = end;
@@ -84,7 +86,7 @@ Header header_of(const std::vector<Planned>& plan, const std::vector<std::string
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
-  seal_header(text);
+  embed_header_hash(text);
   return {text, end};
 }
 
@@ -93,21 +95,21 @@ std::string write_tensor(AtomicFile& file, const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().to(c10::kCPU).resolve_conj().resolve_neg().contiguous();
   const auto* const bytes = static_cast<const char*>(dense.const_data_ptr());
   base::ContentHash hash;
-  for (std::size_t at = 0; at < dense.nbytes(); at += kHashedAtOnce) {
-    const std::size_t now = std::min(dense.nbytes() - at, kHashedAtOnce);
-    hash.add(bytes + at, now);
-    file.write(bytes + at, now);
+  for (std::size_t at = 0; at < dense.nbytes(); at += kHashChunkBytes) {
+    const std::size_t chunk_bytes = std::min(dense.nbytes() - at, kHashChunkBytes);
+    hash.add(bytes + at, chunk_bytes);
+    file.write(bytes + at, chunk_bytes);
   }
-  return hash.digits();
+  return hash.hex_digest();
 }
 
 }  // namespace
 
 void save_tensors(const TensorMap& tensors, const std::string& path, const SaveOptions& options) {
-  const auto plan = planned(tensors);
+  const auto plan = plan_tensors(tensors);
   // The hashes are known when the data have gone by: until then the header is one of the same length.
-  std::vector<std::string> hashes(plan.size(), kNoSeal);
-  const Header draft = header_of(plan, hashes, options);
+  std::vector<std::string> hashes(plan.size(), kHashPlaceholder);
+  const HeaderText draft = make_header(plan, hashes, options);
   if (draft.text.size() > kMaxHeaderBytes)
     throw base::FormatError(path + ":0: the header of " + std::to_string(tensors.size()) + " tensors has " +
                             std::to_string(draft.text.size()) + " bytes; allowed is 16 MiB");
@@ -118,7 +120,7 @@ void save_tensors(const TensorMap& tensors, const std::string& path, const SaveO
   file.write(&header_bytes, sizeof header_bytes);
   file.write(draft.text.data(), header_bytes);
   for (std::size_t i = 0; i < plan.size(); ++i) hashes[i] = write_tensor(file, *plan[i].tensor);
-  file.write_again(kHeaderOffset, header_of(plan, hashes, options).text.data(), header_bytes);
+  file.overwrite(kHeaderOffset, make_header(plan, hashes, options).text.data(), header_bytes);
   file.commit();
 }
 

@@ -15,8 +15,8 @@ constexpr std::size_t kHashesPerKey = 16384;  // half of what limits.h allows fo
 
 }  // namespace
 
-std::string sealed_beginning(const std::vector<std::string>& hashes) {
-  std::string text = std::string(kBegin) + kNoSeal + "\"";
+std::string header_prefix(const std::vector<std::string>& hashes) {
+  std::string text = std::string(kBegin) + kHashPlaceholder + "\"";
   for (std::size_t i = 0; i < hashes.size(); ++i) {
     if (i % kHashesPerKey == 0)
       text +=
@@ -26,34 +26,36 @@ std::string sealed_beginning(const std::vector<std::string>& hashes) {
   return text + (hashes.empty() ? ",\"" + std::string(kTensors) + "0\":\"\"" : "\"");
 }
 
-void seal_header(std::string& text) { seal(text, kBegin.size()); }
+void embed_header_hash(std::string& text) { embed_hash(text, kBegin.size()); }
 
 TensorHashes::TensorHashes(std::string_view text, SafetensorsHeader& header, const std::string& file) {
-  std::map<std::string, std::string> ours;
-  for (auto at = header.metadata.lower_bound(std::string(kOurKeys));
-       at != header.metadata.end() && at->first.starts_with(kOurKeys);)
-    ours.insert(header.metadata.extract(at++));
-  any_ = !ours.empty();
-  if (!any_) return;
-  const auto refuse = [&](const std::string& reason) {
+  std::map<std::string, std::string> own_metadata;
+  for (auto at = header.metadata.lower_bound(std::string(kMetadataPrefix));
+       at != header.metadata.end() && at->first.starts_with(kMetadataPrefix);)
+    own_metadata.insert(header.metadata.extract(at++));
+  has_hashes_ = !own_metadata.empty();
+  if (!has_hashes_) return;
+  const auto throw_format_error = [&](const std::string& reason) {
     throw base::FormatError(file + ":" + std::to_string(kHeaderOffset) + ": " + reason);
   };
-  if (!text.starts_with(kBegin) || !seal_holds(text, kBegin.size()))
-    refuse("the header is damaged: it is not the one whose hash it carries (a program that copies the metadata \"" +
-           std::string(kOurKeys) + "...\" into a file of its own does that, too)");
-  seal_ = text.substr(kBegin.size(), kSealBytes);
-  for (std::size_t i = 0; ours.contains(std::string(kTensors) + std::to_string(i)); ++i)
-    digits_ += ours[std::string(kTensors) + std::to_string(i)];
-  for (const auto& [name, entry] : header.tensors) places_.emplace_back(entry.begin, entry.end);
-  std::sort(places_.begin(), places_.end());
-  if (digits_.size() != places_.size() * kSealBytes)
-    refuse("the header has " + std::to_string(digits_.size() / kSealBytes) + " hashes for its " +
-           std::to_string(places_.size()) + " tensors");
+  if (!text.starts_with(kBegin) || !is_hash_valid(text, kBegin.size()))
+    throw_format_error(
+        "the header is damaged: it is not the one whose hash it carries (a program that copies the metadata \"" +
+        std::string(kMetadataPrefix) + "...\" into a file of its own does that, too)");
+  header_hash_ = text.substr(kBegin.size(), kHashDigits);
+  for (std::size_t i = 0; own_metadata.contains(std::string(kTensors) + std::to_string(i)); ++i)
+    hashes_ += own_metadata[std::string(kTensors) + std::to_string(i)];
+  for (const auto& [name, entry] : header.tensors) byte_ranges_.emplace_back(entry.begin, entry.end);
+  std::sort(byte_ranges_.begin(), byte_ranges_.end());
+  if (hashes_.size() != byte_ranges_.size() * kHashDigits)
+    throw_format_error("the header has " + std::to_string(hashes_.size() / kHashDigits) + " hashes for its " +
+                       std::to_string(byte_ranges_.size()) + " tensors");
 }
 
-std::string_view TensorHashes::of(const TensorEntry& entry) const {
-  const auto found = std::lower_bound(places_.begin(), places_.end(), Place(entry.begin, entry.end));
-  return std::string_view(digits_).substr(static_cast<std::size_t>(found - places_.begin()) * kSealBytes, kSealBytes);
+std::string_view TensorHashes::hash_of(const TensorEntry& entry) const {
+  const auto found = std::lower_bound(byte_ranges_.begin(), byte_ranges_.end(), ByteRange(entry.begin, entry.end));
+  return std::string_view(hashes_).substr(static_cast<std::size_t>(found - byte_ranges_.begin()) * kHashDigits,
+                                          kHashDigits);
 }
 
 }  // namespace lockstep::checkpoint

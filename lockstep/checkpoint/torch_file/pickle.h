@@ -19,7 +19,7 @@ struct Pickle {
   using Index = std::uint32_t;
 
   struct None {};
-  struct Bytes {
+  struct ByteString {
     std::string_view bytes;
   };
   enum class Kind : std::uint8_t { kList, kTuple, kSet, kDict, kOrderedDict };
@@ -40,11 +40,11 @@ struct Pickle {
     std::vector<std::int64_t> sizes, strides;
     bool requires_grad = false;
   };
-  struct TensorAt {
-    std::uint32_t place;  ///< in `tensors`
+  struct TensorRef {
+    std::uint32_t index;  ///< in `tensors`
   };
   /// What may be called; gone when the pickle has been read.
-  enum class Function : std::uint8_t {
+  enum class Callable : std::uint8_t {
     kOrderedDict,
     kCounter,
     kSet,
@@ -59,18 +59,18 @@ struct Pickle {
   struct StorageType {
     const TorchDtype* dtype;  ///< null: of bytes
   };
-  struct StorageAt {
-    std::uint32_t place;  ///< in `storages`
+  struct StorageRef {
+    std::uint32_t index;  ///< in `storages`
   };
-  using Value = std::variant<None, bool, std::int64_t, double, std::string_view, Bytes, Container, TensorAt, Function,
-                             StorageType, StorageAt, const TorchDtype*>;
+  using Value = std::variant<None, bool, std::int64_t, double, std::string_view, ByteString, Container, TensorRef,
+                             Callable, StorageType, StorageRef, const TorchDtype*>;
 
   std::vector<Value> values;
   std::vector<std::uint32_t> offsets;  ///< of each value, in the pickle
   Index root = 0;
   std::vector<Storage> storages;
   std::vector<Tensor> tensors;
-  std::deque<std::string> decoded;  ///< what string_views point to that do not point into the pickle
+  std::deque<std::string> decoded_strings;  ///< what string_views point to that do not point into the pickle
 };
 
 /// Reads the opcodes and the globals that torch.load(weights_only=True) has, in protocol 2, for values that are None,

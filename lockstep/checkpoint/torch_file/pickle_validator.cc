@@ -12,41 +12,43 @@ namespace {
 // What a value of the tree takes, without what it holds.
 constexpr std::uint64_t kNodeBytes = 64;
 
-struct Size {
+struct TreeSize {
   std::uint64_t num_bytes = 0;  // with all that is in it, as often as it is there
   std::size_t depth = 0;
 };
 
-class TreeCheck {
+class PickleValidator {
  public:
-  TreeCheck(const Pickle& pickle, const std::string& file, std::uint64_t begin)
+  PickleValidator(const Pickle& pickle, const std::string& file, std::uint64_t begin)
       : pickle_(pickle), file_(file), begin_(begin), sizes_(pickle.values.size()) {}
 
   // Each value is measured once. A container that holds itself is met again, deeper and deeper.
-  Size measure(Pickle::Index index, std::size_t depth) {
-    if (depth > kMaxTreeDepth) refuse(index, "values are nested deeper than the allowed 64 levels, or in themselves");
+  TreeSize measure(Pickle::Index index, std::size_t depth) {
+    if (depth > kMaxTreeDepth)
+      throw_format_error(index, "values are nested deeper than the allowed 64 levels, or in themselves");
     if (sizes_[index].depth > 0) return sizes_[index];
     const Pickle::Value& value = pickle_.values[index];
-    Size size{kNodeBytes, 1};
+    TreeSize size{kNodeBytes, 1};
     if (const auto* const text = std::get_if<std::string_view>(&value)) size.num_bytes += text->size();
-    if (const auto* const bytes = std::get_if<Pickle::Bytes>(&value)) size.num_bytes += bytes->bytes.size();
-    if (const auto* const tensor = std::get_if<Pickle::TensorAt>(&value))
-      size.num_bytes += sizeof(Pickle::Tensor) + 16 * pickle_.tensors[tensor->place].sizes.size();
+    if (const auto* const bytes = std::get_if<Pickle::ByteString>(&value)) size.num_bytes += bytes->bytes.size();
+    if (const auto* const tensor = std::get_if<Pickle::TensorRef>(&value))
+      size.num_bytes += sizeof(Pickle::Tensor) + 16 * pickle_.tensors[tensor->index].sizes.size();
     if (const auto* const container = std::get_if<Pickle::Container>(&value)) {
       for (const Pickle::Index item : container->items) {
-        const Size inside = measure(item, depth + 1);
+        const TreeSize inside = measure(item, depth + 1);
         size = {size.num_bytes + inside.num_bytes, std::max(size.depth, inside.depth + 1)};
         if (size.num_bytes > kMaxTreeBytes || size.depth > kMaxTreeDepth)
-          refuse(index, "the values take more than 128 MiB, or 64 levels, when what they share is repeated");
+          throw_format_error(index,
+                             "the values take more than 128 MiB, or 64 levels, when what they share is repeated");
       }
       check_keys(index, *container);
     }
-    if (value.index() >= 8) refuse(index, "a function, a storage or a dtype where a value is expected");
+    if (value.index() >= 8) throw_format_error(index, "a function, a storage or a dtype where a value is expected");
     return sizes_[index] = size;
   }
 
  private:
-  [[noreturn]] void refuse(Pickle::Index index, const std::string& reason) const {
+  [[noreturn]] void throw_format_error(Pickle::Index index, const std::string& reason) const {
     throw base::FormatError(file_ + ":" + std::to_string(begin_ + pickle_.offsets[index]) + ": " + reason);
   }
 
@@ -58,28 +60,29 @@ class TreeCheck {
       const Pickle::Value& key = pickle_.values[container.items[i]];
       const auto* const name = std::get_if<std::string_view>(&key);
       const auto* const number = std::get_if<std::int64_t>(&key);
-      if (name && !names.insert(*name).second) refuse(index, "the key " + base::quoted(*name, 80) + " is there twice");
+      if (name && !names.insert(*name).second)
+        throw_format_error(index, "the key " + base::quoted(*name, 80) + " is there twice");
       if (number && !numbers.insert(*number).second)
-        refuse(index, "the key " + std::to_string(*number) + " is there twice");
+        throw_format_error(index, "the key " + std::to_string(*number) + " is there twice");
       const auto* const inside = std::get_if<Pickle::Container>(&key);
-      if ((inside && inside->kind != Pickle::Kind::kTuple) || std::holds_alternative<Pickle::TensorAt>(key))
-        refuse(index, "a key that is a list, a set, a dictionary or a tensor");
+      if ((inside && inside->kind != Pickle::Kind::kTuple) || std::holds_alternative<Pickle::TensorRef>(key))
+        throw_format_error(index, "a key that is a list, a set, a dictionary or a tensor");
     }
   }
 
   const Pickle& pickle_;
   const std::string& file_;
   const std::uint64_t begin_;
-  std::vector<Size> sizes_;
+  std::vector<TreeSize> sizes_;
 };
 
-static_assert(std::is_same_v<std::variant_alternative_t<7, Pickle::Value>, Pickle::TensorAt>,
+static_assert(std::is_same_v<std::variant_alternative_t<7, Pickle::Value>, Pickle::TensorRef>,
               "the last of the values that a tree may hold");
 
 }  // namespace
 
-void check_tree(const Pickle& pickle, const std::string& file, std::uint64_t begin) {
-  TreeCheck(pickle, file, begin).measure(pickle.root, 1);
+void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_t begin) {
+  PickleValidator(pickle, file, begin).measure(pickle.root, 1);
 }
 
 }  // namespace lockstep::checkpoint

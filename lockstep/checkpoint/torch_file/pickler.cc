@@ -12,55 +12,57 @@
 namespace lockstep::checkpoint {
 namespace {
 
-class PickleWriter {
+class Pickler {
  public:
-  explicit PickleWriter(const std::function<PlacedTensor(const at::Tensor&)>& place) : place_(place) {}
+  explicit Pickler(const std::function<StoredTensor(const at::Tensor&)>& locate) : locate_(locate) {}
 
-  std::string written(const Value& value) {
-    text_ = "\x80\x02";
+  std::string dump(const Value& value) {
+    output_ = "\x80\x02";
     write(value, 1);
-    text_ += '.';
-    return std::move(text_);
+    output_ += '.';
+    return std::move(output_);
   }
 
  private:
-  [[noreturn]] static void refuse(const std::string& reason) { throw base::UsageError("cannot save " + reason); }
+  [[noreturn]] static void throw_usage_error(const std::string& reason) {
+    throw base::UsageError("cannot save " + reason);
+  }
 
   void number(std::uint64_t value, std::size_t num_bytes) {
-    for (std::size_t i = 0; i < num_bytes; ++i) text_ += static_cast<char>(value >> (8 * i));
+    for (std::size_t i = 0; i < num_bytes; ++i) output_ += static_cast<char>(value >> (8 * i));
   }
   void global(std::string_view module, std::string_view name) {
-    ((text_ += 'c').append(module) += '\n').append(name) += '\n';
+    ((output_ += 'c').append(module) += '\n').append(name) += '\n';
   }
   void ordered_dict() {
     global("collections", "OrderedDict");
-    text_ += ")R";
+    output_ += ")R";
   }
 
   void integer(std::int64_t value) {
     if (value >= 0 && value < 256) {
-      text_ += 'K';
+      output_ += 'K';
       number(static_cast<std::uint64_t>(value), 1);
     } else if (value == static_cast<std::int32_t>(value)) {
-      text_ += 'J';
+      output_ += 'J';
       number(static_cast<std::uint64_t>(value), 4);
     } else {
-      text_ += "\x8a\x08";
+      output_ += "\x8a\x08";
       number(static_cast<std::uint64_t>(value), 8);
     }
   }
 
   void string(std::string_view value) {
     if (!base::is_utf8(value) || value.size() > kMaxPickleBytes)
-      refuse("the string " + base::quoted(value, 80) + "; allowed is UTF-8 of at most 32 MiB");
-    text_ += 'X';
+      throw_usage_error("the string " + base::quoted(value, 80) + "; allowed is UTF-8 of at most 32 MiB");
+    output_ += 'X';
     number(value.size(), 4);
-    text_ += value;
+    output_ += value;
   }
 
   void floating(double value) {
     const auto bits = std::bit_cast<std::uint64_t>(value);
-    text_ += 'G';
+    output_ += 'G';
     number(__builtin_bswap64(bits), 8);
   }
 
@@ -79,48 +81,48 @@ class PickleWriter {
     global("_codecs", "encode");
     string(latin1);
     string("latin1");
-    text_ += "\x86R";
+    output_ += "\x86R";
   }
 
   void numbers(const std::vector<std::int64_t>& values) {
-    text_ += '(';
+    output_ += '(';
     for (const auto value : values) integer(value);
-    text_ += 't';
+    output_ += 't';
   }
 
   void tensor(const at::Tensor& tensor) {
-    const PlacedTensor placed = place_(tensor);
+    const StoredTensor stored = locate_(tensor);
     const TorchDtype& dtype = *find_torch_dtype(tensor.scalar_type());
-    const bool of_bytes = dtype.storage.empty();
-    global("torch._utils", of_bytes ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
-    text_ += "((";
+    const bool is_untyped = dtype.storage.empty();
+    global("torch._utils", is_untyped ? "_rebuild_tensor_v3" : "_rebuild_tensor_v2");
+    output_ += "((";
     string("storage");
-    of_bytes ? global("torch.storage", "UntypedStorage") : global("torch", dtype.storage);
-    string(placed.storage);
+    is_untyped ? global("torch.storage", "UntypedStorage") : global("torch", dtype.storage);
+    string(stored.storage);
     string("cpu");
-    integer(static_cast<std::int64_t>(placed.num_elements * (of_bytes ? dtype.num_bytes : 1)));
-    text_ += "tQ";
-    integer(placed.offset);
-    numbers(placed.sizes);
-    numbers(placed.strides);
-    text_ += tensor.requires_grad() ? "\x88" : "\x89";
+    integer(static_cast<std::int64_t>(stored.num_elements * (is_untyped ? dtype.num_bytes : 1)));
+    output_ += "tQ";
+    integer(stored.offset);
+    numbers(stored.sizes);
+    numbers(stored.strides);
+    output_ += tensor.requires_grad() ? "\x88" : "\x89";
     ordered_dict();
-    if (of_bytes) global("torch", dtype.name);
-    text_ += "tR";
+    if (is_untyped) global("torch", dtype.name);
+    output_ += "tR";
   }
 
   void sequence(const Sequence& value, std::size_t depth) {
     if (value.kind == Sequence::Kind::kTuple) {
-      text_ += '(';
+      output_ += '(';
       for (const Value& item : value.items) write(item, depth + 1);
-      text_ += 't';
+      output_ += 't';
       return;
     }
     if (value.kind == Sequence::Kind::kSet) global("__builtin__", "set");
-    text_ += "](";
+    output_ += "](";
     for (const Value& item : value.items) write(item, depth + 1);
-    text_ += 'e';
-    if (value.kind == Sequence::Kind::kSet) text_ += "\x85R";
+    output_ += 'e';
+    if (value.kind == Sequence::Kind::kSet) output_ += "\x85R";
   }
 
   void dict(const Dict& value, std::size_t depth) {
@@ -129,43 +131,43 @@ class PickleWriter {
     if (value.ordered)
       ordered_dict();
     else
-      text_ += '}';
-    text_ += '(';
+      output_ += '}';
+    output_ += '(';
     for (const auto& item : value.items) {
       const auto* const name = item.key.as<std::string>();
       const auto* const integer = item.key.as<std::int64_t>();
       if (item.key.as<Sequence>() || item.key.as<Dict>() || item.key.as<at::Tensor>())
-        refuse("a dictionary whose key is " + std::string(kind_of(item.key)));
+        throw_usage_error("a dictionary whose key is " + std::string(kind_of(item.key)));
       if ((name && !names.insert(*name).second) || (integer && !numbers.insert(*integer).second))
-        refuse("a dictionary that has the key " + (name ? base::quoted(*name, 80) : std::to_string(*integer)) +
-               " twice");
+        throw_usage_error("a dictionary that has the key " +
+                          (name ? base::quoted(*name, 80) : std::to_string(*integer)) + " twice");
       write(item.key, depth + 1);
       write(item.value, depth + 1);
     }
-    text_ += 'u';
+    output_ += 'u';
   }
 
   void write(const Value& value, std::size_t depth) {
-    if (depth > kMaxTreeDepth) refuse("values that are nested deeper than the allowed 64 levels");
-    if (const auto* const it = value.as<bool>()) text_ += *it ? "\x88" : "\x89";
+    if (depth > kMaxTreeDepth) throw_usage_error("values that are nested deeper than the allowed 64 levels");
+    if (const auto* const it = value.as<bool>()) output_ += *it ? "\x88" : "\x89";
     if (const auto* const it = value.as<std::int64_t>()) integer(*it);
     if (const auto* const it = value.as<double>()) floating(*it);
     if (const auto* const it = value.as<std::string>()) string(*it);
-    if (const auto* const it = value.as<Bytes>()) bytes(it->bytes);
+    if (const auto* const it = value.as<ByteString>()) bytes(it->bytes);
     if (const auto* const it = value.as<Sequence>()) sequence(*it, depth);
     if (const auto* const it = value.as<Dict>()) dict(*it, depth);
     if (const auto* const it = value.as<at::Tensor>()) tensor(*it);
-    if (value.as<None>()) text_ += 'N';
+    if (value.as<None>()) output_ += 'N';
   }
 
-  const std::function<PlacedTensor(const at::Tensor&)>& place_;
-  std::string text_;
+  const std::function<StoredTensor(const at::Tensor&)>& locate_;
+  std::string output_;
 };
 
 }  // namespace
 
-std::string to_pickle(const Value& value, const std::function<PlacedTensor(const at::Tensor&)>& place) {
-  return PickleWriter(place).written(value);
+std::string to_pickle(const Value& value, const std::function<StoredTensor(const at::Tensor&)>& locate) {
+  return Pickler(locate).dump(value);
 }
 
 }  // namespace lockstep::checkpoint

@@ -9,7 +9,7 @@
 namespace lockstep::checkpoint {
 
 /// Where a tensor is found in the file.
-struct PlacedTensor {
+struct StoredTensor {
   std::string storage;             ///< its key
   std::uint64_t num_elements = 0;  ///< of the storage, in the tensor's dtype
   std::int64_t offset = 0;         ///< in elements
@@ -17,6 +17,6 @@ struct PlacedTensor {
 };
 
 /// `place` is asked once for each tensor, in their order. Throws UsageError: see save_torch_file().
-std::string to_pickle(const Value& value, const std::function<PlacedTensor(const at::Tensor&)>& place);
+std::string to_pickle(const Value& value, const std::function<StoredTensor(const at::Tensor&)>& locate);
 
 }  // namespace lockstep::checkpoint

@@ -30,6 +30,6 @@ void save_torch_file(const Value& value, const std::string& path);
 bool is_torch_file(const std::string& path);
 
 /// Whether a file of this name is to be one: it ends with ".pt" or ".pth".
-bool names_torch_file(std::string_view path);
+bool has_torch_extension(std::string_view path);
 
 }  // namespace lockstep::checkpoint

@@ -13,47 +13,48 @@ namespace lockstep::checkpoint {
 namespace {
 
 // As lengths of a safetensors header, which would stand here, both are larger than is allowed.
-constexpr std::string_view kZip = "PK\x03\x04", kBeforeZip = "\x80\x02\x8a\x0a";
+constexpr std::string_view kZipMagic = "PK\x03\x04", kLegacyMagic = "\x80\x02\x8a\x0a";
 
 std::string first_bytes(const std::string& path) {
   const InputFile file(path);
-  std::string bytes(std::min<std::uint64_t>(file.num_bytes(), kZip.size()), '\0');
+  std::string bytes(std::min<std::uint64_t>(file.num_bytes(), kZipMagic.size()), '\0');
   file.read(0, bytes.data(), bytes.size());
   return bytes;
 }
 
-class TorchFile {
+class TorchFileReader {
  public:
-  TorchFile(const std::string& path, const ReadOptions& options) : zip_(path), verify_(options.verify) {
-    find_folder();
-    const std::string order = text("byteorder");
+  TorchFileReader(const std::string& path, const ReadOptions& options) : zip_(path), verify_(options.verify) {
+    find_root();
+    const std::string order = read_text("byteorder");
     if (!order.empty() && order != "little")
-      zip_.file().refuse(0, "numbers in the byte order " + base::quoted(order, 20) + "; allowed is \"little\"");
-    const ZipReader::Record& record = zip_.records().at(folder_ + "data.pkl");
+      zip_.file().throw_format_error(
+          0, "numbers in the byte order " + base::quoted(order, 20) + "; allowed is \"little\"");
+    const ZipReader::Record& record = zip_.records().at(root_ + "data.pkl");
     if (record.num_bytes > kMaxPickleBytes)
-      zip_.file().refuse(record.begin,
-                         "a pickle of " + std::to_string(record.num_bytes) + " bytes; allowed are 32 MiB");
-    program_.resize(record.num_bytes);
-    zip_.read(record, program_.data(), verify_, "data.pkl");
-    pickle_ = parse_pickle(program_, zip_.file().path(), record.begin);
+      zip_.file().throw_format_error(record.begin,
+                                     "a pickle of " + std::to_string(record.num_bytes) + " bytes; allowed are 32 MiB");
+    pickle_bytes_.resize(record.num_bytes);
+    zip_.read(record, pickle_bytes_.data(), verify_, "data.pkl");
+    pickle_ = parse_pickle(pickle_bytes_, zip_.file().path(), record.begin);
   }
 
   Value load() {
     for (const auto& storage : pickle_.storages) storages_.push_back(load(storage));
-    return value(pickle_.root);
+    return convert(pickle_.root);
   }
 
  private:
   // All records lie in one folder, whose name is the file's, or "archive".
-  void find_folder() {
+  void find_root() {
     std::size_t num_found = 0;
     for (const auto& [name, record] : zip_.records()) {
       const std::size_t slash = name.find('/');
       if (slash == std::string::npos || name.substr(slash + 1) != "data.pkl") continue;
-      folder_ = name.substr(0, slash + 1);
+      root_ = name.substr(0, slash + 1);
       ++num_found;
     }
-    if (num_found == 1 && !zip_.records().contains(folder_ + "constants.pkl")) return;
+    if (num_found == 1 && !zip_.records().contains(root_ + "constants.pkl")) return;
     throw base::UsageError(zip_.file().path() +
                                (num_found == 1 ? " is a file of TorchScript or of torch::save() in C++"
                                                : " is a zip archive, but not of torch.save()") +
@@ -61,8 +62,8 @@ class TorchFile {
                            num_found == 1 ? "torch::load() reads it" : "", base::Cause::kBadFile);
   }
 
-  std::string text(const std::string& name) const {
-    const auto found = zip_.records().find(folder_ + name);
+  std::string read_text(const std::string& name) const {
+    const auto found = zip_.records().find(root_ + name);
     if (found == zip_.records().end() || found->second.num_bytes > 64) return "";
     std::string bytes(found->second.num_bytes, '\0');
     zip_.read(found->second, bytes.data(), verify_, name);
@@ -70,20 +71,20 @@ class TorchFile {
   }
 
   c10::Storage load(const Pickle::Storage& storage) const {
-    const auto found = zip_.records().find(folder_ + "data/" + storage.key);
+    const auto found = zip_.records().find(root_ + "data/" + storage.key);
     const std::uint64_t num_bytes = storage.num_elements * (storage.dtype ? storage.dtype->num_bytes : 1);
     const std::string what = "storage " + base::quoted(storage.key, 80);
-    if (found == zip_.records().end()) zip_.file().refuse(0, what + " is not in the archive");
+    if (found == zip_.records().end()) zip_.file().throw_format_error(0, what + " is not in the archive");
     if (found->second.num_bytes != num_bytes)
-      zip_.file().refuse(found->second.begin, what + " has " + std::to_string(found->second.num_bytes) +
-                                                  " bytes; its tensors need " + std::to_string(num_bytes));
+      zip_.file().throw_format_error(found->second.begin, what + " has " + std::to_string(found->second.num_bytes) +
+                                                              " bytes; its tensors need " + std::to_string(num_bytes));
     const at::Tensor bytes = torch::empty({static_cast<std::int64_t>(num_bytes)}, torch::kUInt8);
     auto* const data = static_cast<std::uint8_t*>(bytes.mutable_data_ptr());
     zip_.read(found->second, data, verify_, what);
     // A bool of another value is undefined behaviour wherever it is looked at.
     if (storage.dtype && storage.dtype->type == c10::ScalarType::Bool &&
         std::any_of(data, data + num_bytes, [](std::uint8_t byte) { return byte > 1; }))
-      zip_.file().refuse(found->second.begin, what + " has a bool that is neither 0 nor 1");
+      zip_.file().throw_format_error(found->second.begin, what + " has a bool that is neither 0 nor 1");
     return bytes.storage();
   }
 
@@ -94,24 +95,25 @@ class TorchFile {
   }
 
   // The tree was measured: it ends, and is not too large.
-  Value value(Pickle::Index index) {
+  Value convert(Pickle::Index index) {
     const Pickle::Value& from = pickle_.values[index];
     if (const auto* const it = std::get_if<bool>(&from)) return *it;
     if (const auto* const it = std::get_if<std::int64_t>(&from)) return *it;
     if (const auto* const it = std::get_if<double>(&from)) return *it;
     if (const auto* const it = std::get_if<std::string_view>(&from)) return std::string(*it);
-    if (const auto* const it = std::get_if<Pickle::Bytes>(&from)) return Bytes{std::string(it->bytes)};
-    if (const auto* const it = std::get_if<Pickle::TensorAt>(&from)) return shared_tensor(it->place);
-    if (const auto* const it = std::get_if<Pickle::Container>(&from)) return container(*it);
+    if (const auto* const it = std::get_if<Pickle::ByteString>(&from)) return ByteString{std::string(it->bytes)};
+    if (const auto* const it = std::get_if<Pickle::TensorRef>(&from)) return shared_tensor(it->index);
+    if (const auto* const it = std::get_if<Pickle::Container>(&from)) return convert_container(*it);
     return None{};
   }
 
-  Value container(const Pickle::Container& from) {
+  Value convert_container(const Pickle::Container& from) {
     using Kind = Pickle::Kind;
     if (from.kind == Kind::kDict || from.kind == Kind::kOrderedDict) {
       Dict dict{{}, from.kind == Kind::kOrderedDict};
       dict.items.reserve(from.items.size() / 2);
-      for (std::size_t i = 0; i < from.items.size(); i += 2) dict.add(value(from.items[i]), value(from.items[i + 1]));
+      for (std::size_t i = 0; i < from.items.size(); i += 2)
+        dict.add(convert(from.items[i]), convert(from.items[i + 1]));
       return dict;
     }
     Sequence sequence{from.kind == Kind::kList    ? Sequence::Kind::kList
@@ -119,21 +121,21 @@ class TorchFile {
                                                   : Sequence::Kind::kSet,
                       {}};
     sequence.items.reserve(from.items.size());
-    for (const auto item : from.items) sequence.items.push_back(value(item));
+    for (const auto item : from.items) sequence.items.push_back(convert(item));
     return sequence;
   }
 
   // One that is there twice is one object here, too.
-  at::Tensor shared_tensor(std::uint32_t place) {
-    at::Tensor& made = tensors_.try_emplace(place).first->second;
-    if (!made.defined()) made = tensor(pickle_.tensors[place]);
+  at::Tensor shared_tensor(std::uint32_t index) {
+    at::Tensor& made = tensors_.try_emplace(index).first->second;
+    if (!made.defined()) made = tensor(pickle_.tensors[index]);
     return made;
   }
 
   ZipReader zip_;
   const bool verify_;
-  std::string folder_;
-  std::string program_;
+  std::string root_;
+  std::string pickle_bytes_;
   Pickle pickle_;
   std::vector<c10::Storage> storages_;
   std::map<std::uint32_t, at::Tensor> tensors_;
@@ -143,17 +145,17 @@ class TorchFile {
 
 Value load_torch_file(const std::string& path, const ReadOptions& options) {
   const std::string first = first_bytes(path);
-  if (first == kBeforeZip)
+  if (first == kLegacyMagic)
     throw base::UsageError(path + " has the form that torch.save() wrote before PyTorch 1.6; allowed is the one since",
                            "load and save it once in Python", base::Cause::kBadFile);
-  return TorchFile(path, options).load();
+  return TorchFileReader(path, options).load();
 }
 
 bool is_torch_file(const std::string& path) {
   const std::string first = first_bytes(path);
-  return first == kZip || first == kBeforeZip;
+  return first == kZipMagic || first == kLegacyMagic;
 }
 
-bool names_torch_file(std::string_view path) { return path.ends_with(".pt") || path.ends_with(".pth"); }
+bool has_torch_extension(std::string_view path) { return path.ends_with(".pt") || path.ends_with(".pth"); }
 
 }  // namespace lockstep::checkpoint

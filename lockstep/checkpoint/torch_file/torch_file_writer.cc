@@ -12,20 +12,20 @@
 namespace lockstep::checkpoint {
 namespace {
 
-void collect(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
+void collect_tensors(const Value& value, std::vector<at::Tensor>& tensors, std::size_t depth) {
   if (depth > kMaxTreeDepth)
     throw base::UsageError("cannot save values that are nested deeper than the allowed 64 levels");
   if (const auto* const tensor = value.as<at::Tensor>()) tensors.push_back(*tensor);
   if (const auto* const sequence = value.as<Sequence>())
-    for (const Value& item : sequence->items) collect(item, tensors, depth + 1);
+    for (const Value& item : sequence->items) collect_tensors(item, tensors, depth + 1);
   if (const auto* const dict = value.as<Dict>())
-    for (const auto& item : dict->items) collect(item.value, tensors, depth + 1);
+    for (const auto& item : dict->items) collect_tensors(item.value, tensors, depth + 1);
 }
 
 // Where torch's writer puts its bytes. An error must not leave through its C code: it waits until rethrow().
-class Sink {
+class ArchiveOutput {
  public:
-  explicit Sink(AtomicFile& file) : file_(file) {}
+  explicit ArchiveOutput(AtomicFile& file) : file_(file) {}
 
   std::size_t write(const void* data, std::size_t num_bytes) {
     try {
@@ -48,31 +48,31 @@ class Sink {
 
 void save_torch_file(const Value& value, const std::string& path) {
   std::vector<at::Tensor> tensors;
-  collect(value, tensors, 1);
-  const TensorPlaces places(tensors);
+  collect_tensors(value, tensors, 1);
+  const StorageLayout layout(tensors);
   std::size_t number = 0;
-  const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return places.of(number++); });
+  const std::string pickle = to_pickle(value, [&](const at::Tensor&) { return layout.stored(number++); });
   if (pickle.size() > kMaxPickleBytes)
     throw base::UsageError("cannot save a tree whose description takes " + std::to_string(pickle.size()) +
                            " bytes; allowed are 32 MiB");
   AtomicFile file(path);
-  Sink sink(file);
+  ArchiveOutput output(file);
   {
     caffe2::serialize::PyTorchStreamWriter writer(
-        [&](const void* data, std::size_t num_bytes) { return sink.write(data, num_bytes); });
+        [&](const void* data, std::size_t num_bytes) { return output.write(data, num_bytes); });
     const auto record = [&](const std::string& name, const void* data, std::size_t num_bytes) {
       writer.writeRecord(name, data, num_bytes);
-      sink.rethrow();
+      output.rethrow();
     };
     record("data.pkl", pickle.data(), pickle.size());
     record("byteorder", "little", 6);
-    for (std::size_t i = 0; i < places.num_storages(); ++i) {
-      const at::Tensor bytes = places.storage(i);
+    for (std::size_t i = 0; i < layout.num_storages(); ++i) {
+      const at::Tensor bytes = layout.storage(i);
       record("data/" + std::to_string(i), bytes.const_data_ptr(), bytes.nbytes());
     }
     writer.writeEndOfFile();
   }
-  sink.rethrow();
+  output.rethrow();
   file.commit();
 }
 

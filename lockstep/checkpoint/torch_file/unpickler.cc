@@ -17,256 +17,261 @@ constexpr std::size_t kPushBytes = 2 * sizeof(Pickle::Index);
 constexpr std::size_t kMemoBytes = 48;  // of std::unordered_map
 constexpr std::size_t kValueBytes = 2 * (sizeof(Pickle::Value) + sizeof(std::uint32_t));
 
-struct Global {
+struct GlobalName {
   std::string_view module, name;
-  Pickle::Function function;
+  Pickle::Callable function;
 };
 constexpr std::array kGlobals = {
-    Global{"collections", "OrderedDict", Pickle::Function::kOrderedDict},
-    Global{"collections", "Counter", Pickle::Function::kCounter},
-    Global{"__builtin__", "set", Pickle::Function::kSet},
-    Global{"builtins", "set", Pickle::Function::kSet},
-    Global{"torch", "Size", Pickle::Function::kSize},
-    Global{"_codecs", "encode", Pickle::Function::kEncode},
-    Global{"torch._utils", "_rebuild_tensor", Pickle::Function::kTensor},
-    Global{"torch._utils", "_rebuild_tensor_v2", Pickle::Function::kTensorV2},
-    Global{"torch._utils", "_rebuild_tensor_v3", Pickle::Function::kTensorV3},
-    Global{"torch._utils", "_rebuild_parameter", Pickle::Function::kParameter},
-    Global{"torch._utils", "_rebuild_parameter_with_state", Pickle::Function::kParameterWithState},
+    GlobalName{"collections", "OrderedDict", Pickle::Callable::kOrderedDict},
+    GlobalName{"collections", "Counter", Pickle::Callable::kCounter},
+    GlobalName{"__builtin__", "set", Pickle::Callable::kSet},
+    GlobalName{"builtins", "set", Pickle::Callable::kSet},
+    GlobalName{"torch", "Size", Pickle::Callable::kSize},
+    GlobalName{"_codecs", "encode", Pickle::Callable::kEncode},
+    GlobalName{"torch._utils", "_rebuild_tensor", Pickle::Callable::kTensor},
+    GlobalName{"torch._utils", "_rebuild_tensor_v2", Pickle::Callable::kTensorV2},
+    GlobalName{"torch._utils", "_rebuild_tensor_v3", Pickle::Callable::kTensorV3},
+    GlobalName{"torch._utils", "_rebuild_parameter", Pickle::Callable::kParameter},
+    GlobalName{"torch._utils", "_rebuild_parameter_with_state", Pickle::Callable::kParameterWithState},
 };
 
 }  // namespace
 
-void PickleMachine::refuse(const std::string& reason) const {
-  throw base::FormatError(file_ + ":" + std::to_string(begin_ + here_) + ": " + reason);
+void Unpickler::throw_format_error(const std::string& reason) const {
+  throw base::FormatError(file_ + ":" + std::to_string(begin_ + opcode_offset_) + ": " + reason);
 }
 
-void PickleMachine::refuse_without(const char* what) const { refuse(std::string(what) + " is expected"); }
+void Unpickler::throw_expected(const char* what) const { throw_format_error(std::string(what) + " is expected"); }
 
-void PickleMachine::spend(std::size_t num_bytes) {
-  spent_ += num_bytes;
-  if (spent_ > kMaxTreeBytes) refuse("the pickle makes more than fits into 128 MiB");
+void Unpickler::charge(std::size_t num_bytes) {
+  num_charged_bytes_ += num_bytes;
+  if (num_charged_bytes_ > kMaxTreeBytes) throw_format_error("the pickle makes more than fits into 128 MiB");
 }
 
-std::string_view PickleMachine::take(std::size_t num_bytes) {
-  if (num_bytes > bytes_.size() - at_)
-    refuse("the pickle ends here; " + std::to_string(num_bytes) + " more bytes are expected");
-  const auto taken = bytes_.substr(at_, num_bytes);
-  at_ += num_bytes;
+std::string_view Unpickler::read_bytes(std::size_t num_bytes) {
+  if (num_bytes > bytes_.size() - position_)
+    throw_format_error("the pickle ends here; " + std::to_string(num_bytes) + " more bytes are expected");
+  const auto taken = bytes_.substr(position_, num_bytes);
+  position_ += num_bytes;
   return taken;
 }
 
-std::string_view PickleMachine::take_line() {
-  const auto end = bytes_.substr(at_, kMaxNameBytes).find('\n');
-  if (end == std::string_view::npos) refuse("a name of more than 1024 bytes");
-  const auto line = take(end);
-  ++at_;
+std::string_view Unpickler::read_line() {
+  const auto end = bytes_.substr(position_, kMaxNameBytes).find('\n');
+  if (end == std::string_view::npos) throw_format_error("a name of more than 1024 bytes");
+  const auto line = read_bytes(end);
+  ++position_;
   return line;
 }
 
-std::uint64_t PickleMachine::take_number(std::size_t num_bytes) {
-  const auto text = take(num_bytes);
+std::uint64_t Unpickler::read_uint(std::size_t num_bytes) {
+  const auto text = read_bytes(num_bytes);
   std::uint64_t number = 0;
   std::memcpy(&number, text.data(), num_bytes);
   return number;
 }
 
-void PickleMachine::push(Index value) {
-  spend(kPushBytes);
+void Unpickler::push(Index value) {
+  charge(kPushBytes);
   stack_.push_back(value);
 }
 
-void PickleMachine::make(Pickle::Value value) {
-  spend(kValueBytes);
+void Unpickler::push_value(Pickle::Value value) {
+  charge(kValueBytes);
   pickle_.values.push_back(std::move(value));
-  pickle_.offsets.push_back(static_cast<std::uint32_t>(here_));
+  pickle_.offsets.push_back(static_cast<std::uint32_t>(opcode_offset_));
   push(static_cast<Index>(pickle_.values.size() - 1));
 }
 
-PickleMachine::Index PickleMachine::top() const {
-  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) refuse("a value is expected on the stack");
+Unpickler::Index Unpickler::top() const {
+  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) throw_format_error("a value is expected on the stack");
   return stack_.back();
 }
 
-PickleMachine::Index PickleMachine::pop() {
+Unpickler::Index Unpickler::pop() {
   const Index value = top();
   stack_.pop_back();
   return value;
 }
 
-std::size_t PickleMachine::take_mark() {
-  if (marks_.empty()) refuse("a mark is expected on the stack");
+std::size_t Unpickler::pop_mark() {
+  if (marks_.empty()) throw_format_error("a mark is expected on the stack");
   const std::size_t mark = marks_.back();
   marks_.pop_back();
   return mark;
 }
 
-void PickleMachine::make_number(std::size_t num_bytes) {
-  const std::uint64_t number = take_number(num_bytes);
-  make(num_bytes == 4 ? std::int64_t{static_cast<std::int32_t>(number)} : static_cast<std::int64_t>(number));
+void Unpickler::push_int(std::size_t num_bytes) {
+  const std::uint64_t number = read_uint(num_bytes);
+  push_value(num_bytes == 4 ? std::int64_t{static_cast<std::int32_t>(number)} : static_cast<std::int64_t>(number));
 }
 
-void PickleMachine::make_long() {
-  const std::size_t num_bytes = take_number(1);
-  if (num_bytes > 8) refuse("an integer of more than 64 bits");
-  std::uint64_t number = take_number(num_bytes);
+void Unpickler::push_long() {
+  const std::size_t num_bytes = read_uint(1);
+  if (num_bytes > 8) throw_format_error("an integer of more than 64 bits");
+  std::uint64_t number = read_uint(num_bytes);
   if (num_bytes > 0 && num_bytes < 8 && (number >> (8 * num_bytes - 1)) != 0)
     number |= ~std::uint64_t{0} << (8 * num_bytes);
-  make(static_cast<std::int64_t>(number));
+  push_value(static_cast<std::int64_t>(number));
 }
 
-void PickleMachine::make_double() {
-  std::uint64_t number = take_number(8);  // big-endian
+void Unpickler::push_float() {
+  std::uint64_t number = read_uint(8);  // big-endian
   number = __builtin_bswap64(number);
-  make(std::bit_cast<double>(number));
+  push_value(std::bit_cast<double>(number));
 }
 
-void PickleMachine::make_string(std::size_t num_bytes) {
-  const auto text = take(num_bytes);
-  if (!base::is_utf8(text)) refuse("a string that is not UTF-8");
-  make(text);
+void Unpickler::push_string(std::size_t num_bytes) {
+  const auto text = read_bytes(num_bytes);
+  if (!base::is_utf8(text)) throw_format_error("a string that is not UTF-8");
+  push_value(text);
 }
 
-void PickleMachine::make_tuple(std::size_t num_items) {
+void Unpickler::push_tuple(std::size_t num_items) {
   const std::size_t least = marks_.empty() ? 0 : marks_.back();
-  if (stack_.size() - least < num_items) refuse("a tuple of " + std::to_string(num_items) + " is made of fewer values");
+  if (stack_.size() - least < num_items)
+    throw_format_error("a tuple of " + std::to_string(num_items) + " is made of fewer values");
   const auto first = stack_.end() - static_cast<std::ptrdiff_t>(num_items);
   Pickle::Container tuple{Pickle::Kind::kTuple, {first, stack_.end()}};
-  spend(num_items * sizeof(Index));
+  charge(num_items * sizeof(Index));
   stack_.erase(first, stack_.end());
-  make(std::move(tuple));
+  push_value(std::move(tuple));
 }
 
 // What lies on the stack from `first` on goes into the list or dictionary below.
-void PickleMachine::fill(bool is_dict, std::size_t first) {
+void Unpickler::append_items(bool is_dict, std::size_t first) {
   const std::size_t least = marks_.empty() ? 0 : marks_.back();
-  if (first <= least || first > stack_.size()) refuse("a list or a dictionary is expected on the stack");
+  if (first <= least || first > stack_.size()) throw_format_error("a list or a dictionary is expected on the stack");
   auto* const container = std::get_if<Pickle::Container>(&pickle_.values[stack_[first - 1]]);
   using Kind = Pickle::Kind;
   const bool fits = container && (is_dict ? container->kind == Kind::kDict || container->kind == Kind::kOrderedDict
                                           : container->kind == Kind::kList);
   if (!fits || (is_dict && (stack_.size() - first) % 2 != 0))
-    refuse(is_dict ? "a dictionary and pairs are expected on the stack" : "a list is expected on the stack");
-  spend((stack_.size() - first) * kPushBytes);
+    throw_format_error(is_dict ? "a dictionary and pairs are expected on the stack"
+                               : "a list is expected on the stack");
+  charge((stack_.size() - first) * kPushBytes);
   container->items.insert(container->items.end(), stack_.begin() + static_cast<std::ptrdiff_t>(first), stack_.end());
   stack_.resize(first);
 }
 
-void PickleMachine::find_global() {
-  const auto module = take_line(), name = take_line();
-  for (const Global& global : kGlobals)
-    if (global.module == module && global.name == name) return make(global.function);
+void Unpickler::push_global() {
+  const auto module = read_line(), name = read_line();
+  for (const GlobalName& global : kGlobals)
+    if (global.module == module && global.name == name) return push_value(global.function);
   if (module == "torch") {
-    if (const TorchDtype* const dtype = find_torch_storage(name)) return make(Pickle::StorageType{dtype});
-    if (const TorchDtype* const dtype = find_torch_dtype(name)) return make(dtype);
+    if (const TorchDtype* const dtype = find_torch_storage(name)) return push_value(Pickle::StorageType{dtype});
+    if (const TorchDtype* const dtype = find_torch_dtype(name)) return push_value(dtype);
   }
   if (name == "UntypedStorage" && (module == "torch.storage" || module == "torch"))
-    return make(Pickle::StorageType{nullptr});
-  refuse("the global " + base::quoted(std::string(module) + "." + std::string(name), 120) +
-         "; allowed are those of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and "
-         "numbers), of dtypes " +
-         torch_dtype_names());
+    return push_value(Pickle::StorageType{nullptr});
+  throw_format_error(
+      "the global " + base::quoted(std::string(module) + "." + std::string(name), 120) +
+      "; allowed are those of a state_dict (tensors, parameters, dictionaries, lists, sets, strings, bytes and "
+      "numbers), of dtypes " +
+      torch_dtype_names());
 }
 
-void PickleMachine::find_storage() {
+void Unpickler::push_storage() {
   const auto& id = items(pop(), Pickle::Kind::kTuple, "a tuple that names a storage");
   if (id.items.size() != 5 || as<std::string_view>(id.items[0], "the word \"storage\"") != "storage")
-    refuse("(\"storage\", type, key, place, number) is expected");
+    throw_format_error("(\"storage\", type, key, place, number) is expected");
   const auto key = std::string(as<std::string_view>(id.items[2], "a storage's key"));
   const auto number = as<std::int64_t>(id.items[4], "a storage's number of elements");
   const auto* const dtype = as<Pickle::StorageType>(id.items[1], "a storage's type").dtype;
   if (key.empty() || key.size() > 64 || key.find('/') != std::string::npos || number < 0 || number > INT64_MAX / 16)
-    refuse("the storage " + base::quoted(key, 80) + " of " + std::to_string(number) + " elements");
+    throw_format_error("the storage " + base::quoted(key, 80) + " of " + std::to_string(number) + " elements");
   const auto [found, is_new] = storages_.emplace(key, static_cast<std::uint32_t>(pickle_.storages.size()));
   if (is_new) {
-    spend(sizeof(Pickle::Storage) + kMemoBytes + 2 * key.size());
+    charge(sizeof(Pickle::Storage) + kMemoBytes + 2 * key.size());
     pickle_.storages.push_back({key, dtype, static_cast<std::uint64_t>(number)});
   }
   const auto& storage = pickle_.storages[found->second];
   if (storage.dtype != dtype || storage.num_elements != static_cast<std::uint64_t>(number))
-    refuse("the storage " + base::quoted(key, 80) + " is there twice, with another type or size");
-  make(Pickle::StorageAt{found->second});
+    throw_format_error("the storage " + base::quoted(key, 80) + " is there twice, with another type or size");
+  push_value(Pickle::StorageRef{found->second});
 }
 
 // Attributes of an OrderedDict: a state_dict has "_metadata", which are the versions of Python's modules.
-void PickleMachine::build() {
+void Unpickler::build() {
   pop();
   const auto* const built = std::get_if<Pickle::Container>(&pickle_.values[top()]);
-  if (!built || built->kind != Pickle::Kind::kOrderedDict) refuse("attributes of something that is no OrderedDict");
+  if (!built || built->kind != Pickle::Kind::kOrderedDict)
+    throw_format_error("attributes of something that is no OrderedDict");
 }
 
-void PickleMachine::remember(std::uint64_t key) {
+void Unpickler::memo_put(std::uint64_t key) {
   const Index value = top();
-  if (memo_.insert_or_assign(key, value).second) spend(kMemoBytes);
+  if (memo_.insert_or_assign(key, value).second) charge(kMemoBytes);
 }
 
-void PickleMachine::recall(std::uint64_t key) {
+void Unpickler::memo_get(std::uint64_t key) {
   const auto found = memo_.find(key);
-  if (found == memo_.end()) refuse("the value number " + std::to_string(key) + " was not kept");
+  if (found == memo_.end()) throw_format_error("the value number " + std::to_string(key) + " was not kept");
   push(found->second);
 }
 
-const Pickle::Container& PickleMachine::items(Index value, Pickle::Kind kind, const char* what) const {
+const Pickle::Container& Unpickler::items(Index value, Pickle::Kind kind, const char* what) const {
   const auto& container = as<Pickle::Container>(value, what);
-  if (container.kind != kind) refuse_without(what);
+  if (container.kind != kind) throw_expected(what);
   return container;
 }
 
-void PickleMachine::step(unsigned char opcode) {
+void Unpickler::execute(unsigned char opcode) {
   using Kind = Pickle::Kind;
   switch (opcode) {
-    case 0x80: return take_number(1) == 2 ? void() : refuse("a protocol other than 2, which torch.save() has");
-    case '.': stopped_ = true; return;
-    case '(': marks_.push_back(stack_.size()); return spend(2 * sizeof(std::size_t));
-    case 'N': return make(Pickle::None{});
-    case 0x88: return make(true);
-    case 0x89: return make(false);
-    case 'K': return make_number(1);
-    case 'M': return make_number(2);
-    case 'J': return make_number(4);
-    case 0x8a: return make_long();
-    case 'G': return make_double();
-    case 'X': return make_string(take_number(4));
-    case 'U': return make_string(take_number(1));
-    case ')': return make(Pickle::Container{Kind::kTuple, {}});
-    case ']': return make(Pickle::Container{Kind::kList, {}});
-    case '}': return make(Pickle::Container{Kind::kDict, {}});
-    case 0x8f: return make(Pickle::Container{Kind::kSet, {}});
-    case 0x85: return make_tuple(1);
-    case 0x86: return make_tuple(2);
-    case 0x87: return make_tuple(3);
-    case 't': return make_tuple(stack_.size() - take_mark());
-    case 'a': return fill(false, stack_.size() - 1);
-    case 's': return fill(true, stack_.size() - 2);
-    case 'e': return fill(false, take_mark());
-    case 'u': return fill(true, take_mark());
-    case 'c': return find_global();
-    case 'R': return call();
+    case 0x80:
+      return read_uint(1) == 2 ? void() : throw_format_error("a protocol other than 2, which torch.save() has");
+    case '.': is_stopped_ = true; return;
+    case '(': marks_.push_back(stack_.size()); return charge(2 * sizeof(std::size_t));
+    case 'N': return push_value(Pickle::None{});
+    case 0x88: return push_value(true);
+    case 0x89: return push_value(false);
+    case 'K': return push_int(1);
+    case 'M': return push_int(2);
+    case 'J': return push_int(4);
+    case 0x8a: return push_long();
+    case 'G': return push_float();
+    case 'X': return push_string(read_uint(4));
+    case 'U': return push_string(read_uint(1));
+    case ')': return push_value(Pickle::Container{Kind::kTuple, {}});
+    case ']': return push_value(Pickle::Container{Kind::kList, {}});
+    case '}': return push_value(Pickle::Container{Kind::kDict, {}});
+    case 0x8f: return push_value(Pickle::Container{Kind::kSet, {}});
+    case 0x85: return push_tuple(1);
+    case 0x86: return push_tuple(2);
+    case 0x87: return push_tuple(3);
+    case 't': return push_tuple(stack_.size() - pop_mark());
+    case 'a': return append_items(false, stack_.size() - 1);
+    case 's': return append_items(true, stack_.size() - 2);
+    case 'e': return append_items(false, pop_mark());
+    case 'u': return append_items(true, pop_mark());
+    case 'c': return push_global();
+    case 'R': return reduce();
     case 'b': return build();
-    case 'Q': return find_storage();
-    case 'q': return remember(take_number(1));
-    case 'r': return remember(take_number(4));
-    case 'h': return recall(take_number(1));
-    case 'j': return recall(take_number(4));
-    default: refuse("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
+    case 'Q': return push_storage();
+    case 'q': return memo_put(read_uint(1));
+    case 'r': return memo_put(read_uint(4));
+    case 'h': return memo_get(read_uint(1));
+    case 'j': return memo_get(read_uint(4));
+    default: throw_format_error("the opcode " + std::to_string(opcode) + ", which no file of torch.save() has");
   }
 }
 
-Pickle PickleMachine::run() {
+Pickle Unpickler::run() {
   if (bytes_.size() > kMaxPickleBytes)
-    refuse("a pickle of " + std::to_string(bytes_.size()) + " bytes; allowed are 32 MiB");
-  while (!stopped_) {
-    here_ = at_;
-    step(static_cast<unsigned char>(take(1)[0]));
+    throw_format_error("a pickle of " + std::to_string(bytes_.size()) + " bytes; allowed are 32 MiB");
+  while (!is_stopped_) {
+    opcode_offset_ = position_;
+    execute(static_cast<unsigned char>(read_bytes(1)[0]));
   }
-  if (stack_.size() != 1 || !marks_.empty()) refuse("one value is expected on the stack in the end");
+  if (stack_.size() != 1 || !marks_.empty()) throw_format_error("one value is expected on the stack in the end");
   pickle_.root = stack_.back();
   return std::move(pickle_);
 }
 
 Pickle parse_pickle(std::string_view bytes, const std::string& file, std::uint64_t begin) {
-  Pickle pickle = PickleMachine(bytes, file, begin).run();
-  check_tree(pickle, file, begin);
+  Pickle pickle = Unpickler(bytes, file, begin).run();
+  validate_pickle(pickle, file, begin);
   return pickle;
 }
 

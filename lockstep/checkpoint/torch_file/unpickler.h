@@ -10,53 +10,53 @@
 
 namespace lockstep::checkpoint {
 
-class PickleMachine {
+class Unpickler {
  public:
   using Index = Pickle::Index;
 
-  PickleMachine(std::string_view bytes, const std::string& file, std::uint64_t begin)
+  Unpickler(std::string_view bytes, const std::string& file, std::uint64_t begin)
       : bytes_(bytes), file_(file), begin_(begin) {}
 
   /// Runs until STOP.
   Pickle run();
 
  private:
-  [[noreturn]] void refuse(const std::string& reason) const;
-  [[noreturn]] void refuse_without(const char* what) const;
+  [[noreturn]] void throw_format_error(const std::string& reason) const;
+  [[noreturn]] void throw_expected(const char* what) const;
   /// Memory that the program has asked for, all in all.
-  void spend(std::size_t num_bytes);
+  void charge(std::size_t num_bytes);
 
   // Reading the program.
-  std::string_view take(std::size_t num_bytes);
-  std::string_view take_line();
-  std::uint64_t take_number(std::size_t num_bytes);
-  void step(unsigned char opcode);
+  std::string_view read_bytes(std::size_t num_bytes);
+  std::string_view read_line();
+  std::uint64_t read_uint(std::size_t num_bytes);
+  void execute(unsigned char opcode);
 
   // The stack.
   void push(Index value);
-  void make(Pickle::Value value);
+  void push_value(Pickle::Value value);
   Index pop();
   Index top() const;
-  std::size_t take_mark();
+  std::size_t pop_mark();
 
   // Opcodes.
-  void make_number(std::size_t num_bytes);
-  void make_long();
-  void make_double();
-  void make_string(std::size_t num_bytes);
-  void make_tuple(std::size_t num_items);
-  void fill(bool is_dict, std::size_t first);
-  void find_global();
-  void find_storage();
+  void push_int(std::size_t num_bytes);
+  void push_long();
+  void push_float();
+  void push_string(std::size_t num_bytes);
+  void push_tuple(std::size_t num_items);
+  void append_items(bool is_dict, std::size_t first);
+  void push_global();
+  void push_storage();
   void build();
-  void remember(std::uint64_t key);
-  void recall(std::uint64_t key);
+  void memo_put(std::uint64_t key);
+  void memo_get(std::uint64_t key);
 
   // Calls (pickle_calls.cc).
-  void call();
-  Pickle::Value encoded(const std::vector<Index>& arguments);
-  Pickle::Value tensor(Pickle::Function function, const std::vector<Index>& arguments);
-  Pickle::Value parameter(const std::vector<Index>& arguments);
+  void reduce();
+  Pickle::Value encode_latin1(const std::vector<Index>& arguments);
+  Pickle::Value tensor(Pickle::Callable function, const std::vector<Index>& arguments);
+  Pickle::Value rebuild_parameter(const std::vector<Index>& arguments);
   std::vector<std::int64_t> sizes(Index value, const char* what) const;
   void check_extent(const Pickle::Tensor& tensor, std::uint64_t num_elements) const;
 
@@ -64,7 +64,7 @@ class PickleMachine {
   template <typename T>
   const T& as(Index value, const char* what) const {
     const T* const found = std::get_if<T>(&pickle_.values[value]);
-    if (!found) refuse_without(what);
+    if (!found) throw_expected(what);
     return *found;
   }
   const Pickle::Container& items(Index value, Pickle::Kind kind, const char* what) const;
@@ -72,10 +72,10 @@ class PickleMachine {
   const std::string_view bytes_;
   const std::string& file_;
   const std::uint64_t begin_;
-  std::size_t at_ = 0;
-  std::size_t here_ = 0;  // of the opcode
-  std::uint64_t spent_ = 0;
-  bool stopped_ = false;
+  std::size_t position_ = 0;
+  std::size_t opcode_offset_ = 0;  // of the opcode
+  std::uint64_t num_charged_bytes_ = 0;
+  bool is_stopped_ = false;
   Pickle pickle_;
   std::vector<Index> stack_;
   std::vector<std::size_t> marks_;
@@ -84,6 +84,6 @@ class PickleMachine {
 };
 
 /// The rest of what parse_pickle() promises: depth, size, keys, and that every value is one that a tree may hold.
-void check_tree(const Pickle& pickle, const std::string& file, std::uint64_t begin);
+void validate_pickle(const Pickle& pickle, const std::string& file, std::uint64_t begin);
 
 }  // namespace lockstep::checkpoint

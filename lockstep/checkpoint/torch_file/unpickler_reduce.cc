@@ -7,88 +7,93 @@
 
 namespace lockstep::checkpoint {
 
-void PickleMachine::call() {
-  using Function = Pickle::Function;
+void Unpickler::reduce() {
+  using Callable = Pickle::Callable;
   using Kind = Pickle::Kind;
   const std::vector<Index>& arguments = items(pop(), Kind::kTuple, "a tuple of arguments").items;
-  const auto function = as<Function>(pop(), "a function to call");
+  const auto function = as<Callable>(pop(), "a function to call");
   const auto number = [&](std::size_t least, std::size_t most) {
     if (arguments.size() < least || arguments.size() > most)
-      refuse("a call with " + std::to_string(arguments.size()) + " arguments");
+      throw_format_error("a call with " + std::to_string(arguments.size()) + " arguments");
   };
-  const auto copied = [&](Kind from, Kind to, const char* what) {
+  const auto copy_items = [&](Kind from, Kind to, const char* what) {
     Pickle::Container container{to, items(arguments[0], from, what).items};
-    spend(container.items.size() * sizeof(Index));
+    charge(container.items.size() * sizeof(Index));
     return container;
   };
   switch (function) {
-    case Function::kOrderedDict: number(0, 0); return make(Pickle::Container{Kind::kOrderedDict, {}});
-    case Function::kCounter: number(1, 1); return make(copied(Kind::kDict, Kind::kDict, "a dictionary of counts"));
-    case Function::kSet: number(1, 1); return make(copied(Kind::kList, Kind::kSet, "a set's list"));
-    case Function::kSize: number(1, 1); return make(copied(Kind::kTuple, Kind::kTuple, "a size's tuple"));
-    case Function::kEncode: number(2, 2); return make(encoded(arguments));
-    case Function::kTensor: number(4, 4); return make(tensor(function, arguments));
-    case Function::kTensorV2: number(6, 7); return make(tensor(function, arguments));
-    case Function::kTensorV3: number(7, 8); return make(tensor(function, arguments));
-    case Function::kParameter: number(3, 3); return make(parameter(arguments));
-    case Function::kParameterWithState: number(4, 4); return make(parameter(arguments));
+    case Callable::kOrderedDict: number(0, 0); return push_value(Pickle::Container{Kind::kOrderedDict, {}});
+    case Callable::kCounter:
+      number(1, 1);
+      return push_value(copy_items(Kind::kDict, Kind::kDict, "a dictionary of counts"));
+    case Callable::kSet: number(1, 1); return push_value(copy_items(Kind::kList, Kind::kSet, "a set's list"));
+    case Callable::kSize: number(1, 1); return push_value(copy_items(Kind::kTuple, Kind::kTuple, "a size's tuple"));
+    case Callable::kEncode: number(2, 2); return push_value(encode_latin1(arguments));
+    case Callable::kTensor: number(4, 4); return push_value(tensor(function, arguments));
+    case Callable::kTensorV2: number(6, 7); return push_value(tensor(function, arguments));
+    case Callable::kTensorV3: number(7, 8); return push_value(tensor(function, arguments));
+    case Callable::kParameter: number(3, 3); return push_value(rebuild_parameter(arguments));
+    case Callable::kParameterWithState: number(4, 4); return push_value(rebuild_parameter(arguments));
   }
 }
 
-// Bytes: protocol 2 has them as a string whose characters are their numbers.
-Pickle::Value PickleMachine::encoded(const std::vector<Index>& arguments) {
+// ByteString: protocol 2 has them as a string whose characters are their numbers.
+Pickle::Value Unpickler::encode_latin1(const std::vector<Index>& arguments) {
   const auto text = as<std::string_view>(arguments[0], "a string to encode");
-  if (as<std::string_view>(arguments[1], "an encoding") != "latin1") refuse("an encoding other than latin1");
-  spend(text.size() + sizeof(std::string));
+  if (as<std::string_view>(arguments[1], "an encoding") != "latin1")
+    throw_format_error("an encoding other than latin1");
+  charge(text.size() + sizeof(std::string));
   std::string bytes;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    if (byte > 0xc3) refuse("a byte of more than 255");
+    if (byte > 0xc3) throw_format_error("a byte of more than 255");
     // The string is UTF-8: 0xc2 and 0xc3 have one byte behind them.
     bytes += static_cast<char>(byte < 0x80 ? byte : (byte & 3) << 6 | (static_cast<unsigned char>(text[++i]) & 0x3f));
   }
-  pickle_.decoded.push_back(std::move(bytes));
-  return Pickle::Bytes{pickle_.decoded.back()};
+  pickle_.decoded_strings.push_back(std::move(bytes));
+  return Pickle::ByteString{pickle_.decoded_strings.back()};
 }
 
-std::vector<std::int64_t> PickleMachine::sizes(Index value, const char* what) const {
+std::vector<std::int64_t> Unpickler::sizes(Index value, const char* what) const {
   const auto& tuple = items(value, Pickle::Kind::kTuple, what);
-  if (tuple.items.size() > kMaxDimensions) refuse("a tensor of more than 64 dimensions");
+  if (tuple.items.size() > kMaxDimensions) throw_format_error("a tensor of more than 64 dimensions");
   std::vector<std::int64_t> numbers;
   for (const Index item : tuple.items) {
     numbers.push_back(as<std::int64_t>(item, what));
-    if (numbers.back() < 0) refuse(std::string(what) + " of " + std::to_string(numbers.back()));
+    if (numbers.back() < 0) throw_format_error(std::string(what) + " of " + std::to_string(numbers.back()));
   }
   return numbers;
 }
 
 // (storage, offset, size, stride[, requires_grad, hooks[, dtype][, metadata]])
-Pickle::Value PickleMachine::tensor(Pickle::Function function, const std::vector<Index>& arguments) {
-  const bool of_bytes = function == Pickle::Function::kTensorV3;
+Pickle::Value Unpickler::tensor(Pickle::Callable function, const std::vector<Index>& arguments) {
+  const bool is_untyped = function == Pickle::Callable::kTensorV3;
   Pickle::Tensor made;
-  made.storage = as<Pickle::StorageAt>(arguments[0], "a storage").place;
+  made.storage = as<Pickle::StorageRef>(arguments[0], "a storage").index;
   made.offset = as<std::int64_t>(arguments[1], "an offset");
   made.sizes = sizes(arguments[2], "a tensor's size");
   made.strides = sizes(arguments[3], "a tensor's stride");
   if (arguments.size() > 4) made.requires_grad = as<bool>(arguments[4], "requires_grad");
   const Pickle::Storage& storage = pickle_.storages[made.storage];
-  made.dtype = of_bytes ? as<const TorchDtype*>(arguments[6], "a dtype") : storage.dtype;
-  if (!made.dtype || (of_bytes && storage.dtype)) refuse("a tensor whose storage has no dtype, or two");
-  const std::size_t known = of_bytes ? 7 : 6;
-  if (arguments.size() > known && !std::holds_alternative<Pickle::None>(pickle_.values[arguments[known]]) &&
-      !items(arguments[known], Pickle::Kind::kDict, "a tensor's metadata").items.empty())
-    refuse("a tensor that is only lazily conjugated or negated; resolve_conj() and resolve_neg() before it is saved");
+  made.dtype = is_untyped ? as<const TorchDtype*>(arguments[6], "a dtype") : storage.dtype;
+  if (!made.dtype || (is_untyped && storage.dtype)) throw_format_error("a tensor whose storage has no dtype, or two");
+  const std::size_t num_expected = is_untyped ? 7 : 6;
+  if (arguments.size() > num_expected &&
+      !std::holds_alternative<Pickle::None>(pickle_.values[arguments[num_expected]]) &&
+      !items(arguments[num_expected], Pickle::Kind::kDict, "a tensor's metadata").items.empty())
+    throw_format_error(
+        "a tensor that is only lazily conjugated or negated; resolve_conj() and resolve_neg() before it is saved");
   using c10::ScalarType;
   if (made.requires_grad && !c10::isFloatingType(made.dtype->type) && !c10::isComplexType(made.dtype->type))
-    refuse("a tensor of " + std::string(made.dtype->name) + " that requires a gradient");
-  check_extent(made, of_bytes ? storage.num_elements / made.dtype->num_bytes : storage.num_elements);
-  spend(sizeof(Pickle::Tensor) + (made.sizes.size() + made.strides.size()) * 2 * sizeof(std::int64_t));
+    throw_format_error("a tensor of " + std::string(made.dtype->name) + " that requires a gradient");
+  check_extent(made, is_untyped ? storage.num_elements / made.dtype->num_bytes : storage.num_elements);
+  charge(sizeof(Pickle::Tensor) + (made.sizes.size() + made.strides.size()) * 2 * sizeof(std::int64_t));
   pickle_.tensors.push_back(std::move(made));
-  return Pickle::TensorAt{static_cast<std::uint32_t>(pickle_.tensors.size() - 1)};
+  return Pickle::TensorRef{static_cast<std::uint32_t>(pickle_.tensors.size() - 1)};
 }
 
 // Every element lies in the storage. Extents of 0 do not hide an overflow: torch multiplies the others for its strides.
-void PickleMachine::check_extent(const Pickle::Tensor& tensor, std::uint64_t num_elements) const {
+void Unpickler::check_extent(const Pickle::Tensor& tensor, std::uint64_t num_elements) const {
   std::uint64_t num_bytes = tensor.dtype->num_bytes, last = static_cast<std::uint64_t>(tensor.offset), step = 0;
   bool empty = false, overflow = tensor.offset < 0 || tensor.sizes.size() != tensor.strides.size();
   for (std::size_t i = 0; i < tensor.sizes.size() && !overflow; ++i) {
@@ -100,19 +105,19 @@ void PickleMachine::check_extent(const Pickle::Tensor& tensor, std::uint64_t num
   }
   overflow = overflow || num_bytes > INT64_MAX;
   if (overflow || (empty ? static_cast<std::uint64_t>(tensor.offset) > num_elements : last >= num_elements))
-    refuse("a tensor of " + std::string(tensor.dtype->name) + " that lies outside of its storage of " +
-           std::to_string(num_elements) + " elements");
+    throw_format_error("a tensor of " + std::string(tensor.dtype->name) + " that lies outside of its storage of " +
+                       std::to_string(num_elements) + " elements");
 }
 
 // (tensor, requires_grad, hooks[, attributes])
-Pickle::Value PickleMachine::parameter(const std::vector<Index>& arguments) {
-  Pickle::Tensor made = pickle_.tensors[as<Pickle::TensorAt>(arguments[0], "a parameter's tensor").place];
+Pickle::Value Unpickler::rebuild_parameter(const std::vector<Index>& arguments) {
+  Pickle::Tensor made = pickle_.tensors[as<Pickle::TensorRef>(arguments[0], "a parameter's tensor").index];
   made.requires_grad = as<bool>(arguments[1], "requires_grad");
   if (made.requires_grad && !c10::isFloatingType(made.dtype->type) && !c10::isComplexType(made.dtype->type))
-    refuse("a parameter of " + std::string(made.dtype->name) + " that requires a gradient");
-  spend(sizeof(Pickle::Tensor) + (made.sizes.size() + made.strides.size()) * 2 * sizeof(std::int64_t));
+    throw_format_error("a parameter of " + std::string(made.dtype->name) + " that requires a gradient");
+  charge(sizeof(Pickle::Tensor) + (made.sizes.size() + made.strides.size()) * 2 * sizeof(std::int64_t));
   pickle_.tensors.push_back(std::move(made));
-  return Pickle::TensorAt{static_cast<std::uint32_t>(pickle_.tensors.size() - 1)};
+  return Pickle::TensorRef{static_cast<std::uint32_t>(pickle_.tensors.size() - 1)};
 }
 
 }  // namespace lockstep::checkpoint

@@ -4,16 +4,16 @@ namespace lockstep::checkpoint {
 namespace {
 
 template <typename T, typename Key>
-const Value* found(const std::vector<Dict::Item>& items, const Key& key) {
+const Value* find_item(const std::vector<Dict::Item>& items, const Key& key) {
   for (const auto& item : items)
-    if (const T* const here = item.key.as<T>(); here && *here == key) return &item.value;
+    if (const T* const item_key = item.key.as<T>(); item_key && *item_key == key) return &item.value;
   return nullptr;
 }
 
 }  // namespace
 
-const Value* Dict::find(std::string_view key) const { return found<std::string>(items, key); }
-const Value* Dict::find(std::int64_t key) const { return found<std::int64_t>(items, key); }
+const Value* Dict::find(std::string_view key) const { return find_item<std::string>(items, key); }
+const Value* Dict::find(std::int64_t key) const { return find_item<std::int64_t>(items, key); }
 void Dict::add(Value key, Value value) { items.push_back({std::move(key), std::move(value)}); }
 
 std::string_view kind_of(const Value& value) {

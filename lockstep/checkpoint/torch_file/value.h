@@ -18,7 +18,7 @@ struct Value;
 struct None {
   bool operator==(const None&) const = default;
 };
-struct Bytes {
+struct ByteString {
   std::string bytes;
 };
 /// A list, a tuple (torch.Size is one) or a set.
@@ -41,7 +41,7 @@ struct Dict {
 };
 
 struct Value {
-  using Any = std::variant<None, bool, std::int64_t, double, std::string, Bytes, Sequence, Dict, at::Tensor>;
+  using Any = std::variant<None, bool, std::int64_t, double, std::string, ByteString, Sequence, Dict, at::Tensor>;
   Any any;
 
   Value() = default;
@@ -52,7 +52,7 @@ struct Value {
   Value(double value) : any(value) {}
   Value(const char* value) : any(std::string(value)) {}
   Value(std::string value) : any(std::move(value)) {}
-  Value(Bytes value) : any(std::move(value)) {}
+  Value(ByteString value) : any(std::move(value)) {}
   Value(Sequence value) : any(std::move(value)) {}
   Value(Dict value) : any(std::move(value)) {}
   Value(at::Tensor value) : any(std::move(value)) {}

@@ -35,9 +35,9 @@ class ZipReader {
  private:
   struct Directory;
   Directory find_directory() const;
-  Directory wide_directory(const Directory& narrow, std::uint64_t end, std::uint64_t& directory_end) const;
+  Directory find_zip64_directory(const Directory& zip32, std::uint64_t end, std::uint64_t& directory_end) const;
   void read_directory(const Directory& directory);
-  std::uint64_t begin_of(const std::string& name, std::uint64_t header, std::uint64_t end) const;
+  std::uint64_t record_begin(const std::string& name, std::uint64_t header, std::uint64_t end) const;
 
   InputFile file_;
   std::map<std::string, Record> records_;

@@ -17,11 +17,11 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSlabBytes = 64 << 10;  // at least, and at least kSlabBlocks blocks
-constexpr std::size_t kSlabBlocks = 8;
-constexpr std::uint64_t kGrant = 64ULL << 20;    // the host is asked once for so much: 50 us for each would be felt
-constexpr std::uint64_t kReserve = 64ULL << 20;  // left to everybody else
+constexpr std::size_t kPageBytes = 4096;
+constexpr std::size_t kMinSlabBytes = 64 << 10;  // at least, and at least kMinSlabBlocks blocks
+constexpr std::size_t kMinSlabBlocks = 8;
+constexpr std::uint64_t kBudgetBytes = 64ULL << 20;  // the host is asked once for so much: 50 us for each would be felt
+constexpr std::uint64_t kHeadroomBytes = 64ULL << 20;  // left to everybody else
 
 std::string mib(std::uint64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
@@ -36,24 +36,25 @@ struct Arena::Slab {
   std::uint32_t block_bytes = 0;
   std::uint32_t num_blocks = 0;
   std::vector<std::uint16_t> free;
-  std::size_t place = 0;  // in Class::partial, while it has free blocks
+  std::size_t partial_index = 0;  // in SizeClass::partial, while it has free blocks
 };
 
-struct Arena::Class {
+struct Arena::SizeClass {
   std::mutex mutex;  // guards what follows and the slabs of the class
   std::vector<Slab*> partial;
 };
 
 Arena::Arena(std::size_t capacity_bytes, std::size_t limit_bytes)
-    : memory_(base::SharedMemory::create("lockstep-arena", (capacity_bytes + kPage - 1) / kPage * kPage)),
+    : memory_(
+          base::SharedMemory::create("lockstep-arena", (capacity_bytes + kPageBytes - 1) / kPageBytes * kPageBytes)),
       limit_bytes_(limit_bytes),
-      classes_(new Class[kNumClasses]),
-      slab_of_page_(static_cast<Slab**>(std::calloc(memory_.size() / kPage, sizeof(Slab*))),
+      classes_(new SizeClass[kNumSizeClasses]),
+      slab_of_page_(static_cast<Slab**>(std::calloc(memory_.size() / kPageBytes, sizeof(Slab*))),
                     [](Slab** p) { std::free(p); }),
-      pages_(static_cast<std::uint32_t>(memory_.size() / kPage)),
-      resident_(static_cast<std::uint32_t>(memory_.size() / kPage)) {
+      pages_(static_cast<std::uint32_t>(memory_.size() / kPageBytes)),
+      resident_(static_cast<std::uint32_t>(memory_.size() / kPageBytes)) {
   if (!slab_of_page_) throw std::bad_alloc();
-  LOCKSTEP_CHECK(memory_.size() / kPage < (std::size_t{1} << 31));
+  LOCKSTEP_CHECK(memory_.size() / kPageBytes < (std::size_t{1} << 31));
 }
 
 Arena::~Arena() {
@@ -65,17 +66,17 @@ Arena::~Arena() {
   delete last;
 }
 
-char* Arena::page_address(std::uint32_t page) const { return memory_.data() + page * kPage; }
+char* Arena::page_address(std::uint32_t page) const { return memory_.data() + page * kPageBytes; }
 std::uint32_t Arena::page_of(const void* address) const {
-  return static_cast<std::uint32_t>(offset_of(address) / kPage);
+  return static_cast<std::uint32_t>(offset_of(address) / kPageBytes);
 }
 
 void* Arena::allocate(std::size_t size) {
   if (size == 0) return nullptr;
-  if (size <= kLargestSmall) return allocate_small(size_class(size));
+  if (size <= kMaxSmallBytes) return allocate_small(size_class(size));
   if (size > memory_.size())
     throw ArenaFull("arena: a block of " + mib(size) + " does not fit into the arena's " + mib(memory_.size()));
-  return allocate_pages(static_cast<std::uint32_t>((size + kPage - 1) / kPage));
+  return allocate_pages(static_cast<std::uint32_t>((size + kPageBytes - 1) / kPageBytes));
 }
 
 void Arena::free(void* block) noexcept {
@@ -84,86 +85,86 @@ void Arena::free(void* block) noexcept {
   const std::uint32_t page = page_of(block);
   if (Slab* slab = slab_of_page_[page]) return free_small(*slab, block);
   const std::lock_guard lock(pages_mutex_);
-  pages_.give(page);
-  show();
+  pages_.free(page);
+  publish_stats();
 }
 
 void* Arena::allocate_pages(std::uint32_t count) {
   const std::lock_guard lock(pages_mutex_);
-  const auto page = pages_.take(count);
+  const auto page = pages_.allocate(count);
   if (!page)
-    throw ArenaFull("arena: no " + mib(count * kPage) + " in one piece among the arena's " + mib(memory_.size()) +
-                    ", of which " + mib(pages_.in_use() * kPage) + " are in use");
+    throw ArenaFull("arena: no " + mib(count * kPageBytes) + " in one piece among the arena's " + mib(memory_.size()) +
+                    ", of which " + mib(pages_.in_use() * kPageBytes) + " are in use");
   try {
     make_resident(*page, count);
   } catch (...) {
-    pages_.give(*page);
+    pages_.free(*page);
     throw;
   }
-  show();
+  publish_stats();
   return page_address(*page);
 }
 
 void* Arena::allocate_small(std::size_t index) {
-  Class& of_size = classes_[index];
-  const std::lock_guard lock(of_size.mutex);
-  Slab& slab = of_size.partial.empty() ? new_slab(index) : *of_size.partial.back();
+  SizeClass& size_class = classes_[index];
+  const std::lock_guard lock(size_class.mutex);
+  Slab& slab = size_class.partial.empty() ? new_slab(index) : *size_class.partial.back();
   const std::size_t number = slab.free.back();
   slab.free.pop_back();
   if (slab.free.empty()) {
-    of_size.partial[slab.place] = of_size.partial.back();
-    of_size.partial[slab.place]->place = slab.place;
-    of_size.partial.pop_back();
+    size_class.partial[slab.partial_index] = size_class.partial.back();
+    size_class.partial[slab.partial_index]->partial_index = slab.partial_index;
+    size_class.partial.pop_back();
   }
   return slab.begin + number * slab.block_bytes;
 }
 
 void Arena::free_small(Slab& slab, void* block) noexcept {
-  Class& of_size = classes_[slab.index];
-  const std::lock_guard lock(of_size.mutex);
+  SizeClass& size_class = classes_[slab.index];
+  const std::lock_guard lock(size_class.mutex);
   const auto offset = static_cast<std::size_t>(static_cast<char*>(block) - slab.begin);
   LOCKSTEP_CHECK(offset % slab.block_bytes == 0 && slab.free.size() < slab.num_blocks);
   slab.free.push_back(static_cast<std::uint16_t>(offset / slab.block_bytes));
   if (slab.free.size() == 1) {
-    slab.place = of_size.partial.size();
-    of_size.partial.push_back(&slab);
+    slab.partial_index = size_class.partial.size();
+    size_class.partial.push_back(&slab);
   }
   // One empty slab stays, or a block that comes and goes would make and release it each time.
-  if (slab.free.size() == slab.num_blocks && of_size.partial.size() > 1) release_slab(slab);
+  if (slab.free.size() == slab.num_blocks && size_class.partial.size() > 1) release_slab(slab);
 }
 
 Arena::Slab& Arena::new_slab(std::size_t index) {
   auto slab = std::make_unique<Slab>();
   slab->index = static_cast<std::uint32_t>(index);
   slab->block_bytes = static_cast<std::uint32_t>(class_bytes(index));
-  const std::size_t bytes = std::max(kSlabBytes, kSlabBlocks * slab->block_bytes);
-  slab->num_pages = static_cast<std::uint32_t>((bytes + kPage - 1) / kPage);
-  slab->num_blocks = static_cast<std::uint32_t>(slab->num_pages * kPage / slab->block_bytes);
+  const std::size_t bytes = std::max(kMinSlabBytes, kMinSlabBlocks * slab->block_bytes);
+  slab->num_pages = static_cast<std::uint32_t>((bytes + kPageBytes - 1) / kPageBytes);
+  slab->num_blocks = static_cast<std::uint32_t>(slab->num_pages * kPageBytes / slab->block_bytes);
   slab->free.reserve(slab->num_blocks);
   for (std::uint32_t number = slab->num_blocks; number-- > 0;) slab->free.push_back(static_cast<std::uint16_t>(number));
-  Class& of_size = classes_[index];
-  of_size.partial.reserve(of_size.partial.size() + 1);
+  SizeClass& size_class = classes_[index];
+  size_class.partial.reserve(size_class.partial.size() + 1);
   slab->begin = static_cast<char*>(allocate_pages(slab->num_pages));
   slab->page = page_of(slab->begin);
   for (std::uint32_t i = 0; i < slab->num_pages; ++i) slab_of_page_[slab->page + i] = slab.get();
-  slab->place = of_size.partial.size();
-  of_size.partial.push_back(slab.get());
+  slab->partial_index = size_class.partial.size();
+  size_class.partial.push_back(slab.get());
   const std::lock_guard lock(pages_mutex_);
   slab_pages_ += slab->num_pages;
   return *slab.release();
 }
 
 void Arena::release_slab(Slab& slab) noexcept {
-  Class& of_size = classes_[slab.index];
-  of_size.partial[slab.place] = of_size.partial.back();
-  of_size.partial[slab.place]->place = slab.place;
-  of_size.partial.pop_back();
+  SizeClass& size_class = classes_[slab.index];
+  size_class.partial[slab.partial_index] = size_class.partial.back();
+  size_class.partial[slab.partial_index]->partial_index = slab.partial_index;
+  size_class.partial.pop_back();
   for (std::uint32_t i = 0; i < slab.num_pages; ++i) slab_of_page_[slab.page + i] = nullptr;
   {
     const std::lock_guard lock(pages_mutex_);
     slab_pages_ -= slab.num_pages;
-    pages_.give(slab.page);
-    show();
+    pages_.free(slab.page);
+    publish_stats();
   }
   delete &slab;
 }
@@ -171,27 +172,27 @@ void Arena::release_slab(Slab& slab) noexcept {
 // Everything below holds pages_mutex_.
 
 void Arena::make_resident(std::uint32_t page, std::uint32_t count) {
-  const std::uint64_t cold = count - resident_.count(page, count);
-  if (cold == 0) return;
-  reserve(cold * kPage);
+  const std::uint64_t nonresident = count - resident_.count(page, count);
+  if (nonresident == 0) return;
+  reserve(nonresident * kPageBytes);
   resident_.add(page, count);
-  resident_pages_ += cold;
+  resident_pages_ += nonresident;
 }
 
 void Arena::reserve(std::uint64_t bytes) {
-  if (resident_pages_ * kPage + bytes > limit_bytes_) trim_locked();
-  if (resident_pages_ * kPage + bytes > limit_bytes_)
+  if (resident_pages_ * kPageBytes + bytes > limit_bytes_) trim_locked();
+  if (resident_pages_ * kPageBytes + bytes > limit_bytes_)
     throw ArenaFull("arena: " + mib(bytes) + " more would pass its limit of " + mib(limit_bytes_) + "; " +
-                    mib(resident_pages_ * kPage) + " are in use");
-  if (granted_bytes_ < bytes) {
+                    mib(resident_pages_ * kPageBytes) + " are in use");
+  if (budget_bytes_ < bytes) {
     base::HostMemory host = base::HostMemory::now();
-    if (host.available_bytes < bytes + kReserve && trim_locked() > 0) host = base::HostMemory::now();
-    if (host.available_bytes < bytes + kReserve)
+    if (host.available_bytes < bytes + kHeadroomBytes && trim_locked() > 0) host = base::HostMemory::now();
+    if (host.available_bytes < bytes + kHeadroomBytes)
       throw ArenaFull("arena: no memory for " + mib(bytes) + " more: " + host.limited_by + " has " +
-                      mib(host.available_bytes) + " left; this process holds " + mib(resident_pages_ * kPage));
-    granted_bytes_ = bytes + std::min(kGrant, host.available_bytes - bytes - kReserve);
+                      mib(host.available_bytes) + " left; this process holds " + mib(resident_pages_ * kPageBytes));
+    budget_bytes_ = bytes + std::min(kBudgetBytes, host.available_bytes - bytes - kHeadroomBytes);
   }
-  granted_bytes_ -= bytes;
+  budget_bytes_ -= bytes;
 }
 
 std::size_t Arena::trim_locked() {
@@ -199,32 +200,32 @@ std::size_t Arena::trim_locked() {
   for (const auto& [page, count] : pages_.free_blocks()) {
     const std::uint32_t end = std::min(page + count, pages_.high_water());
     if (end <= page) continue;
-    const std::uint64_t warm = resident_.count(page, end - page);
-    if (warm == 0) continue;
-    const auto offset = static_cast<off_t>(page * kPage);
+    const std::uint64_t resident = resident_.count(page, end - page);
+    if (resident == 0) continue;
+    const auto offset = static_cast<off_t>(page * kPageBytes);
     if (::fallocate(memory_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
-                    static_cast<off_t>((end - page) * kPage)) != 0)
+                    static_cast<off_t>((end - page) * kPageBytes)) != 0)
       continue;
     resident_.remove(page, end - page);
-    pages += warm;
+    pages += resident;
   }
   resident_pages_ -= pages;
-  show();
-  return pages * kPage;
+  publish_stats();
+  return pages * kPageBytes;
 }
 
-void Arena::show() noexcept {
-  if (!shown_) return;
-  shown_->live.store(pages_.in_use() * kPage, std::memory_order_relaxed);
-  shown_->peak_live.store(pages_.peak_in_use() * kPage, std::memory_order_relaxed);
-  shown_->high_water.store(pages_.high_water() * kPage, std::memory_order_relaxed);
-  shown_->resident.store(resident_pages_ * kPage, std::memory_order_relaxed);
+void Arena::publish_stats() noexcept {
+  if (!published_) return;
+  published_->live.store(pages_.in_use() * kPageBytes, std::memory_order_relaxed);
+  published_->peak_live.store(pages_.peak_in_use() * kPageBytes, std::memory_order_relaxed);
+  published_->high_water.store(pages_.high_water() * kPageBytes, std::memory_order_relaxed);
+  published_->resident.store(resident_pages_ * kPageBytes, std::memory_order_relaxed);
 }
 
-void Arena::show_in(base::ArenaNumbers& numbers) {
+void Arena::publish_stats_to(base::ArenaCounters& numbers) {
   const std::lock_guard lock(pages_mutex_);
-  shown_ = &numbers;
-  show();
+  published_ = &numbers;
+  publish_stats();
 }
 
 std::size_t Arena::trim() {
@@ -234,46 +235,47 @@ std::size_t Arena::trim() {
 
 ArenaStats Arena::stats() const {
   const std::lock_guard lock(pages_mutex_);
-  return {.live_bytes = pages_.in_use() * kPage,
-          .peak_live_bytes = pages_.peak_in_use() * kPage,
-          .high_water_bytes = pages_.high_water() * kPage,
-          .resident_bytes = resident_pages_ * kPage,
-          .slab_bytes = slab_pages_ * kPage};
+  return {.live_bytes = pages_.in_use() * kPageBytes,
+          .peak_live_bytes = pages_.peak_in_use() * kPageBytes,
+          .high_water_bytes = pages_.high_water() * kPageBytes,
+          .resident_bytes = resident_pages_ * kPageBytes,
+          .slab_bytes = slab_pages_ * kPageBytes};
 }
 
 void Arena::lock_all() {
-  for (std::size_t i = 0; i < kNumClasses; ++i) classes_[i].mutex.lock();
+  for (std::size_t i = 0; i < kNumSizeClasses; ++i) classes_[i].mutex.lock();
   pages_mutex_.lock();
 }
 
 void Arena::unlock_all() {
   pages_mutex_.unlock();
-  for (std::size_t i = kNumClasses; i-- > 0;) classes_[i].mutex.unlock();
+  for (std::size_t i = kNumSizeClasses; i-- > 0;) classes_[i].mutex.unlock();
 }
 
-void Arena::become_private() {
+void Arena::make_private_after_fork() {
   // The mapping was not inherited (MADV_DONTFORK): at the same addresses comes one whose changes stay here.
-  shown_ = nullptr;  // it is the parent's
+  published_ = nullptr;  // it is the parent's
   ::mmap(memory_.data(), memory_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
          memory_.fd().get(), 0);
   unlock_all();
 }
 
-Arena& Arena::process() {
+Arena& Arena::this_process() {
   static Arena* const arena = [] {
     // A quarter more addresses than memory: what fragments need.
     const auto memory =
         static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     auto* made = new Arena(memory + memory / 4, std::numeric_limits<std::size_t>::max());
-    made->show_in(base::RankPage::process().arena);
-    ::pthread_atfork([] { process().lock_all(); }, [] { process().unlock_all(); }, [] { process().become_private(); });
+    made->publish_stats_to(base::RankPage::this_process().arena);
+    ::pthread_atfork([] { this_process().lock_all(); }, [] { this_process().unlock_all(); },
+                     [] { this_process().make_private_after_fork(); });
     return made;
   }();
   return *arena;
 }
 
-ArenaStats arena_stats() { return Arena::process().stats(); }
+ArenaStats arena_stats() { return Arena::this_process().stats(); }
 
-std::size_t trim_arena() { return Arena::process().trim(); }
+std::size_t trim_arena() { return Arena::this_process().trim(); }
 
 }  // namespace lockstep::comm

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/comm/arena/arena_stats.h"
 #include "lockstep/comm/arena/page_heap.h"
 #include "lockstep/comm/arena/page_set.h"
@@ -50,16 +50,16 @@ class Arena {
   ArenaStats stats() const;
   const base::SharedMemory& memory() const { return memory_; }
   /// From now on keeps stats() up to date in `numbers` as well, which must live as long as this.
-  void show_in(base::ArenaNumbers& numbers);
+  void publish_stats_to(base::ArenaCounters& numbers);
 
   /// The arena of this process, made at the first call and never destroyed: tensors in static objects outlive main(). A
   /// child made by fork() keeps what it sees of it, copied as it writes: nothing that it does reaches this process or
   /// its neighbours.
-  static Arena& process();
+  static Arena& this_process();
 
  private:
   struct Slab;
-  struct Class;
+  struct SizeClass;
   void* allocate_small(std::size_t index);
   void free_small(Slab& slab, void* block) noexcept;
   void* allocate_pages(std::uint32_t count);
@@ -68,16 +68,16 @@ class Arena {
   void make_resident(std::uint32_t page, std::uint32_t count);
   void reserve(std::uint64_t bytes);
   std::size_t trim_locked();
-  void show() noexcept;
+  void publish_stats() noexcept;
   char* page_address(std::uint32_t page) const;
   std::uint32_t page_of(const void* address) const;
   void lock_all();
   void unlock_all();
-  void become_private();
+  void make_private_after_fork();
 
   base::SharedMemory memory_;
   const std::uint64_t limit_bytes_;
-  std::unique_ptr<Class[]> classes_;
+  std::unique_ptr<SizeClass[]> classes_;
   // The slab that a page belongs to, null for pages of large blocks. Written before the page's blocks are handed out.
   std::unique_ptr<Slab*[], void (*)(Slab**)> slab_of_page_;
 
@@ -85,9 +85,9 @@ class Arena {
   PageHeap pages_;
   PageSet resident_;
   std::uint64_t resident_pages_ = 0;
-  std::uint64_t granted_bytes_ = 0;  // that the host is known to have
+  std::uint64_t budget_bytes_ = 0;  // that the host is known to have
   std::uint64_t slab_pages_ = 0;
-  base::ArenaNumbers* shown_ = nullptr;
+  base::ArenaCounters* published_ = nullptr;
 };
 
 }  // namespace lockstep::comm

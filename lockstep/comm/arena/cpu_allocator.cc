@@ -11,28 +11,28 @@ namespace lockstep::comm {
 namespace {
 
 /// Above libtorch's own (0), whose static initializers may run later than install_arena().
-constexpr std::uint8_t kPriority = 10;
+constexpr std::uint8_t kAllocatorPriority = 10;
 
-void release(void* block) { Arena::process().free(block); }
+void free_block(void* block) { Arena::this_process().free(block); }
 
 class ArenaAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t size) override {
     try {
-      void* block = Arena::process().allocate(size);
-      return {block, block, &release, c10::Device(c10::DeviceType::CPU)};
+      void* block = Arena::this_process().allocate(size);
+      return {block, block, &free_block, c10::Device(c10::DeviceType::CPU)};
     } catch (const ArenaFull& full) {
       C10_THROW_ERROR(OutOfMemoryError, full.what());
     }
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
 };
 
 std::mutex mutex;  // guards before
-c10::Allocator* before = nullptr;
+c10::Allocator* previous_allocator = nullptr;
 
-ArenaAllocator& the_allocator() {
+ArenaAllocator& arena_allocator() {
   static auto* allocator = new ArenaAllocator;  // tensors in static objects are freed through it after main()
   return *allocator;
 }
@@ -41,22 +41,22 @@ ArenaAllocator& the_allocator() {
 
 void install_arena() {
   const std::lock_guard lock(mutex);
-  if (before) return;
-  Arena::process();
-  before = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(&the_allocator(), kPriority);
+  if (previous_allocator) return;
+  Arena::this_process();
+  previous_allocator = c10::GetCPUAllocator();
+  c10::SetCPUAllocator(&arena_allocator(), kAllocatorPriority);
 }
 
 void uninstall_arena() {
   const std::lock_guard lock(mutex);
-  if (!before) return;
-  c10::SetCPUAllocator(before, kPriority);
-  before = nullptr;
+  if (!previous_allocator) return;
+  c10::SetCPUAllocator(previous_allocator, kAllocatorPriority);
+  previous_allocator = nullptr;
 }
 
 bool arena_installed() {
   const std::lock_guard lock(mutex);
-  return before != nullptr;
+  return previous_allocator != nullptr;
 }
 
 }  // namespace lockstep::comm

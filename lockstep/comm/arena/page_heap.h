@@ -19,11 +19,11 @@ class PageHeap {
   explicit PageHeap(std::uint32_t num_pages);
 
   /// The first page of a block of `count`, the lowest of those that fit best; nothing when there is none.
-  std::optional<std::uint32_t> take(std::uint32_t count);
+  std::optional<std::uint32_t> allocate(std::uint32_t count);
   /// Takes back the block that begins at `page`. Returns its length.
-  std::uint32_t give(std::uint32_t page);
+  std::uint32_t free(std::uint32_t page);
   /// Length of the block in use that begins at `page`.
-  std::uint32_t length(std::uint32_t page) const { return tags_[page] & ~kFree; }
+  std::uint32_t length(std::uint32_t page) const { return tags_[page] & ~kFreeFlag; }
 
   std::uint32_t num_pages() const { return num_pages_; }
   /// One past the last page that was ever in use.
@@ -34,18 +34,18 @@ class PageHeap {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> free_blocks() const;
 
  private:
-  static constexpr std::uint32_t kFree = 1U << 31;
-  struct Release {
+  static constexpr std::uint32_t kFreeFlag = 1U << 31;
+  struct FreeDeleter {
     void operator()(std::uint32_t* tags) const { std::free(tags); }
   };
-  void tag(std::uint32_t page, std::uint32_t count, std::uint32_t flag);
+  void set_tags(std::uint32_t page, std::uint32_t count, std::uint32_t flag);
   void add_free(std::uint32_t page, std::uint32_t count);
   void remove_free(std::uint32_t page, std::uint32_t count);
 
   const std::uint32_t num_pages_;
   // On the first and the last page of each block: its length and whether it is free. Zeroed pages of the system, used
   // as needed.
-  std::unique_ptr<std::uint32_t[], Release> tags_;
+  std::unique_ptr<std::uint32_t[], FreeDeleter> tags_;
   std::set<std::pair<std::uint32_t, std::uint32_t>> free_;  // (count, first page)
   std::uint32_t high_water_ = 0;
   std::uint32_t in_use_ = 0;

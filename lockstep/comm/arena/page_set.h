@@ -15,21 +15,21 @@ class PageSet {
   /// How many pages of [first, first + count) are in the set.
   std::uint64_t count(std::uint32_t first, std::uint32_t count) const {
     std::uint64_t found = 0;
-    each_word(first, count, [&](std::size_t word, std::uint64_t mask) {
+    for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) {
       found += static_cast<std::uint64_t>(std::popcount(words_[word] & mask));
     });
     return found;
   }
   void add(std::uint32_t first, std::uint32_t count) {
-    each_word(first, count, [&](std::size_t word, std::uint64_t mask) { words_[word] |= mask; });
+    for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) { words_[word] |= mask; });
   }
   void remove(std::uint32_t first, std::uint32_t count) {
-    each_word(first, count, [&](std::size_t word, std::uint64_t mask) { words_[word] &= ~mask; });
+    for_each_word(first, count, [&](std::size_t word, std::uint64_t mask) { words_[word] &= ~mask; });
   }
 
  private:
   template <typename F>
-  static void each_word(std::uint32_t first, std::uint32_t count, F&& f) {
+  static void for_each_word(std::uint32_t first, std::uint32_t count, F&& f) {
     for (std::uint64_t page = first, end = std::uint64_t{first} + count; page < end;) {
       const std::uint64_t low = page % 64;
       const std::uint64_t taken = std::min<std::uint64_t>(64 - low, end - page);

@@ -5,11 +5,11 @@
 
 namespace lockstep::comm {
 
-void keep_for_ever(at::Tensor tensor) {
+void quarantine_tensor(at::Tensor tensor) {
   static std::mutex mutex;  // guards kept
-  static auto* kept = new std::vector<at::Tensor>;
+  static auto* quarantined = new std::vector<at::Tensor>;
   const std::lock_guard lock(mutex);
-  kept->push_back(std::move(tensor));
+  quarantined->push_back(std::move(tensor));
 }
 
 }  // namespace lockstep::comm

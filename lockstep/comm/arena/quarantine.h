@@ -7,6 +7,6 @@ namespace lockstep::comm {
 
 /// For tensors that another rank may still write to, because an operation on them was given up: they live as long as
 /// the process.
-void keep_for_ever(at::Tensor tensor);
+void quarantine_tensor(at::Tensor tensor);
 
 }  // namespace lockstep::comm

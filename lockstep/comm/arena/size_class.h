@@ -7,25 +7,26 @@
 
 namespace lockstep::comm {
 
-constexpr std::size_t kSmallest = 64;            // also the alignment of all blocks: a cache line, and libtorch's own
-constexpr std::size_t kLargestSmall = 64 << 10;  // beyond it blocks are whole pages
-constexpr std::size_t kLinear = 1024;  // up to here every multiple of kSmallest has a class, then four a doubling
+constexpr std::size_t kMinBlockBytes = 64;        // also the alignment of all blocks: a cache line, and libtorch's own
+constexpr std::size_t kMaxSmallBytes = 64 << 10;  // beyond it blocks are whole pages
+constexpr std::size_t kMaxLinearBytes =
+    1024;  // up to here every multiple of kMinBlockBytes has a class, then four a doubling
 
-/// Number of the class for `size`, 1 to kLargestSmall bytes.
+/// Number of the class for `size`, 1 to kMaxSmallBytes bytes.
 constexpr std::size_t size_class(std::size_t size) {
-  if (size <= kLinear) return (size - 1) / kSmallest;
+  if (size <= kMaxLinearBytes) return (size - 1) / kMinBlockBytes;
   const auto doubling =
       static_cast<std::size_t>(std::bit_width(size - 1)) - 1;  // 2^doubling < size <= 2^(doubling + 1)
-  return kLinear / kSmallest + (doubling - 10) * 4 + (((size - 1) >> (doubling - 2)) & 3);
+  return kMaxLinearBytes / kMinBlockBytes + (doubling - 10) * 4 + (((size - 1) >> (doubling - 2)) & 3);
 }
 
 /// Bytes of a block of class `index`.
 constexpr std::size_t class_bytes(std::size_t index) {
-  if (index < kLinear / kSmallest) return (index + 1) * kSmallest;
-  const std::size_t step = index - kLinear / kSmallest;
+  if (index < kMaxLinearBytes / kMinBlockBytes) return (index + 1) * kMinBlockBytes;
+  const std::size_t step = index - kMaxLinearBytes / kMinBlockBytes;
   return (std::size_t{1024} << (step / 4)) / 4 * (5 + step % 4);
 }
 
-constexpr std::size_t kNumClasses = size_class(kLargestSmall) + 1;
+constexpr std::size_t kNumSizeClasses = size_class(kMaxSmallBytes) + 1;
 
 }  // namespace lockstep::comm

@@ -23,7 +23,7 @@ std::uint64_t mix(std::uint64_t value) {
   return value ^ (value >> 29);
 }
 
-bool same(const Call& a, const Call& b, bool sizes_may_differ) {
+bool is_same_call(const CallSignature& a, const CallSignature& b, bool sizes_may_differ) {
   return a.seq == b.seq && a.name_hash == b.name_hash && a.root == b.root && a.dtype == b.dtype && a.kind == b.kind &&
          a.op == b.op && a.wire == b.wire && a.device == b.device &&
          (sizes_may_differ || (a.dims == b.dims && std::equal(a.sizes, a.sizes + a.dims, b.sizes)));
@@ -31,7 +31,7 @@ bool same(const Call& a, const Call& b, bool sizes_may_differ) {
 
 }  // namespace
 
-std::uint64_t key(const Call& call) {
+std::uint64_t key(const CallSignature& call) {
   const auto small = static_cast<std::uint64_t>(static_cast<std::uint32_t>(call.root)) << 32 |
                      static_cast<std::uint64_t>(static_cast<std::uint16_t>(call.dtype)) << 16 |
                      static_cast<std::uint64_t>(call.kind) << 8 | static_cast<std::uint64_t>(call.op) << 4 | call.dims;
@@ -42,17 +42,17 @@ std::uint64_t key(const Call& call) {
   return mix(value);
 }
 
-CallShape::CallShape(const at::Tensor& tensor, bool ranks_may_differ)
+SignatureShape::SignatureShape(const at::Tensor& tensor, bool ranks_may_differ)
     : dtype(static_cast<std::int16_t>(tensor.scalar_type())),
       device(static_cast<std::int8_t>(tensor.device().type())),
       dims(static_cast<std::uint8_t>(tensor.dim())),
-      may_differ(ranks_may_differ) {
-  LOCKSTEP_CHECK(tensor.dim() <= Call::kMaxDims);  // Group has refused more
+      may_shapes_differ(ranks_may_differ) {
+  LOCKSTEP_CHECK(tensor.dim() <= CallSignature::kMaxDims);  // Group has refused more
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes);
 }
 
-Call make_call(const Collective& op, const CallShape& shape) {
-  Call call;  // every byte is set below: it travels
+CallSignature make_signature(const Collective& op, const SignatureShape& shape) {
+  CallSignature call;  // every byte is set below: it travels
   call.seq = op.seq;
   call.name_hash = hash(op.name);
   std::fill(std::copy(shape.sizes, shape.sizes + shape.dims, call.sizes), std::end(call.sizes), 0);
@@ -63,7 +63,7 @@ Call make_call(const Collective& op, const CallShape& shape) {
   call.wire = static_cast<std::int8_t>(op.wire);
   call.device = shape.device;
   call.dims = shape.dims;
-  std::size_t length = std::min(op.name.size(), Call::kNameBytes - 1);
+  std::size_t length = std::min(op.name.size(), CallSignature::kNameBytes - 1);
   // Cut between characters: UTF-8's continuation bytes go with the one before.
   while (length > 0 && length < op.name.size() && (static_cast<unsigned char>(op.name[length]) & 0xC0) == 0x80)
     --length;
@@ -71,7 +71,7 @@ Call make_call(const Collective& op, const CallShape& shape) {
   return call;
 }
 
-std::string describe(const Call& call) {
+std::string describe(const CallSignature& call) {
   std::string text(name(call.kind));
   text += "(";
   if (call.name[0]) text += std::string(call.name) + (call.dtype >= 0 ? ": " : "");
@@ -82,18 +82,19 @@ std::string describe(const Call& call) {
     if (call.device != static_cast<std::int8_t>(at::kCPU))
       text += " on " + c10::DeviceTypeName(static_cast<at::DeviceType>(call.device), true);
   }
-  const bool rooted = call.kind == Kind::kBroadcast || call.kind == Kind::kReduce || call.kind == Kind::kGather ||
-                      call.kind == Kind::kScatter;
-  const bool reduces = call.kind == Kind::kAllReduce || call.kind == Kind::kReduce || call.kind == Kind::kReduceScatter;
-  if (rooted) text += ", root " + std::to_string(call.root);
-  if (reduces && call.op != ReduceOp::kSum) text += ", " + std::string(name(call.op));
-  if (reduces && call.wire != static_cast<std::int8_t>(at::kFloat))
+  const bool has_root = call.kind == CollectiveKind::kBroadcast || call.kind == CollectiveKind::kReduce ||
+                        call.kind == CollectiveKind::kGather || call.kind == CollectiveKind::kScatter;
+  const bool is_reduction = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduce ||
+                            call.kind == CollectiveKind::kReduceScatter;
+  if (has_root) text += ", root " + std::to_string(call.root);
+  if (is_reduction && call.op != ReduceOp::kSum) text += ", " + std::string(name(call.op));
+  if (is_reduction && call.wire != static_cast<std::int8_t>(at::kFloat))
     text += ", as " + std::string(name(static_cast<at::ScalarType>(call.wire)));
   return text + ")";
 }
 
-bool find_difference(const std::vector<Call>& calls, bool sizes_may_differ, Difference& difference) {
-  const auto agrees = [&](std::size_t a, std::size_t b) { return same(calls[a], calls[b], sizes_may_differ); };
+bool find_mismatch(const std::vector<CallSignature>& calls, bool sizes_may_differ, CallMismatch& difference) {
+  const auto agrees = [&](std::size_t a, std::size_t b) { return is_same_call(calls[a], calls[b], sizes_may_differ); };
   std::size_t different = 1;
   while (different < calls.size() && agrees(0, different)) ++different;
   if (different >= calls.size()) return false;
@@ -104,8 +105,8 @@ bool find_difference(const std::vector<Call>& calls, bool sizes_may_differ, Diff
     with_zero += agrees(0, rank);
     with_other += agrees(different, rank);
   }
-  difference =
-      with_other > with_zero ? Difference{0, static_cast<int>(different)} : Difference{static_cast<int>(different), 0};
+  difference = with_other > with_zero ? CallMismatch{0, static_cast<int>(different)}
+                                      : CallMismatch{static_cast<int>(different), 0};
   return true;
 }
 

@@ -11,14 +11,14 @@ namespace {
 using base::CommError;
 using base::Deadline;
 
-constexpr auto kFirstLook = std::chrono::milliseconds(200);
+constexpr auto kFirstPoll = std::chrono::milliseconds(200);
 // Two that wait for each other know it when each has seen the other's beat move. Every look asks the store about every
 // member.
-constexpr auto kPauseForMember = std::chrono::milliseconds(20);
-constexpr std::chrono::milliseconds kPauseOfSuspicion{50};
-constexpr std::chrono::milliseconds kLongestPause{1000};
-constexpr std::chrono::milliseconds kLongestPauseOfFew{400};
-constexpr auto kSlice = std::chrono::milliseconds(100);  // in which news of a failure is heard
+constexpr auto kPollIntervalPerMember = std::chrono::milliseconds(20);
+constexpr std::chrono::milliseconds kSuspicionPollInterval{50};
+constexpr std::chrono::milliseconds kMaxPollInterval{1000};
+constexpr std::chrono::milliseconds kMaxPollIntervalSmallGroup{400};
+constexpr auto kFailureCheckInterval = std::chrono::milliseconds(100);  // in which news of a failure is heard
 
 std::string text_of(const std::exception_ptr& error) {
   try {
@@ -31,40 +31,41 @@ std::string text_of(const std::exception_ptr& error) {
 }
 
 /// Of a failure, by an exception, in this process.
-std::atomic<bool> somebody_was_told{false};
+std::atomic<bool> failure_was_reported{false};
 
 /// Waits until it is done, the deadline, or until there is something to look at.
 bool done_within(Pending& pending, Deadline deadline) {
-  while (!pending.wait_until(earlier(deadline, Deadline::in(kSlice))))
-    if (deadline.expired() || Watch::job_has_failed()) return false;
+  while (!pending.wait_until(earlier(deadline, Deadline::in(kFailureCheckInterval))))
+    if (deadline.expired() || DeadlockDetector::job_has_failed()) return false;
   return true;
 }
 
 }  // namespace
 
 Channel::Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
-                 std::shared_ptr<Watch> watch)
+                 std::shared_ptr<DeadlockDetector> deadlock_detector)
     : name_(std::move(name)),
       members_(std::move(members)),
       rank_(rank),
       transport_(std::move(transport)),
-      watch_(std::move(watch)),
-      count_(watch_->count_of(name_)),
-      recorded_as_(page_.flight.add_channel(name_)) {}
+      deadlock_detector_(std::move(deadlock_detector)),
+      start_counter_(deadlock_detector_->start_counter(name_)),
+      flight_channel_(page_.flight.add_channel(name_)) {}
 
 Channel::~Channel() {
-  if (!follower_) return;
+  if (!gpu_waiter_) return;
   const bool unwinding = std::uncaught_exceptions() > 0;
-  if (unwinding && !follower_->idle())
-    transport_->abort(std::make_exception_ptr(
-        base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(),
-                       "rank " + std::to_string(watch_->rank()) + " dropped " + name_ + " because of an error")));
-  follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
-  if (closed_ && !unwinding && !somebody_was_told) std::rethrow_exception(closed_);  // to std::terminate()
+  if (unwinding && !gpu_waiter_->is_idle())
+    transport_->abort(std::make_exception_ptr(base::PeerLostError(
+        base::Cause::kPeerUnreachable, name_, deadlock_detector_->rank(), deadlock_detector_->rank(),
+        "rank " + std::to_string(deadlock_detector_->rank()) + " dropped " + name_ + " because of an error")));
+  gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+  if (closing_error_ && !unwinding && !failure_was_reported)
+    std::rethrow_exception(closing_error_);  // to std::terminate()
 }
 
 void Channel::begin(Collective& op, const at::Tensor& tensor) {
-  base::FlightNote what{.kind = comm::name(op.kind), .name = op.name};
+  base::OperationStart what{.kind = comm::name(op.kind), .name = op.name};
   if (tensor.defined()) {
     what.dtype = comm::name(tensor.scalar_type());
     what.bytes = tensor.nbytes();
@@ -73,11 +74,11 @@ void Channel::begin(Collective& op, const at::Tensor& tensor) {
   op.seq = what.seq;
 }
 
-std::uint64_t Channel::begin(base::FlightNote& what) {
+std::uint64_t Channel::begin(base::OperationStart& what) {
   throw_if_closed();
-  expect_host_part(what.kind);
-  watch_->started(count_, ++seq_);
-  what.channel = recorded_as_;
+  check_collectives_allowed(what.kind);
+  deadlock_detector_->started(start_counter_, ++seq_);
+  what.channel = flight_channel_;
   what.seq = seq_;
   what.step = page_.steps.load(std::memory_order_relaxed);
   return page_.flight.begin(what);
@@ -88,20 +89,20 @@ void Channel::throw_if_closed() const {
   std::exception_ptr closed;
   {
     const std::lock_guard lock(mutex_);
-    closed = closed_;
+    closed = closing_error_;
   }
   if (!closed) return;
-  somebody_was_told = true;
+  failure_was_reported = true;
   std::rethrow_exception(closed);
 }
 
 /// False when it was closed before, by another error.
 bool Channel::close(const std::exception_ptr& error) {
   const std::lock_guard lock(mutex_);
-  if (closed_) return false;
-  closed_ = error;
+  if (closing_error_) return false;
+  closing_error_ = error;
   is_closed_.store(true, std::memory_order_release);
-  page_.flight.give_up(recorded_as_);
+  page_.flight.abandon(flight_channel_);
   return true;
 }
 
@@ -110,54 +111,54 @@ PendingPtr Channel::start(const Collective& op) {
   return transport_->start(op);
 }
 
-PendingPtr Channel::start_compared(const Collective& op, const ComparedCall& call) {
+PendingPtr Channel::start_checked(const Collective& op, const SignatureView& call) {
   throw_if_closed();
-  return transport_->start_compared(op, call);
+  return transport_->start_checked(op, call);
 }
 
 void Channel::wait(Pending& pending, const Collective& op, const std::string& text) {
   wait_on_host(pending, op, text);
-  const PendingPtr end = pending.on_device();
+  const PendingPtr end = pending.device_completion();
   if (!end) return;
-  if (Lane::current()) return wait_on_host(*end, op, text);
+  if (SerialExecutor::current()) return wait_on_host(*end, op, text);
   end->order();
-  if (!follower_) follower_ = std::make_unique<Lane>();
-  follower_->post([this, end, op, text] { wait_on_host(*end, op, text); });
+  if (!gpu_waiter_) gpu_waiter_ = std::make_unique<SerialExecutor>();
+  gpu_waiter_->post([this, end, op, text] { wait_on_host(*end, op, text); });
 }
 
-void Channel::end_behind_gpu(std::uint64_t record) {
-  if (Lane::current()) return page_.flight.end(record);  // which has waited for it
-  follower_->post([this, record] {
+void Channel::end_after_gpu(std::uint64_t record) {
+  if (SerialExecutor::current()) return page_.flight.end(record);  // which has waited for it
+  gpu_waiter_->post([this, record] {
     if (!is_closed_.load(std::memory_order_acquire)) page_.flight.end(record);
   });
 }
 
-void Channel::settle() {
-  if (follower_)
-    follower_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
+void Channel::synchronize() {
+  if (gpu_waiter_)
+    gpu_waiter_->post([] {})->wait_until(Deadline::never());  // bounded: each of those before it is, as all waits here
   throw_if_closed();
 }
 
 void Channel::wait_on_host(Pending& pending, const Collective& op, const std::string& text) {
-  const Waiting waiting{name_, op.seq, label(op), text, &members_, op.deadline};
-  if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstLook)))) {
-    Watch::Looks looks;
+  const WaitInfo waiting{name_, op.seq, label(op), text, &members_, op.deadline};
+  if (!pending.wait_until(earlier(op.deadline, Deadline::in(kFirstPoll)))) {
+    DeadlockDetector::Looks poll_state;
     try {
-      std::chrono::milliseconds pause = kFirstLook;
-      const auto longest = std::clamp<std::chrono::milliseconds>(kPauseForMember * static_cast<int>(members_.size()),
-                                                                 kLongestPauseOfFew, kLongestPause);
+      std::chrono::milliseconds pause = kFirstPoll;
+      const auto longest = std::clamp<std::chrono::milliseconds>(
+          kPollIntervalPerMember * static_cast<int>(members_.size()), kMaxPollIntervalSmallGroup, kMaxPollInterval);
       do {
-        if (op.deadline.expired()) watch_->timed_out(waiting, looks);
-        watch_->look(waiting, looks);
-        pause = std::exchange(looks.soon, false) ? kPauseOfSuspicion : std::min(pause * 5 / 4, longest);
+        if (op.deadline.expired()) deadlock_detector_->throw_timeout(waiting, poll_state);
+        deadlock_detector_->poll(waiting, poll_state);
+        pause = std::exchange(poll_state.soon, false) ? kSuspicionPollInterval : std::min(pause * 5 / 4, longest);
       } while (!done_within(pending, earlier(op.deadline, Deadline::in(pause))));
     } catch (const CommError& error) {
-      watch_->end(looks);
+      deadlock_detector_->end(poll_state);
       fail(error);
     }
-    watch_->end(looks);
+    deadlock_detector_->end(poll_state);
   }
-  if (const auto error = pending.error()) wire_failed(error, waiting);
+  if (const auto error = pending.error()) throw_transport_failure(error, waiting);
 }
 
 void Channel::run(const Collective& op, const std::string& text) {
@@ -165,7 +166,7 @@ void Channel::run(const Collective& op, const std::string& text) {
   wait(*pending, op, text);
 }
 
-void Channel::wire_failed(const std::exception_ptr& error, const Waiting& waiting) {
+void Channel::throw_transport_failure(const std::exception_ptr& error, const WaitInfo& waiting) {
   std::string hint;
   try {
     std::rethrow_exception(error);
@@ -177,32 +178,33 @@ void Channel::wire_failed(const std::exception_ptr& error, const Waiting& waitin
     // What the wire says.
   }
   try {
-    watch_->wire_failed(waiting, text_of(error), hint);
+    deadlock_detector_->throw_transport_failure(waiting, text_of(error), hint);
   } catch (const CommError& why) {
     fail(why);
   }
 }
 
 void Channel::abandon(const std::string& why) noexcept {
-  const std::string text = "rank " + std::to_string(watch_->rank()) + " left " + name_ + " by an error: " + why;
-  const auto error = std::make_exception_ptr(
-      base::PeerLost(base::Cause::kPeerUnreachable, name_, watch_->rank(), watch_->rank(), text));
+  const std::string text =
+      "rank " + std::to_string(deadlock_detector_->rank()) + " left " + name_ + " by an error: " + why;
+  const auto error = std::make_exception_ptr(base::PeerLostError(
+      base::Cause::kPeerUnreachable, name_, deadlock_detector_->rank(), deadlock_detector_->rank(), text));
   if (!close(error)) return;
-  somebody_was_told = true;  // of what this one leaves for
-  watch_->abandon(name_, watch_->rank(), text);
+  failure_was_reported = true;  // of what this one leaves for
+  deadlock_detector_->abandon(name_, deadlock_detector_->rank(), text);
   transport_->abort(error);
 }
 
 void Channel::fail(const CommError& error) {
   const std::exception_ptr thrown = std::current_exception();
-  if (!follower_ || Lane::current() != follower_.get()) somebody_was_told = true;
+  if (!gpu_waiter_ || SerialExecutor::current() != gpu_waiter_.get()) failure_was_reported = true;
   close(thrown);
-  watch_->publish(error);
+  deadlock_detector_->publish_failure(error);
   if (error.cause() == base::Cause::kPeerUnreachable) {
     // Not a cause by itself, but members whose own connections live would wait for this rank.
     const std::string prefix = error.op() + ": ";
     const std::string what = error.what();
-    watch_->abandon(name_, error.peer(), what.starts_with(prefix) ? what.substr(prefix.size()) : what);
+    deadlock_detector_->abandon(name_, error.peer(), what.starts_with(prefix) ? what.substr(prefix.size()) : what);
   }
   transport_->abort(thrown);
   throw;

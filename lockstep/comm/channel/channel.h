@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "lockstep/base/telemetry/rank_page.h"
+#include "lockstep/comm/channel/deadlock_detector.h"
 #include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/comm/interface/transport.h"
-#include "lockstep/comm/channel/deadlock_detector.h"
 
 namespace lockstep::comm {
 
@@ -20,11 +20,12 @@ namespace lockstep::comm {
 ///
 /// Of an operation on a GPU's tensors wait() waits until it is on its way, and puts what comes next on the current
 /// stream behind it; a thread of the channel then sees to its end as others do to theirs: within its bounds, with
-/// errors that close the channel. On the thread of a Lane, whose owner waits for the host, wait() waits for the GPU.
+/// errors that close the channel. On the thread of a SerialExecutor, whose owner waits for the host, wait() waits for
+/// the GPU.
 class Channel {
  public:
   Channel(std::string name, std::vector<int> members, int rank, std::shared_ptr<Transport> transport,
-          std::shared_ptr<Watch> watch);
+          std::shared_ptr<DeadlockDetector> deadlock_detector);
   /// Operations on a GPU come to their ends, unless an error unwinds the stack. When one of them has failed and nobody
   /// has been told of any failure, as after the last call of a program, that ends the process as an exception that
   /// nobody catches does: its results are not those that it takes them for.
@@ -41,22 +42,22 @@ class Channel {
   void begin(Collective& op, const at::Tensor& tensor);
   /// The same of what is more than one Collective. Its number in the flight recorder; that on this channel is put into
   /// `what`.
-  std::uint64_t begin(base::FlightNote& what);
+  std::uint64_t begin(base::OperationStart& what);
   /// What begin() has recorded has ended well; what an error ends is given up.
-  void end(std::uint64_t record) { follower_ ? end_behind_gpu(record) : page_.flight.end(record); }
+  void end(std::uint64_t record) { gpu_waiter_ ? end_after_gpu(record) : page_.flight.end(record); }
 
   /// Gives `op` to the transport. Throws when the channel is closed.
   PendingPtr start(const Collective& op);
 
   /// The same with what this rank has called, which the ranks have not compared: null where the transport cannot, see
   /// there.
-  PendingPtr start_compared(const Collective& op, const ComparedCall& call);
+  PendingPtr start_checked(const Collective& op, const SignatureView& call);
 
   /// Waits for `pending`, which belongs to operation `op`; `text` is what this rank called, for others to read.
   void wait(Pending& pending, const Collective& op, const std::string& text);
   void run(const Collective& op, const std::string& text);
   /// Waits until the GPU has done all that has been waited for. Throws what ended one of them.
-  void settle();
+  void synchronize();
 
   /// Closes the channel with the exception in flight, publishes it, and throws it on.
   [[noreturn]] void fail(const base::CommError& error);
@@ -68,23 +69,23 @@ class Channel {
  private:
   bool close(const std::exception_ptr& error);
   void wait_on_host(Pending& pending, const Collective& op, const std::string& text);
-  void end_behind_gpu(std::uint64_t record);
-  [[noreturn]] void wire_failed(const std::exception_ptr& error, const Waiting& waiting);
+  void end_after_gpu(std::uint64_t record);
+  [[noreturn]] void throw_transport_failure(const std::exception_ptr& error, const WaitInfo& waiting);
 
   const std::string name_;
   const std::vector<int> members_;  // world ranks
   const int rank_;                  // here, not in the world
   std::shared_ptr<Transport> transport_;
-  std::shared_ptr<Watch> watch_;
-  Watch::Count& count_;
-  base::RankPage& page_ = base::RankPage::process();
-  const std::uint16_t recorded_as_;
+  std::shared_ptr<DeadlockDetector> deadlock_detector_;
+  DeadlockDetector::StartCounter& start_counter_;
+  base::RankPage& page_ = base::RankPage::this_process();
+  const std::uint16_t flight_channel_;
   std::uint64_t seq_ = 0;
   std::atomic<bool> is_closed_{false};
-  mutable std::mutex mutex_;  // guards closed_
-  std::exception_ptr closed_;
-  std::unique_ptr<Lane>
-      follower_;  // sees to operations on a GPU; made for the first one. Last: its thread ends before what it uses
+  mutable std::mutex mutex_;  // guards closing_error_
+  std::exception_ptr closing_error_;
+  std::unique_ptr<SerialExecutor>
+      gpu_waiter_;  // sees to operations on a GPU; made for the first one. Last: its thread ends before what it uses
 };
 
 }  // namespace lockstep::comm

@@ -23,16 +23,16 @@
 
 namespace lockstep::comm {
 
-class Lane;
+class SerialExecutor;
 
 /// An operation that a rank waits in.
-struct Waiting {
+struct WaitInfo {
   std::string channel;                                ///< the same name on all members
   std::uint64_t seq = 0;                              ///< its number there
   std::string label;                                  ///< "all_reduce(fc.weight)#12"
   std::string text;                                   ///< "all_reduce(float32[1024])"
   const std::vector<int>* members;                    ///< world ranks that must take part
-  base::Deadline deadline = base::Deadline::never();  ///< bounded: by the Watch
+  base::Deadline deadline = base::Deadline::never();  ///< bounded: by the DeadlockDetector
 };
 
 /// One a process and world. The quick path is started(). Everything else happens only in waits of
@@ -44,37 +44,37 @@ struct Waiting {
 /// then can never end.
 ///
 /// A process is blocked when no thread of it can start another operation: it has one thread that ever started one, and
-/// that thread waits, in an operation itself or for the lane of an asynchronous one; threads that are Apart do not
-/// count. An asynchronous operation that nobody waits for blocks nothing, and of a process in which several threads
-/// start operations it is not known: such waits end at their deadlines.
+/// that thread waits, in an operation itself or for the lane of an asynchronous one; threads that are BackgroundThread
+/// do not count. An asynchronous operation that nobody waits for blocks nothing, and of a process in which several
+/// threads start operations it is not known: such waits end at their deadlines.
 ///
 /// A wait also ends when its limit has passed since anybody got on of whom it depends: the ranks that have not come to
 /// its operation, and, of those that wait themselves, whom they wait for; once all have come, any of them, as long
 /// operations get on piece by piece (between hosts over the transport hierarchy; elsewhere one that takes longer than
 /// the limit ends). One that computes, evaluates or saves for long is not at fault while it gets on (job/heartbeat.h).
-class Watch {
+class DeadlockDetector {
  public:
   /// `limit` 0: such waits never end. `far`: the ranks of other hosts, for messages.
-  Watch(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit,
-        std::vector<int> far = {});
+  DeadlockDetector(std::shared_ptr<job::Store> store, int rank, std::string host, std::chrono::milliseconds limit,
+                   std::vector<int> remote_ranks = {});
 
-  /// How many operations of a channel this rank has started; lives as long as the Watch.
-  using Count = std::atomic<std::uint64_t>;
-  Count& count_of(const std::string& channel);
+  /// How many operations of a channel this rank has started; lives as long as the DeadlockDetector.
+  using StartCounter = std::atomic<std::uint64_t>;
+  StartCounter& start_counter(const std::string& channel);
   /// This rank has started operation `seq` of the channel of `count`, on this thread.
-  void started(Count& count, std::uint64_t seq) {
+  void started(StartCounter& count, std::uint64_t seq) {
     count.store(seq, std::memory_order_release);
-    if (last_starter_.load(std::memory_order_relaxed) != acting_thread()) add_starter();
+    if (last_starting_thread_.load(std::memory_order_relaxed) != acting_thread()) add_starting_thread();
   }
 
   /// While it lives, this thread works for `thread`, which waits for it: what it starts counts as that one's. So do
   /// autograd's threads for the one that called backward().
-  class OnBehalfOf {
+  class ActingForThread {
    public:
-    explicit OnBehalfOf(std::thread::id thread) : thread_(thread), before_(std::exchange(behalf_, &thread_)) {}
-    ~OnBehalfOf() { behalf_ = before_; }
-    OnBehalfOf(const OnBehalfOf&) = delete;
-    OnBehalfOf& operator=(const OnBehalfOf&) = delete;
+    explicit ActingForThread(std::thread::id thread) : thread_(thread), before_(std::exchange(acting_for_, &thread_)) {}
+    ~ActingForThread() { acting_for_ = before_; }
+    ActingForThread(const ActingForThread&) = delete;
+    ActingForThread& operator=(const ActingForThread&) = delete;
 
    private:
     const std::thread::id thread_;
@@ -83,32 +83,32 @@ class Watch {
 
   /// While it lives, this thread starts operations only on channels where no other kind of thread does: that it waits
   /// blocks nobody else, and that it may start more unblocks nobody.
-  class Apart {
+  class BackgroundThread {
    public:
-    Apart() { apart_ = true; }
-    ~Apart() { apart_ = false; }
-    Apart(const Apart&) = delete;
-    Apart& operator=(const Apart&) = delete;
+    BackgroundThread() { is_background_thread_ = true; }
+    ~BackgroundThread() { is_background_thread_ = false; }
+    BackgroundThread(const BackgroundThread&) = delete;
+    BackgroundThread& operator=(const BackgroundThread&) = delete;
   };
 
   /// While it lives, this thread waits, however long it takes, for `pending`, which is in the queue of `lane`.
-  class LaneWait {
+  class ExecutorWait {
    public:
-    LaneWait(Watch& watch, const Lane* lane, PendingPtr pending);
-    ~LaneWait();
-    LaneWait(const LaneWait&) = delete;
-    LaneWait& operator=(const LaneWait&) = delete;
+    ExecutorWait(DeadlockDetector& deadlock_detector, const SerialExecutor* executor, PendingPtr pending);
+    ~ExecutorWait();
+    ExecutorWait(const ExecutorWait&) = delete;
+    ExecutorWait& operator=(const ExecutorWait&) = delete;
 
    private:
-    Watch& watch_;
+    DeadlockDetector& deadlock_detector_;
   };
 
   /// Remembers what was seen between the looks of one wait.
   struct Looks {
-    std::map<int, std::string> beats;
+    std::map<int, std::string> peer_beats;
     base::Deadline::Clock::time_point
-        moved{};  // when those whom it depends on were last seen to get on; at first: when it began
-    base::Deadline::Clock::time_point looked{};
+        last_progress{};  // when those whom it depends on were last seen to get on; at first: when it began
+    base::Deadline::Clock::time_point last_poll{};
     std::string progress;                                     // theirs then
     std::map<int, base::Deadline::Clock::time_point> closed;  // when ranks were first seen to have ended
     bool published = false;
@@ -117,25 +117,26 @@ class Watch {
   };
   /// Called now and then by a wait that lasts. Throws DesyncError, CommError (kUnevenInput), TimeoutError, or the job's
   /// first cause when there is one; returns when the wait may go on.
-  void look(const Waiting& waiting, Looks& looks);
+  void poll(const WaitInfo& waiting, Looks& poll_state);
   /// Whether the agent says that the job has failed: then a look tells why. Costs nothing.
   static bool job_has_failed();
   /// The wait has ended.
-  void end(Looks& looks) noexcept;
+  void end(Looks& poll_state) noexcept;
 
   /// The wait has come to its deadline or limit: a TimeoutError that names who has not come. Of a wait that was too
   /// short for a look it waits up to 300 ms more, to hear from those who came.
-  [[noreturn]] void timed_out(const Waiting& waiting, Looks& looks);
+  [[noreturn]] void throw_timeout(const WaitInfo& waiting, Looks& poll_state);
 
   /// The wire failed with `text`: finds out why (a peer that died, left, or a first cause) and throws that; when nobody
   /// knows, what the wire said, with its `hint`.
-  [[noreturn]] void wire_failed(const Waiting& waiting, const std::string& text, const std::string& hint = {});
+  [[noreturn]] void throw_transport_failure(const WaitInfo& waiting, const std::string& text,
+                                            const std::string& hint = {});
 
   /// Publishes `error` as the job's first cause unless there is one.
-  void publish(const base::CommError& error) noexcept;
+  void publish_failure(const base::CommError& error) noexcept;
 
   /// This rank cannot go on because of `text`: the job's first cause, unless there is one.
-  void publish(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
+  void publish_failure(base::Cause cause, const std::string& text, const std::string& hint) noexcept;
 
   /// This rank will not end what it started on `channel`; `text` says why, `peer` who is at fault (-1: unknown).
   void abandon(const std::string& channel, int peer, const std::string& text) noexcept;
@@ -147,40 +148,40 @@ class Watch {
   int rank() const { return rank_; }
 
  private:
-  struct Peer;
-  static std::thread::id acting_thread() { return behalf_ ? *behalf_ : std::this_thread::get_id(); }
-  inline static constinit thread_local const std::thread::id* behalf_ = nullptr;
-  inline static constinit thread_local bool apart_ = false;
-  void add_starter();
-  base::Deadline patience(const Waiting& waiting) const;
-  std::optional<Peer> peer_in(const std::string& key, const Waiting& waiting);
-  bool blocked_locked() const;
+  struct PeerRecord;
+  static std::thread::id acting_thread() { return acting_for_ ? *acting_for_ : std::this_thread::get_id(); }
+  inline static constinit thread_local const std::thread::id* acting_for_ = nullptr;
+  inline static constinit thread_local bool is_background_thread_ = false;
+  void add_starting_thread();
+  base::Deadline patience(const WaitInfo& waiting) const;
+  std::optional<PeerRecord> read_peer_record(const std::string& key, const WaitInfo& waiting);
+  bool is_blocked_locked() const;
   std::string record();
-  void publish_record(const Waiting& waiting, Looks& looks);
-  void throw_first_cause(const Waiting& waiting);
-  void throw_if_abandoned(const Waiting& waiting);
-  void check_peer(const Waiting& waiting, int peer, Looks& looks);
-  void check_left(const Waiting& waiting, int peer);
-  void look_at_store(const Waiting& waiting, Looks& looks);
-  [[noreturn]] void store_is_out_of_reach(const Waiting& waiting, const base::CommError& error);
-  void check_exited(const Waiting& waiting, int peer, bool also_good);
-  void check_closed(const Waiting& waiting, int peer, Looks& looks);
-  void check_progress(const Waiting& waiting, Looks& looks);
-  std::string progress_of_awaited(const Waiting& waiting);
-  std::vector<int> absent(const Waiting& waiting);
+  void publish_record(const WaitInfo& waiting, Looks& poll_state);
+  void throw_first_cause(const WaitInfo& waiting);
+  void throw_if_abandoned(const WaitInfo& waiting);
+  void check_peer(const WaitInfo& waiting, int peer, Looks& poll_state);
+  void check_left(const WaitInfo& waiting, int peer);
+  void poll_store(const WaitInfo& waiting, Looks& poll_state);
+  [[noreturn]] void throw_store_unreachable(const WaitInfo& waiting, const base::CommError& error);
+  void check_exited(const WaitInfo& waiting, int peer, bool accept_clean_exit);
+  void check_closed(const WaitInfo& waiting, int peer, Looks& poll_state);
+  void check_progress(const WaitInfo& waiting, Looks& poll_state);
+  std::string read_awaited_progress(const WaitInfo& waiting);
+  std::vector<int> find_absent_ranks(const WaitInfo& waiting);
 
   std::shared_ptr<job::Store> store_;
   const int rank_;
   const std::string host_;
-  const std::chrono::milliseconds limit_;
-  const std::vector<int> far_;
-  std::atomic<std::thread::id> last_starter_{};
+  const std::chrono::milliseconds progress_limit_;
+  const std::vector<int> remote_ranks_;
+  std::atomic<std::thread::id> last_starting_thread_{};
   std::mutex mutex_;  // guards what follows
-  std::map<std::string, Count> started_;
-  std::set<std::thread::id> starters_;     // the threads that called started()
-  const Lane* lane_waited_for_ = nullptr;  // by a LaneWait
+  std::map<std::string, StartCounter> start_counters_;
+  std::set<std::thread::id> starting_threads_;           // the threads that called started()
+  const SerialExecutor* executor_waited_for_ = nullptr;  // by a ExecutorWait
   PendingPtr pending_waited_for_;
-  std::string blocked_in_;  // the wait that blocks the process, as it stands in the record
+  std::string blocking_wait_;  // the wait that blocks the process, as it stands in the record
   std::uint64_t beat_ = 0;
 };
 

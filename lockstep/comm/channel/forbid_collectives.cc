@@ -8,22 +8,22 @@
 namespace lockstep::comm {
 namespace {
 
-std::atomic<bool> any{false};
+std::atomic<bool> is_forbidden{false};
 std::mutex mutex;  // guards text
 std::string text;
 
 }  // namespace
 
-NoHostPart::NoHostPart(std::string what) {
+ForbidCollectives::ForbidCollectives(std::string what) {
   const std::lock_guard lock(mutex);
   text = std::move(what);
-  any.store(true, std::memory_order_release);
+  is_forbidden.store(true, std::memory_order_release);
 }
 
-NoHostPart::~NoHostPart() { any.store(false, std::memory_order_release); }
+ForbidCollectives::~ForbidCollectives() { is_forbidden.store(false, std::memory_order_release); }
 
-void expect_host_part(std::string_view operation) {
-  if (!any.load(std::memory_order_acquire)) return;
+void check_collectives_allowed(std::string_view operation) {
+  if (!is_forbidden.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex);
   throw base::UsageError(std::string(operation) + " inside " + text +
                          ": ranks agree on each call on the host, which a graph leaves out; allowed is " +

@@ -9,15 +9,15 @@ namespace lockstep::comm {
 
 /// While one lives, operations of all groups are a UsageError that names them and `what`, on whichever thread they are
 /// called: autograd has threads of its own. One at a time.
-class [[nodiscard]] NoHostPart {
+class [[nodiscard]] ForbidCollectives {
  public:
-  explicit NoHostPart(std::string what);
-  ~NoHostPart();
-  NoHostPart(const NoHostPart&) = delete;
-  NoHostPart& operator=(const NoHostPart&) = delete;
+  explicit ForbidCollectives(std::string what);
+  ~ForbidCollectives();
+  ForbidCollectives(const ForbidCollectives&) = delete;
+  ForbidCollectives& operator=(const ForbidCollectives&) = delete;
 };
 
 /// For those who begin an operation.
-void expect_host_part(std::string_view operation);
+void check_collectives_allowed(std::string_view operation);
 
 }  // namespace lockstep::comm

@@ -3,13 +3,13 @@
 namespace lockstep::comm {
 namespace {
 
-thread_local const Lane* current_lane = nullptr;
+thread_local const SerialExecutor* current_executor = nullptr;
 
 }  // namespace
 
-const Lane* Lane::current() { return current_lane; }
+const SerialExecutor* SerialExecutor::current() { return current_executor; }
 
-Lane::~Lane() {
+SerialExecutor::~SerialExecutor() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -18,23 +18,23 @@ Lane::~Lane() {
   if (thread_.joinable()) thread_.join();  // bounded: every task has a deadline, and Group aborts its transport before
 }
 
-PendingPtr Lane::post(std::function<void()> task) {
+PendingPtr SerialExecutor::post(std::function<void()> task) {
   auto pending = std::make_shared<Pending>();
   const std::lock_guard lock(mutex_);
   unfinished_.fetch_add(1, std::memory_order_relaxed);
   queue_.push_back({std::move(task), pending});
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  if (!thread_.joinable()) thread_ = std::thread([this] { run_loop(); });
   changed_.notify_all();
   return pending;
 }
 
-void Lane::serve() {
-  current_lane = this;
+void SerialExecutor::run_loop() {
+  current_executor = this;
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });  // bounded: the destructor sets stop_
     if (queue_.empty()) return;
-    Item item = std::move(queue_.front());
+    Task item = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
     std::exception_ptr error;

@@ -14,33 +14,33 @@ namespace lockstep::comm {
 
 /// Tasks run in the order of post(). The thread is made by the first post(): a program that uses no asynchronous
 /// operation has none.
-class Lane {
+class SerialExecutor {
  public:
-  Lane() = default;
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  SerialExecutor() = default;
+  ~SerialExecutor();
+  SerialExecutor(const SerialExecutor&) = delete;
+  SerialExecutor& operator=(const SerialExecutor&) = delete;
 
   /// Runs `task` on the thread; what it throws becomes the Pending's error.
   PendingPtr post(std::function<void()> task);
 
   /// True when nothing is queued or running: then a task may as well run on the caller's own thread.
-  bool idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
+  bool is_idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
 
   /// The lane whose thread this is; null on all other threads.
-  static const Lane* current();
+  static const SerialExecutor* current();
 
  private:
-  struct Item {
+  struct Task {
     std::function<void()> task;
     PendingPtr pending;
   };
-  void serve();
+  void run_loop();
 
   std::atomic<std::size_t> unfinished_{0};
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Item> queue_;
+  std::deque<Task> queue_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -13,25 +13,27 @@ namespace lockstep::comm {
 namespace {
 
 // Numbers of CUDA's runtime, whose headers are not needed for more.
-constexpr int kNoDriver = 35;  // or one that is too old
-constexpr int kNoDevice = 100;
+constexpr int kErrorInsufficientDriver = 35;  // or one that is too old
+constexpr int kErrorNoDevice = 100;
 
 /// A function of the runtime, which a libtorch_cpu for CUDA brings along.
 template <typename Function>
-Function* runtime(const char* name) {
+Function* cuda_symbol(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
 }
 
 /// "13.0" of 13000.
-std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
-
-int number_from(const char* function) {
-  auto* ask = runtime<int(int*)>(function);
-  int number = 0;
-  return ask && ask(&number) == 0 ? number : 0;
+std::string version_text(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-std::string folder_of_libtorch() {
+int cuda_version_from(const char* function) {
+  auto* call = cuda_symbol<int(int*)>(function);
+  int number = 0;
+  return call && call(&number) == 0 ? number : 0;
+}
+
+std::string libtorch_directory() {
   Dl_info info{};
   ::dladdr(reinterpret_cast<const void*>(&at::globalContext), &info);
   const std::string path = info.dli_fname ? info.dli_fname : "";
@@ -41,26 +43,26 @@ std::string folder_of_libtorch() {
 }  // namespace
 
 VisibleGpus visible_gpus() {
-  auto* ask = runtime<int(int*)>("cudaGetDeviceCount");
-  if (!ask) return {.missing = "libtorch has no CUDA here"};
+  auto* call = cuda_symbol<int(int*)>("cudaGetDeviceCount");
+  if (!call) return {.missing = "libtorch has no CUDA here"};
   int count = 0;
-  const int error = ask(&count);
+  const int error = call(&count);
   if (error == 0 && count > 0) return {.count = count};
-  if (const int last = pending_cuda_error(); last != 0)
-    runtime<int()>("cudaGetLastError")();  // else libtorch would take it for its own
-  if (error == 0 || error == kNoDevice)
+  if (const int last = peek_cuda_error(); last != 0)
+    cuda_symbol<int()>("cudaGetLastError")();  // else libtorch would take it for its own
+  if (error == 0 || error == kErrorNoDevice)
     return {.missing = "no GPU is visible (nvidia-smi lists them, CUDA_VISIBLE_DEVICES chooses)"};
-  const int driver = number_from("cudaDriverGetVersion");
-  if (error == kNoDriver && driver == 0) return {.missing = "this host has no NVIDIA driver"};
+  const int driver = cuda_version_from("cudaDriverGetVersion");
+  if (error == kErrorInsufficientDriver && driver == 0) return {.missing = "this host has no NVIDIA driver"};
   std::string text = "CUDA says " + cuda_error_name(error);
-  if (error == kNoDriver)
-    text = "NVIDIA's driver here is too old: it is for CUDA " + version(driver) + ", libtorch for CUDA " +
-           version(number_from("cudaRuntimeGetVersion"));
-  return {.missing = text, .broken = true};
+  if (error == kErrorInsufficientDriver)
+    text = "NVIDIA's driver here is too old: it is for CUDA " + version_text(driver) + ", libtorch for CUDA " +
+           version_text(cuda_version_from("cudaRuntimeGetVersion"));
+  return {.missing = text, .driver_broken = true};
 }
 
 void load_cuda() {
-  const std::string library = folder_of_libtorch() + "libtorch_cuda.so";
+  const std::string library = libtorch_directory() + "libtorch_cuda.so";
   // Global: kernels register themselves, and NCCL's functions are looked up by name.
   if (!::dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL)) {
     const std::string why = ::dlerror();
@@ -81,9 +83,9 @@ Gpu describe_gpu(int index) {
     unsigned char uuid[16];
     char rest[8192];
   } properties{};
-  auto* ask = runtime<int(void*, int)>("cudaGetDeviceProperties_v2");
-  if (!ask) ask = runtime<int(void*, int)>("cudaGetDeviceProperties");
-  const int error = ask ? ask(&properties, index) : -1;
+  auto* call = cuda_symbol<int(void*, int)>("cudaGetDeviceProperties_v2");
+  if (!call) call = cuda_symbol<int(void*, int)>("cudaGetDeviceProperties");
+  const int error = call ? call(&properties, index) : -1;
   if (error != 0)
     throw base::Error(base::Cause::kResource, "cuda:" + std::to_string(index) +
                                                   " cannot be asked what it is: CUDA says " + cuda_error_name(error));
@@ -98,20 +100,20 @@ Gpu describe_gpu(int index) {
           .uuid = uuid};
 }
 
-void choose_gpu(int index) {
+void set_current_gpu(int index) {
   c10::impl::VirtualGuardImpl(at::kCUDA).uncheckedSetDevice(
       at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
 }
 
 std::string cuda_error_name(int error) {
-  auto* ask = runtime<const char*(int)>("cudaGetErrorName");
-  const char* name = ask ? ask(error) : nullptr;
+  auto* call = cuda_symbol<const char*(int)>("cudaGetErrorName");
+  const char* name = call ? call(error) : nullptr;
   return name && std::strcmp(name, "unrecognized error code") != 0 ? name : "";
 }
 
-int pending_cuda_error() {
-  auto* ask = runtime<int()>("cudaPeekAtLastError");
-  return ask ? ask() : 0;
+int peek_cuda_error() {
+  auto* call = cuda_symbol<int()>("cudaPeekAtLastError");
+  return call ? call() : 0;
 }
 
 }  // namespace lockstep::comm

@@ -9,8 +9,8 @@ namespace lockstep::comm {
 /// What this process sees of GPUs: as many as the driver shows, of those that CUDA_VISIBLE_DEVICES names.
 struct VisibleGpus {
   int count = 0;
-  std::string missing;  ///< why there are none; "" when there are some
-  bool broken = false;  ///< there is a driver, which cannot be used: missing says why
+  std::string missing;         ///< why there are none; "" when there are some
+  bool driver_broken = false;  ///< there is a driver, which cannot be used: missing says why
 };
 VisibleGpus visible_gpus();
 
@@ -28,11 +28,11 @@ struct Gpu {
 Gpu describe_gpu(int index);
 
 /// Tensors on "cuda" of this thread are there from now on. Takes no memory yet.
-void choose_gpu(int index);
+void set_current_gpu(int index);
 
 /// "cudaErrorMemoryAllocation" of 2; "" for a number that CUDA does not know.
 std::string cuda_error_name(int error);
 /// The last error of a CUDA call of this thread that nobody has taken; 0: none.
-int pending_cuda_error();
+int peek_cuda_error();
 
 }  // namespace lockstep::comm

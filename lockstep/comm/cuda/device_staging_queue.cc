@@ -15,79 +15,80 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kFirstPause = std::chrono::microseconds(20);
+constexpr auto kMinPollInterval = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(500);
 
 at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).pinned_memory(true));
 }
 
-bool on_gpu(const Collective& op) {
+bool is_on_gpu(const Collective& op) {
   const at::Tensor& tensor = op.input.defined() ? op.input : op.output;
   return tensor.defined() && !tensor.is_cpu();
 }
 
 }  // namespace
 
-class Line::Item final : public Pending {
+class DeviceStagingQueue::StagedOp final : public Pending {
  public:
-  Item(std::shared_ptr<Line> line, const Collective& op) : line_(std::move(line)), op_(op), host_(op) {
-    if (!on_gpu(op)) return;
+  StagedOp(std::shared_ptr<DeviceStagingQueue> queue, const Collective& op)
+      : queue_(std::move(queue)), op_(op), host_(op) {
+    if (!is_on_gpu(op)) return;
     const at::NoGradGuard no_grad;
     if (op.input.defined()) {
       host_.input = pinned_like(op.input);
       host_.input.copy_(op.input, /*non_blocking=*/true);
-      copied_.emplace(op.input.device().type());
-      copied_->record(c10::impl::VirtualGuardImpl(op.input.device().type()).getStream(op.input.device()));
+      input_copied_.emplace(op.input.device().type());
+      input_copied_->record(c10::impl::VirtualGuardImpl(op.input.device().type()).getStream(op.input.device()));
     }
     if (op.output.defined()) host_.output = op.output.is_same(op.input) ? host_.input : pinned_like(op.output);
   }
 
   bool done() override {
     if (is_finished()) return true;
-    line_->advance();
-    const PendingPtr way = line_->way_of(*this);
-    if (way && way->done()) end(way->error());
+    queue_->advance();
+    const PendingPtr host_pending = queue_->host_pending_of(*this);
+    if (host_pending && host_pending->done()) complete(host_pending->error());
     return is_finished();
   }
 
   bool wait_until(Deadline deadline) override {
-    for (auto pause = kFirstPause; !done(); pause = std::min(pause * 2, kLongestPause)) {
+    for (auto interval = kMinPollInterval; !done(); interval = std::min(interval * 2, kLongestPause)) {
       if (deadline.expired()) return false;
-      if (const PendingPtr way = line_->way_of(*this))
-        way->wait_until(deadline);
+      if (const PendingPtr host_pending = queue_->host_pending_of(*this))
+        host_pending->wait_until(deadline);
       else
-        std::this_thread::sleep_for(pause);
+        std::this_thread::sleep_for(interval);
     }
     return true;
   }
 
  private:
-  friend class Line;
+  friend class DeviceStagingQueue;
 
-  void end(std::exception_ptr error) {
+  void complete(std::exception_ptr error) {
     try {
       const at::NoGradGuard no_grad;
-      if (!error && on_gpu(op_) && op_.output.defined()) op_.output.copy_(host_.output, /*non_blocking=*/true);
+      if (!error && is_on_gpu(op_) && op_.output.defined()) op_.output.copy_(host_.output, /*non_blocking=*/true);
     } catch (...) {
       error = std::current_exception();
     }
     finish(error);
   }
 
-  const std::shared_ptr<Line> line_;
+  const std::shared_ptr<DeviceStagingQueue> queue_;
   const Collective op_;
   Collective host_;
-  std::optional<c10::Event> copied_;
-  PendingPtr way_;  // what the host's transport has returned
+  std::optional<c10::Event> input_copied_;
+  PendingPtr host_pending_;  // what the host's transport has returned
 };
 
-PendingPtr Line::start(const Collective& op) {
-  if (!on_gpu(op)) {
+PendingPtr DeviceStagingQueue::start(const Collective& op) {
+  if (!is_on_gpu(op)) {
     const std::lock_guard lock(mutex_);
     if (items_.empty()) return host_->start(op);
   }
-  auto item = std::make_shared<Item>(shared_from_this(), op);
+  auto item = std::make_shared<StagedOp>(shared_from_this(), op);
   {
     const std::lock_guard lock(mutex_);
     items_.push_back(item);
@@ -96,32 +97,32 @@ PendingPtr Line::start(const Collective& op) {
   return item;
 }
 
-bool Line::empty() const {
+bool DeviceStagingQueue::empty() const {
   const std::lock_guard lock(mutex_);
   return items_.empty();
 }
 
-PendingPtr Line::way_of(const Item& item) {
+PendingPtr DeviceStagingQueue::host_pending_of(const StagedOp& item) {
   const std::lock_guard lock(mutex_);
-  return item.way_;
+  return item.host_pending_;
 }
 
-void Line::advance() {
+void DeviceStagingQueue::advance() {
   const std::lock_guard lock(mutex_);
   while (!items_.empty()) {
-    Item& first = *items_.front();
+    StagedOp& first = *items_.front();
     try {
-      if (first.copied_ && !first.copied_->query()) return;
-      first.way_ = host_->start(first.host_);
+      if (first.input_copied_ && !first.input_copied_->query()) return;
+      first.host_pending_ = host_->start(first.host_);
     } catch (...) {
-      first.way_ = std::make_shared<Pending>();
-      first.way_->finish(std::current_exception());
+      first.host_pending_ = std::make_shared<Pending>();
+      first.host_pending_->finish(std::current_exception());
     }
     items_.pop_front();
   }
 }
 
-void Line::abort(const std::exception_ptr& cause) {
+void DeviceStagingQueue::abort(const std::exception_ptr& cause) {
   const std::lock_guard lock(mutex_);
   for (const auto& item : items_) item->finish(cause);
   items_.clear();

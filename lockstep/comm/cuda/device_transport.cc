@@ -12,9 +12,11 @@
 namespace lockstep::comm {
 namespace {
 
-bool between_two(const Collective& op) { return op.kind == Kind::kSend || op.kind == Kind::kRecv; }
+bool is_point_to_point(const Collective& op) {
+  return op.kind == CollectiveKind::kSend || op.kind == CollectiveKind::kRecv;
+}
 
-bool on_cpu(const Collective& op) {
+bool is_on_cpu(const Collective& op) {
   const at::Tensor& tensor = op.input.defined() ? op.input : op.output;
   return !tensor.defined() || tensor.is_cpu();
 }
@@ -24,38 +26,38 @@ class DeviceTransport final : public Transport {
   explicit DeviceTransport(DeviceTransportOptions options)
       : options_(std::move(options)),
         capabilities_(options_.host->capabilities()),
-        collectives_(std::make_shared<Line>(options_.host)),
+        collectives_(std::make_shared<DeviceStagingQueue>(options_.host)),
         nccl_(options_.nccl) {
     capabilities_.devices.push_back(at::kCUDA);
   }
 
   ~DeviceTransport() override {
     // What waits there refers to its line, and the line to it.
-    const auto closed = std::make_exception_ptr(
-        base::PeerLost(base::Cause::kPeerUnreachable, "gpu", options_.rank, options_.rank, "the transport was closed"));
+    const auto closed = std::make_exception_ptr(base::PeerLostError(base::Cause::kPeerUnreachable, "gpu", options_.rank,
+                                                                    options_.rank, "the transport was closed"));
     collectives_->abort(closed);
-    for (const auto& [key, line] : lines_) line->abort(closed);
+    for (const auto& [key, queue] : queues_) queue->abort(closed);
   }
 
   std::string_view name() const override { return options_.host->name(); }
   const Capabilities& capabilities() const override { return capabilities_; }
 
   PendingPtr start(const Collective& op) override {
-    const bool by_nccl = !on_cpu(op) && options_.make_nccl && (op.wire == at::kFloat || !options_.several_hosts);
-    if (!by_nccl) return line_of(op)->start(op);
-    if (!between_two(op)) return of_all()->start(op);
-    Collective between = op;
-    const auto transport = of_pair(op, between.root);
-    return transport->start(between);
+    const bool uses_nccl = !is_on_cpu(op) && options_.make_nccl && (op.wire == at::kFloat || !options_.spans_hosts);
+    if (!uses_nccl) return queue_for(op)->start(op);
+    if (!is_point_to_point(op)) return nccl_for_all()->start(op);
+    Collective pair_op = op;
+    const auto transport = nccl_for_pair(op, pair_op.root);
+    return transport->start(pair_op);
   }
 
-  PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
-    if (!on_cpu(op)) return nullptr;
+  PendingPtr start_checked(const Collective& op, const SignatureView& signature) override {
+    if (!is_on_cpu(op)) return nullptr;
     LOCKSTEP_CHECK(collectives_->empty());  // who calls this waits for one operation before the next
-    return options_.host->start_compared(op, call);
+    return options_.host->start_checked(op, signature);
   }
 
-  std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
+  std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     const bool here = std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_cpu(); });
     return here ? options_.host->make_in_place_reducer(parts) : nullptr;
   }
@@ -65,7 +67,7 @@ class DeviceTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     if (!aborted_) aborted_ = cause;
     collectives_->abort(cause);
-    for (const auto& [key, line] : lines_) line->abort(cause);
+    for (const auto& [key, queue] : queues_) queue->abort(cause);
     if (nccl_) nccl_->abort(cause);
     for (const auto& [key, transport] : pairs_) transport->abort(cause);
   }
@@ -76,36 +78,36 @@ class DeviceTransport final : public Transport {
   }
 
  private:
-  std::shared_ptr<Line> line_of(const Collective& op) {
-    if (!between_two(op)) return collectives_;
+  std::shared_ptr<DeviceStagingQueue> queue_for(const Collective& op) {
+    if (!is_point_to_point(op)) return collectives_;
     const std::lock_guard lock(mutex_);
-    auto& line = lines_[{op.kind == Kind::kSend, op.root}];
-    if (!line) line = std::make_shared<Line>(options_.host);
-    return line;
+    auto& queue = queues_[{op.kind == CollectiveKind::kSend, op.root}];
+    if (!queue) queue = std::make_shared<DeviceStagingQueue>(options_.host);
+    return queue;
   }
 
-  std::shared_ptr<Transport> of_all() {
+  std::shared_ptr<Transport> nccl_for_all() {
     const std::lock_guard lock(mutex_);
     if (!nccl_) {
       std::vector<int> all(static_cast<std::size_t>(options_.size));
       for (int rank = 0; rank < options_.size; ++rank) all[static_cast<std::size_t>(rank)] = rank;
-      nccl_ = made("", all);
+      nccl_ = create_nccl("", all);
     }
     return nccl_;
   }
 
   /// That of one direction; `peer` becomes the other's number there.
-  std::shared_ptr<Transport> of_pair(const Collective& op, int& peer) {
-    const int from = op.kind == Kind::kSend ? options_.rank : op.root;
-    const int to = op.kind == Kind::kSend ? op.root : options_.rank;
-    peer = op.kind == Kind::kSend ? 1 : 0;
+  std::shared_ptr<Transport> nccl_for_pair(const Collective& op, int& peer) {
+    const int from = op.kind == CollectiveKind::kSend ? options_.rank : op.root;
+    const int to = op.kind == CollectiveKind::kSend ? op.root : options_.rank;
+    peer = op.kind == CollectiveKind::kSend ? 1 : 0;
     const std::lock_guard lock(mutex_);
     auto& transport = pairs_[{from, to}];
-    if (!transport) transport = made("/" + std::to_string(from) + ">" + std::to_string(to), {from, to});
+    if (!transport) transport = create_nccl("/" + std::to_string(from) + ">" + std::to_string(to), {from, to});
     return transport;
   }
 
-  std::shared_ptr<Transport> made(const std::string& part, const std::vector<int>& ranks) const {
+  std::shared_ptr<Transport> create_nccl(const std::string& part, const std::vector<int>& ranks) const {
     auto transport = options_.make_nccl(part, ranks);
     if (aborted_) transport->abort(aborted_);
     return transport;
@@ -113,10 +115,10 @@ class DeviceTransport final : public Transport {
 
   const DeviceTransportOptions options_;
   Capabilities capabilities_;
-  const std::shared_ptr<Line> collectives_;
+  const std::shared_ptr<DeviceStagingQueue> collectives_;
   std::mutex mutex_;  // guards what follows
   std::exception_ptr aborted_;
-  std::map<std::pair<bool, int>, std::shared_ptr<Line>> lines_;  // (sending, peer)
+  std::map<std::pair<bool, int>, std::shared_ptr<DeviceStagingQueue>> queues_;  // (sending, peer)
   std::shared_ptr<Transport> nccl_;
   std::map<std::pair<int, int>, std::shared_ptr<Transport>> pairs_;  // (from, to)
 };
@@ -127,7 +129,7 @@ std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options)
   return std::make_shared<DeviceTransport>(std::move(options));
 }
 
-std::shared_ptr<Transport> nccl_of(Transport& transport) {
+std::shared_ptr<Transport> nccl_transport_of(Transport& transport) {
   auto* device = dynamic_cast<DeviceTransport*>(&transport);
   return device ? device->nccl() : nullptr;
 }

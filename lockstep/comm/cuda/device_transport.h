@@ -19,7 +19,7 @@ struct DeviceTransportOptions {
   std::shared_ptr<Transport> nccl;  ///< that of all ranks, when it has been made already
   int rank = 0;
   int size = 1;
-  bool several_hosts = false;  ///< the ranks are on
+  bool spans_hosts = false;  ///< the ranks are on
 };
 
 /// `host`, for which nothing changes, and tensors on the GPU of this rank. By NCCL an operation is done on the host
@@ -32,6 +32,6 @@ std::shared_ptr<Transport> make_device_transport(DeviceTransportOptions options)
 
 /// NCCL's part of a transport that make_device_transport() has made, for all of its ranks; null when there is none, or
 /// it was not needed yet.
-std::shared_ptr<Transport> nccl_of(Transport& transport);
+std::shared_ptr<Transport> nccl_transport_of(Transport& transport);
 
 }  // namespace lockstep::comm

@@ -18,15 +18,17 @@ class C10dStore final : public c10d::Store {
 
   c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<C10dStore>(store_, timeout_); }
 
-  void set(const std::string& key, const Bytes& value) override { store_->set(key, text(value), limit()); }
+  void set(const std::string& key, const Bytes& value) override { store_->set(key, text(value), default_deadline()); }
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
-    return bytes(store_->compare_set(key, text(expected), text(desired), limit()));
+    return bytes(store_->compare_set(key, text(expected), text(desired), default_deadline()));
   }
-  Bytes get(const std::string& key) override { return bytes(wait_for(key, limit())); }
-  std::int64_t add(const std::string& key, std::int64_t amount) override { return store_->add(key, amount, limit()); }
+  Bytes get(const std::string& key) override { return bytes(wait_for(key, default_deadline())); }
+  std::int64_t add(const std::string& key, std::int64_t amount) override {
+    return store_->add(key, amount, default_deadline());
+  }
   bool check(const std::vector<std::string>& keys) override {
     for (const auto& key : keys)
-      if (!store_->find(key, limit())) return false;
+      if (!store_->find(key, default_deadline())) return false;
     return true;
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
@@ -42,7 +44,7 @@ class C10dStore final : public c10d::Store {
   std::int64_t getNumKeys() override { C10_THROW_ERROR(NotImplementedError, "Lockstep's store counts no keys"); }
 
  private:
-  Deadline limit() const { return Deadline::in(timeout_); }
+  Deadline default_deadline() const { return Deadline::in(timeout_); }
   std::string wait_for(const std::string& key, Deadline deadline) {
     auto value = store_->get(key, deadline);
     if (!value) C10_THROW_ERROR(DistStoreError, "no rank set the key " + key + " in time");

@@ -27,11 +27,11 @@ c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
 }
 
 /// Bool moves and is reduced as bytes.
-at::Tensor wire_view(const at::Tensor& tensor) {
+at::Tensor as_bytes_if_bool(const at::Tensor& tensor) {
   return tensor.defined() && tensor.scalar_type() == at::kBool ? tensor.view(at::kByte) : tensor;
 }
 
-ReduceOp wire_op(const Collective& op) {
+ReduceOp op_for_bytes(const Collective& op) {
   if (op.input.defined() && op.input.scalar_type() == at::kBool) {
     if (op.op == ReduceOp::kSum) return ReduceOp::kMax;
     if (op.op == ReduceOp::kProduct) return ReduceOp::kMin;
@@ -39,7 +39,7 @@ ReduceOp wire_op(const Collective& op) {
   return op.op;
 }
 
-std::vector<at::Tensor> pieces(const at::Tensor& whole, int count) {
+std::vector<at::Tensor> split_equally(const at::Tensor& whole, int count) {
   return whole.defined() ? whole.flatten().chunk(count) : std::vector<at::Tensor>();
 }
 
@@ -49,18 +49,18 @@ class GlooTransport final : public Transport {
       : group_(std::move(group)), rank_(rank), size_(size) {}
 
   ~GlooTransport() override {
-    bool running = false;
-    for (const auto& pending : running_) running = running || !pending->done();
+    bool is_running = false;
+    for (const auto& pending : in_flight_) is_running = is_running || !pending->done();
     // The process group's destructor would wait for what nobody will finish.
-    if (running)
+    if (is_running)
       abort(std::make_exception_ptr(
-          base::PeerLost(base::Cause::kPeerUnreachable, "gloo", rank_, rank_, "the transport was closed")));
+          base::PeerLostError(base::Cause::kPeerUnreachable, "gloo", rank_, rank_, "the transport was closed")));
     for (auto& waiter : waiters_) waiter.thread.join();  // bounded: abort() has ended what they wait for, or it is done
   }
 
   std::string_view name() const override { return "gloo"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = everything_on_cpu();
+    static const Capabilities all = full_cpu_capabilities();
     return all;
   }
 
@@ -71,14 +71,14 @@ class GlooTransport final : public Transport {
       pending->finish(aborted_);
       return pending;
     }
-    forget_done();
-    running_.push_back(pending);
+    remove_completed();
+    in_flight_.push_back(pending);
     try {
-      auto work = issue_alone(op);
-      if (op.kind == Kind::kSend || op.kind == Kind::kRecv)
+      auto work = issue_serialized(op);
+      if (op.kind == CollectiveKind::kSend || op.kind == CollectiveKind::kRecv)
         wait_on_thread(std::move(work), pending, op);
       else
-        finish_with(*work, pending, op);
+        complete_after(*work, pending, op);
     } catch (...) {
       pending->finish(std::current_exception());
     }
@@ -89,7 +89,7 @@ class GlooTransport final : public Transport {
     const std::lock_guard lock(mutex_);
     if (aborted_) return;
     aborted_ = cause;
-    for (const auto& pending : running_) pending->finish(cause);
+    for (const auto& pending : in_flight_) pending->finish(cause);
     for (const auto& waiter : waiters_) waiter.work->abort();
     // Its threads may be blocked in gloo for good; joining them, as its destructor does, would hang. The process ends
     // soon.
@@ -99,10 +99,10 @@ class GlooTransport final : public Transport {
  private:
   /// libtorch 2.11 notes every operation in a FlightRecorder of the process, in a map that two threads must not change
   /// at once.
-  c10::intrusive_ptr<c10d::Work> issue_alone(const Collective& op) {
+  c10::intrusive_ptr<c10d::Work> issue_serialized(const Collective& op) {
     static std::mutex recorder;
     const std::lock_guard lock(recorder);
-    return issue(op);
+    return start_operation(op);
   }
 
   /// c10d offers no future for point-to-point operations, only a wait that blocks.
@@ -112,8 +112,8 @@ class GlooTransport final : public Transport {
     PendingPtr pending;
   };
 
-  void forget_done() {
-    std::erase_if(running_, [](const PendingPtr& p) { return p->done(); });
+  void remove_completed() {
+    std::erase_if(in_flight_, [](const PendingPtr& p) { return p->done(); });
     std::erase_if(waiters_, [](Waiter& w) {
       if (!w.pending->done()) return false;
       w.thread.join();  // bounded: finish() is the last thing it does
@@ -123,81 +123,82 @@ class GlooTransport final : public Transport {
 
   c10::intrusive_ptr<c10d::Work> all_reduce(const at::Tensor& tensor, const Collective& op) {
     c10d::AllreduceOptions options;
-    options.reduceOp = c10d_op(wire_op(op));
+    options.reduceOp = c10d_op(op_for_bytes(op));
     std::vector<at::Tensor> in_place{tensor};
     return group_->allreduce(in_place, options);
   }
 
-  c10::intrusive_ptr<c10d::Work> issue(const Collective& op) {
-    const at::Tensor in = wire_view(op.input);
-    const at::Tensor out = wire_view(op.output);
+  c10::intrusive_ptr<c10d::Work> start_operation(const Collective& op) {
+    const at::Tensor in = as_bytes_if_bool(op.input);
+    const at::Tensor out = as_bytes_if_bool(op.output);
     std::vector<at::Tensor> input{in};
     std::vector<at::Tensor> output{out};
     const bool at_root = op.root == rank_;
     switch (op.kind) {
-      case Kind::kAllReduce: return all_reduce(in, op);
-      case Kind::kReduce: {
+      case CollectiveKind::kAllReduce: return all_reduce(in, op);
+      case CollectiveKind::kReduce: {
         c10d::ReduceOptions options;
-        options.reduceOp = c10d_op(wire_op(op));
+        options.reduceOp = c10d_op(op_for_bytes(op));
         options.rootRank = op.root;
         return group_->reduce(input, options);
       }
-      case Kind::kBroadcast: {
+      case CollectiveKind::kBroadcast: {
         c10d::BroadcastOptions options;
         options.rootRank = op.root;
         return group_->broadcast(input, options);
       }
-      case Kind::kAllGather: {
+      case CollectiveKind::kAllGather: {
         at::Tensor flat_out = out.flatten();
         at::Tensor flat_in = in.flatten();
         return group_->_allgather_base(flat_out, flat_in);
       }
-      case Kind::kReduceScatter: {
+      case CollectiveKind::kReduceScatter: {
         // Gloo reduces the whole and keeps a part; doing so in a copy leaves the caller's input as it was.
-        scattered_ = in.clone();
-        return all_reduce(scattered_, op);
+        reduced_copy_ = in.clone();
+        return all_reduce(reduced_copy_, op);
       }
-      case Kind::kGather: {
+      case CollectiveKind::kGather: {
         c10d::GatherOptions options;
         options.rootRank = op.root;
         std::vector<std::vector<at::Tensor>> outputs;
-        if (at_root) outputs.push_back(pieces(out, size_));
+        if (at_root) outputs.push_back(split_equally(out, size_));
         std::vector<at::Tensor> flat{in.flatten()};
         return group_->gather(outputs, flat, options);
       }
-      case Kind::kScatter: {
+      case CollectiveKind::kScatter: {
         c10d::ScatterOptions options;
         options.rootRank = op.root;
         std::vector<std::vector<at::Tensor>> inputs;
-        if (at_root) inputs.push_back(pieces(in, size_));
+        if (at_root) inputs.push_back(split_equally(in, size_));
         std::vector<at::Tensor> flat{out.flatten()};
         return group_->scatter(flat, inputs, options);
       }
-      case Kind::kAllToAll: {
+      case CollectiveKind::kAllToAll: {
         std::vector<std::int64_t> equal;
         at::Tensor flat_out = out.flatten();
         at::Tensor flat_in = in.flatten();
         return group_->alltoall_base(flat_out, flat_in, equal, equal);
       }
-      case Kind::kSend: return group_->send(input, op.root, tag(op));
-      case Kind::kRecv: return group_->recv(output, op.root, tag(op));
-      case Kind::kBarrier: return group_->barrier();
+      case CollectiveKind::kSend: return group_->send(input, op.root, tag(op));
+      case CollectiveKind::kRecv: return group_->recv(output, op.root, tag(op));
+      case CollectiveKind::kBarrier: return group_->barrier();
     }
     throw base::UsageError("gloo: unknown operation");
   }
 
   static int tag(const Collective& op) { return static_cast<int>(op.seq & 0x7fffffff); }
 
-  void finish_with(c10d::Work& work, const PendingPtr& pending, const Collective& op) {
+  void complete_after(c10d::Work& work, const PendingPtr& pending, const Collective& op) {
     // The callback keeps the tensors alive; it runs on one of gloo's threads.
-    auto scattered = std::exchange(scattered_, at::Tensor());
+    auto reduced_copy = std::exchange(reduced_copy_, at::Tensor());
     work.getFuture()->addCallback(
-        [pending, op, scattered, rank = rank_, size = size_](c10::ivalue::Future& future) {
+        [pending, op, reduced_copy, rank = rank_, size = size_](c10::ivalue::Future& future) {
           if (future.hasError()) return pending->finish(future.exception_ptr());
           try {
             const at::NoGradGuard no_grad;
-            if (scattered.defined())
-              wire_view(op.output).flatten().copy_(pieces(scattered, size)[static_cast<std::size_t>(rank)]);
+            if (reduced_copy.defined())
+              as_bytes_if_bool(op.output).flatten().copy_(
+                  split_equally(reduced_copy, size)[static_cast<std::size_t>(rank)]);
             if (op.op == ReduceOp::kMean) (op.output.defined() ? op.output : op.input).div_(size);
             pending->finish();
           } catch (...) {
@@ -224,20 +225,20 @@ class GlooTransport final : public Transport {
   const int rank_;
   const int size_;
   std::exception_ptr aborted_;
-  std::vector<PendingPtr> running_;
+  std::vector<PendingPtr> in_flight_;
   std::vector<Waiter> waiters_;
-  at::Tensor scattered_;  // between issue() and finish_with() of a reduce_scatter
+  at::Tensor reduced_copy_;  // between issue() and complete_after() of a reduce_scatter
 };
 
 }  // namespace
 
-std::string gloo_missing() { return ""; }
+std::string gloo_unavailable_reason() { return ""; }
 
 namespace {
 
 /// One that leaves as soon as it is connected closes its sockets, and gloo tells those that still connect to others
 /// that the connection was closed.
-void wait_until_all_are_connected(const GlooOptions& options) {
+void wait_until_all_connected(const GlooOptions& options) {
   const auto deadline = base::Deadline::in(options.timeout);
   // At least: a rank whose connection to the store was replaced meanwhile may have asked twice.
   if (options.store->add("connected", 1, deadline) >= options.size)
@@ -249,7 +250,7 @@ void wait_until_all_are_connected(const GlooOptions& options) {
 }
 
 /// Gloo writes to the sockets of peers that may have gone, and wants EPIPE for it.
-void survive_broken_pipes() {
+void ignore_sigpipe() {
   struct sigaction now{};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
@@ -257,7 +258,7 @@ void survive_broken_pipes() {
 }  // namespace
 
 std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
-  survive_broken_pipes();
+  ignore_sigpipe();
   // Gloo's own clock never decides: our deadlines do, and they know who is missing.
   constexpr auto kNever = std::chrono::hours(24 * 30);
   auto settings = ProcessGroupGloo::Options::create(kNever);
@@ -280,7 +281,7 @@ std::shared_ptr<Transport> make_gloo_transport(const GlooOptions& options) {
     settings->threads = options.threads;
     auto group = c10::make_intrusive<ProcessGroupGloo>(make_c10d_store(options.store, options.timeout), options.rank,
                                                        options.size, settings);
-    wait_until_all_are_connected(options);
+    wait_until_all_connected(options);
     group->setTimeout(kNever);
     return std::make_shared<GlooTransport>(std::move(group), options.rank, options.size);
   } catch (const base::Error&) {

@@ -21,7 +21,7 @@ struct GlooOptions {
 };
 
 /// Empty when it can be used, else why not.
-std::string gloo_missing();
+std::string gloo_unavailable_reason();
 
 /// Connects all ranks; all of them call it. Where SIGPIPE would end the process it is ignored from then on: a peer that
 /// goes is an error of an operation. Throws CommError when one does not come in time.

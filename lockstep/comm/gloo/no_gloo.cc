@@ -3,10 +3,12 @@
 
 namespace lockstep::comm {
 
-std::string gloo_missing() {
+std::string gloo_unavailable_reason() {
   return "this build has no gloo: its headers were missing (Debian's package libgloo-dev brings them)";
 }
 
-std::shared_ptr<Transport> make_gloo_transport(const GlooOptions&) { throw base::UsageError(gloo_missing()); }
+std::shared_ptr<Transport> make_gloo_transport(const GlooOptions&) {
+  throw base::UsageError(gloo_unavailable_reason());
+}
 
 }  // namespace lockstep::comm

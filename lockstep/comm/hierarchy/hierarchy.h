@@ -13,22 +13,22 @@
 namespace lockstep::comm {
 
 /// What a transport between hosts is for.
-enum class Leg {
-  kLarge,  ///< slices of large tensors, among the ranks with one local place
-  kSmall,  ///< messages of a few KB, among the first ranks of the hosts
-  kFlat,   ///< what is not done host by host, among all ranks
+enum class Scope {
+  kLarge,     ///< slices of large tensors, among the ranks with one local place
+  kSmall,     ///< messages of a few KB, among the first ranks of the hosts
+  kAllRanks,  ///< what is not done host by host, among all ranks
 };
 
 struct HierarchyOptions {
-  std::shared_ptr<const Neighbours> neighbours;
+  std::shared_ptr<const LocalPeers> neighbours;
   std::shared_ptr<job::Store> store;  // for this transport alone
   std::vector<int> members;           // world ranks
   std::vector<int> hosts;  // of each member: any number that is the same for members of one host; at least two differ
   int rank = 0;            // here
   std::chrono::milliseconds timeout{};  // for the others to come
   /// Connects `members`, world ranks of which this is one; all of them call it with the same name.
-  std::function<std::shared_ptr<Transport>(Leg leg, const std::string& name, const std::vector<int>& members)>
-      make_outer;
+  std::function<std::shared_ptr<Transport>(Scope scope, const std::string& name, const std::vector<int>& members)>
+      make_cross_host;
 };
 
 /// all_reduce, reduce, reduce_scatter and broadcast go host by host: every byte crosses once for each host, whatever

@@ -5,13 +5,13 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::size_t kAlign = 64;  // elements: slices begin on cache lines
+constexpr std::size_t kSliceAlignment = 64;  // elements: slices begin on cache lines
 
 }  // namespace
 
-std::vector<int> HostPlan::column(int column) const {
+std::vector<int> HostPlan::cross_host_group(int cross_host_group) const {
   std::vector<int> members;
-  for (const auto& host : hosts) members.push_back(host[static_cast<std::size_t>(column)]);
+  for (const auto& host : hosts) members.push_back(host[static_cast<std::size_t>(cross_host_group)]);
   return members;
 }
 
@@ -25,19 +25,21 @@ HostPlan plan_hosts(const std::vector<int>& host_of) {
       numbers.push_back(host_of[member]);
       plan.hosts.emplace_back();
     }
-    plan.places.push_back({static_cast<int>(host), static_cast<int>(plan.hosts[host].size())});
+    plan.locations.push_back({static_cast<int>(host), static_cast<int>(plan.hosts[host].size())});
     plan.hosts[host].push_back(static_cast<int>(member));
   }
   const auto smaller = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-  plan.num_columns = static_cast<int>(std::min_element(plan.hosts.begin(), plan.hosts.end(), smaller)->size());
-  plan.largest = std::max_element(plan.hosts.begin(), plan.hosts.end(), smaller)->size();
+  plan.num_cross_host_groups =
+      static_cast<int>(std::min_element(plan.hosts.begin(), plan.hosts.end(), smaller)->size());
+  plan.max_host_size = std::max_element(plan.hosts.begin(), plan.hosts.end(), smaller)->size();
   return plan;
 }
 
-Slice slice_of(std::size_t count, int num_columns, int column) {
-  const auto columns = static_cast<std::size_t>(num_columns);
-  const std::size_t step = ((count + columns - 1) / columns + kAlign - 1) / kAlign * kAlign;
-  const std::size_t first = std::min(count, static_cast<std::size_t>(column) * step);
+Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group) {
+  const auto num_groups = static_cast<std::size_t>(num_cross_host_groups);
+  const std::size_t step =
+      ((count + num_groups - 1) / num_groups + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
+  const std::size_t first = std::min(count, static_cast<std::size_t>(cross_host_group) * step);
   return {first, std::min(step, count - first)};
 }
 

@@ -11,17 +11,17 @@ namespace lockstep::comm {
 /// smallest host has members, and only members of a column exchange data between hosts. So every byte crosses once for
 /// each host, whatever the order of members is.
 struct HostPlan {
-  struct Place {
+  struct Location {
     int host = 0;
-    int local = 0;
+    int local_rank = 0;
   };
   std::vector<std::vector<int>> hosts;  ///< the members of each host, ascending
-  std::vector<Place> places;            ///< of each member
-  int num_columns = 0;
-  std::size_t largest = 0;  ///< members of the largest host
+  std::vector<Location> locations;      ///< of each member
+  int num_cross_host_groups = 0;
+  std::size_t max_host_size = 0;  ///< members of the largest host
 
   /// The members of column `column`, host by host.
-  std::vector<int> column(int column) const;
+  std::vector<int> cross_host_group(int cross_host_group) const;
 };
 
 /// `host_of[m]` is any number that is the same for members of one host.
@@ -32,8 +32,8 @@ struct Slice {
   std::size_t first = 0;
   std::size_t count = 0;
 };
-/// What column `column` of `num_columns` exchanges of `count` elements. The slices follow each other, begin on
-/// multiples of 64, and cover all.
-Slice slice_of(std::size_t count, int num_columns, int column);
+/// What column `column` of `num_cross_host_groups` exchanges of `count` elements. The slices follow each other, begin
+/// on multiples of 64, and cover all.
+Slice slice_of(std::size_t count, int num_cross_host_groups, int cross_host_group);
 
 }  // namespace lockstep::comm

@@ -11,24 +11,24 @@ namespace lockstep::comm {
 
 /// all_reduce, reduce, reduce_scatter or broadcast. Its work() blocks for as long as the wire takes: for a thread of
 /// its own.
-class LongOperation final : public Meeting {
+class LargeCollective final : public SyncOp {
  public:
   /// `rank` of the group whose members `plan` places. `column` is null for members that are in none.
-  LongOperation(const Collective& op, const Boards& boards, std::uint32_t number, const HostPlan& plan, int rank,
-                Column* column);
-  ~LongOperation() override;
+  LargeCollective(const Collective& op, const ControlBlocks& control_blocks, std::uint32_t number, const HostPlan& plan,
+                  int rank, CrossHostGroup* cross_host_group);
+  ~LargeCollective() override;
 
  private:
-  void show() override;
-  void work() override;
-  void finish() override;
-  bool ends_with_work() const override { return false; }
-  bool written() const;
+  void publish() override;
+  void compute() override;
+  void complete() override;
+  bool is_complete_after_compute() const override { return false; }
+  bool receives_result() const;
 
   const Collective op_;
   const HostPlan& plan_;
   const int rank_;
-  Column* const column_;
+  CrossHostGroup* const cross_host_group_;
   void* staged_ = nullptr;  // in the arena, when the tensor is not, or must not change
 };
 

@@ -5,16 +5,16 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::array<std::string_view, 11> kKinds = {"all_reduce",     "reduce", "broadcast", "all_gather",
-                                                     "reduce_scatter", "gather", "scatter",   "all_to_all",
-                                                     "send",           "recv",   "barrier"};
-constexpr std::array<std::string_view, 5> kOps = {"sum", "mean", "min", "max", "product"};
+constexpr std::array<std::string_view, 11> kKindNames = {"all_reduce",     "reduce", "broadcast", "all_gather",
+                                                         "reduce_scatter", "gather", "scatter",   "all_to_all",
+                                                         "send",           "recv",   "barrier"};
+constexpr std::array<std::string_view, 5> kOpNames = {"sum", "mean", "min", "max", "product"};
 
 struct DtypeRow {
   at::ScalarType dtype;
   std::string_view name;
 };
-constexpr std::array kDtypes = {
+constexpr std::array kDtypeNames = {
     DtypeRow{at::kDouble, "float64"},    DtypeRow{at::kFloat, "float32"}, DtypeRow{at::kHalf, "float16"},
     DtypeRow{at::kBFloat16, "bfloat16"}, DtypeRow{at::kLong, "int64"},    DtypeRow{at::kInt, "int32"},
     DtypeRow{at::kChar, "int8"},         DtypeRow{at::kByte, "uint8"},    DtypeRow{at::kBool, "bool"},
@@ -22,11 +22,11 @@ constexpr std::array kDtypes = {
 
 }  // namespace
 
-std::string_view name(Kind kind) { return kKinds.at(static_cast<std::size_t>(kind)); }
-std::string_view name(ReduceOp op) { return kOps.at(static_cast<std::size_t>(op)); }
+std::string_view name(CollectiveKind kind) { return kKindNames.at(static_cast<std::size_t>(kind)); }
+std::string_view name(ReduceOp op) { return kOpNames.at(static_cast<std::size_t>(op)); }
 
 std::string_view name(at::ScalarType dtype) {
-  for (const DtypeRow& row : kDtypes)
+  for (const DtypeRow& row : kDtypeNames)
     if (row.dtype == dtype) return row.name;
   return "?";
 }

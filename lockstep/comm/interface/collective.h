@@ -18,7 +18,7 @@ struct Event;
 
 namespace lockstep::comm {
 
-enum class Kind : std::uint8_t {
+enum class CollectiveKind : std::uint8_t {
   kAllReduce,
   kReduce,
   kBroadcast,
@@ -35,7 +35,7 @@ enum class Kind : std::uint8_t {
 enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct };
 
 /// "all_reduce", ...
-std::string_view name(Kind kind);
+std::string_view name(CollectiveKind kind);
 /// "sum", ...
 std::string_view name(ReduceOp op);
 /// "float32", ...; "?" for a dtype that no operation takes.
@@ -56,7 +56,7 @@ std::string_view name(at::ScalarType dtype);
 ///   send, recv        [n]              [n]; `root` is the peer
 ///   barrier           none             none
 struct Collective {
-  Kind kind = Kind::kBarrier;
+  CollectiveKind kind = CollectiveKind::kBarrier;
   std::string name;  ///< the user's, or a parameter's; may be empty
   at::Tensor input;
   at::Tensor output;

@@ -9,7 +9,7 @@ namespace {
 
 /// Elements that are added as they are.
 template <typename T>
-struct Plain {
+struct NativeElement {
   using Stored = T;
   using Value = T;
   static Value load(Stored x) { return x; }

@@ -21,7 +21,7 @@ bool Pending::wait_until(base::Deadline deadline) {
   return changed_.wait_until(lock, deadline.when(), ready);
 }
 
-PendingPtr finished() {
+PendingPtr make_finished_pending() {
   auto pending = std::make_shared<Pending>();
   pending->finish();
   return pending;

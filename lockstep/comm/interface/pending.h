@@ -15,7 +15,7 @@ namespace lockstep::comm {
 /// transport without threads of its own derives from it: there whoever waits does the work.
 ///
 /// An operation on a GPU's tensors may be done on the host, which has put it on its way, and not yet on the GPU: then
-/// on_device() announces the end.
+/// device_completion() announces the end.
 class Pending {
  public:
   virtual ~Pending() = default;
@@ -31,8 +31,8 @@ class Pending {
 
   /// Once this is done without error: the end on the device; null when there is nothing more to come. It keeps the
   /// operation's tensors alive.
-  virtual std::shared_ptr<Pending> on_device() { return nullptr; }
-  /// For what on_device() has returned: what this thread puts on its current stream from now on comes after the
+  virtual std::shared_ptr<Pending> device_completion() { return nullptr; }
+  /// For what device_completion() has returned: what this thread puts on its current stream from now on comes after the
   /// operation. Does not wait.
   virtual void order() {}
 
@@ -49,6 +49,6 @@ class Pending {
 using PendingPtr = std::shared_ptr<Pending>;
 
 /// One that is done already.
-PendingPtr finished();
+PendingPtr make_finished_pending();
 
 }  // namespace lockstep::comm

@@ -4,14 +4,16 @@
 
 namespace lockstep::comm {
 
-Capabilities everything_on_cpu(std::vector<at::ScalarType> wires) {
+Capabilities full_cpu_capabilities(std::vector<at::ScalarType> wire_dtypes) {
   return {
-      .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter,
-                Kind::kGather, Kind::kScatter, Kind::kAllToAll, Kind::kSend, Kind::kRecv, Kind::kBarrier},
+      .kinds = {CollectiveKind::kAllReduce, CollectiveKind::kReduce, CollectiveKind::kBroadcast,
+                CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kGather,
+                CollectiveKind::kScatter, CollectiveKind::kAllToAll, CollectiveKind::kSend, CollectiveKind::kRecv,
+                CollectiveKind::kBarrier},
       .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte,
                  at::kBool},
       .devices = {at::kCPU},
-      .wires = std::move(wires),
+      .wire_dtypes = std::move(wire_dtypes),
   };
 }
 

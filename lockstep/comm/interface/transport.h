@@ -17,19 +17,19 @@ namespace lockstep::comm {
 
 /// What a transport can do; Group refuses the rest at the call, by name.
 struct Capabilities {
-  std::vector<Kind> kinds;
+  std::vector<CollectiveKind> kinds;
   std::vector<at::ScalarType> dtypes;
   std::vector<at::DeviceType> devices;
   /// What Collective::wire may be. Those that cross no host take all, and nothing is rounded.
-  std::vector<at::ScalarType> wires = {at::kFloat};
+  std::vector<at::ScalarType> wire_dtypes = {at::kFloat};
 };
 
 /// Every kind and dtype, of tensors on the CPU.
-Capabilities everything_on_cpu(std::vector<at::ScalarType> wires = {at::kFloat});
+Capabilities full_cpu_capabilities(std::vector<at::ScalarType> wire_dtypes = {at::kFloat});
 
 /// What a rank has called, as bytes that are the same on all ranks that called the same; for a transport that compares
 /// it on the way.
-struct ComparedCall {
+struct SignatureView {
   const void* bytes = nullptr;
   std::size_t size = 0;              ///< the same for all calls, at most 256
   std::uint64_t key = 0;             ///< a hash of the call
@@ -55,11 +55,11 @@ class Transport {
   /// is quicker than another way to wait. Null where a transport cannot do that: always, or never, for one call. A rank
   /// that starts an all_gather of its `call` instead, as operation of the same number, counts as one that calls
   /// something else.
-  virtual PendingPtr start_compared(const Collective& op, const ComparedCall& call) { return nullptr; }
+  virtual PendingPtr start_checked(const Collective& op, const SignatureView& call) { return nullptr; }
 
   /// For parts like `parts` (their dtype and number of elements); all ranks call it, in the order of their operations,
   /// and it waits for them. Null where ranks do not reach each other's memory. It lives no longer than the transport.
-  virtual std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) {
+  virtual std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) {
     return nullptr;
   }
 

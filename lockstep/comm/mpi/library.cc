@@ -7,7 +7,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::string_view kOpenMpi = "Open MPI";
-constexpr std::size_t kMaxName = 60;
+constexpr std::size_t kMaxNameLength = 60;
 
 bool is_digit(std::string_view text, std::size_t at) {
   return at < text.size() && std::isdigit(static_cast<unsigned char>(text[at])) != 0;
@@ -44,7 +44,7 @@ MpiLibrary parse_mpi_library(std::string_view text) {
                                             {"MVAPICH", "MVAPICH"},
                                             {"CRAY MPICH", "Cray MPICH"},
                                             {"MPICH", "MPICH"}};
-  MpiLibrary library{.name = std::string(text.substr(0, std::min(version, kMaxName)))};
+  MpiLibrary library{.name = std::string(text.substr(0, std::min(version, kMaxNameLength)))};
   for (const auto& [mark, name] : kNames)
     if (text.starts_with(mark)) {
       library.name = name;
@@ -61,13 +61,13 @@ std::string to_string(const MpiLibrary& library) {
   return library.version.empty() ? library.name : library.name + " " + library.version;
 }
 
-std::string mpi_mismatch(const MpiLibrary& built, const MpiLibrary& loaded) {
+std::string mpi_library_mismatch(const MpiLibrary& built, const MpiLibrary& loaded) {
   if (built.name.empty() || (built.name == loaded.name && built.version == loaded.version)) return "";
   return "this program was built with " + to_string(built) + ", but the MPI library that is loaded is " +
          to_string(loaded);
 }
 
-std::string mpi_launcher_missing(const base::Env& env, const MpiLibrary& library) {
+std::string mpi_launcher_mismatch(const base::Env& env, const MpiLibrary& library) {
   const bool open_mpi = library.name == kOpenMpi;
   const std::string ours = "this program's MPI is " + to_string(library);
   if (env.ompi_comm_world_rank)

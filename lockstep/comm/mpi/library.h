@@ -23,11 +23,11 @@ std::string to_string(const MpiLibrary& library);
 
 /// "" when a program that was built with `built` can use `loaded`: the same name, and the same major and minor version,
 /// or nobody knows what it was built with. Else what is wrong.
-std::string mpi_mismatch(const MpiLibrary& built, const MpiLibrary& loaded);
+std::string mpi_library_mismatch(const MpiLibrary& built, const MpiLibrary& loaded);
 
 /// "" when the ranks were started by a launcher whose MPI can be `library`, as far as `env` tells; else why not. Open
 /// MPI speaks its own and PMIx, the others PMI; started by another, each rank would be a world of one, or MPI would end
 /// the process.
-std::string mpi_launcher_missing(const base::Env& env, const MpiLibrary& library);
+std::string mpi_launcher_mismatch(const base::Env& env, const MpiLibrary& library);
 
 }  // namespace lockstep::comm

@@ -18,19 +18,19 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 
-constexpr int kTags = 32768;   // as many as every MPI has
-constexpr int kYields = 1000;  // looks before a wait begins to sleep between them
-constexpr auto kPause = std::chrono::microseconds(50);
+constexpr int kNumTags = 32768;           // as many as every MPI has
+constexpr int kYieldsBeforeSleep = 1000;  // looks before a wait begins to sleep between them
+constexpr auto kPollInterval = std::chrono::microseconds(50);
 
 /// Looks again and again until `done`; false at the deadline. MPI moves data only while somebody calls it.
 template <typename Done>
-bool poll(Deadline deadline, Done done) {
-  for (int looks = 0; !done(); ++looks) {
+bool poll_until(Deadline deadline, Done done) {
+  for (int polls = 0; !done(); ++polls) {
     if (deadline.expired()) return false;
-    if (looks < kYields)
+    if (polls < kYieldsBeforeSleep)
       ::sched_yield();
     else
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kPollInterval);
   }
   return true;
 }
@@ -43,26 +43,26 @@ class MpiPending final : public Pending {
   bool done() override {
     if (is_finished()) return true;
     {
-      const std::lock_guard lock(MpiSession::process().mutex());
+      const std::lock_guard lock(MpiRuntime::this_process().mutex());
       if (is_finished()) return true;
       int ended = 0;
       const int code = MPI_Test(&request, &ended, MPI_STATUS_IGNORE);
       if (code == MPI_SUCCESS && !ended) return false;
-      conclude(code);
+      complete_with(code);
     }
     return true;
   }
   bool wait_until(Deadline deadline) override {
-    return poll(deadline, [this] { return done(); });
+    return poll_until(deadline, [this] { return done(); });
   }
-  bool over() const { return is_finished(); }
+  bool is_complete() const { return is_finished(); }
 
   MPI_Request request = MPI_REQUEST_NULL;
 
  private:
-  void conclude(int code) {
+  void complete_with(int code) {
     try {
-      check_mpi(code, "MPI_Test");
+      check_mpi_result(code, "MPI_Test");
       const at::NoGradGuard no_grad;
       if (op_.op == ReduceOp::kMean && code == MPI_SUCCESS) (op_.output.defined() ? op_.output : op_.input).div_(size_);
       finish();
@@ -80,34 +80,34 @@ class MpiTransport final : public Transport {
   MpiTransport(MPI_Comm comm, int rank, int size) : comm_(comm), rank_(rank), size_(size) {}
 
   ~MpiTransport() override {
-    MpiSession& session = MpiSession::process();
+    MpiRuntime& runtime = MpiRuntime::this_process();
     {
-      const std::lock_guard lock(session.mutex());
-      forget_over();
+      const std::lock_guard lock(runtime.mutex());
+      remove_completed();
       // Collective by name, local in fact: it waits for nobody.
-      if (running_.empty() && !aborted_ && session.usable()) MPI_Comm_free(&comm_);
+      if (in_flight_.empty() && !aborted_ && runtime.is_usable()) MPI_Comm_free(&comm_);
     }
     abort(std::make_exception_ptr(
-        base::PeerLost(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
+        base::PeerLostError(Cause::kPeerUnreachable, "mpi", rank_, rank_, "the transport was closed")));
   }
 
   std::string_view name() const override { return "mpi"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = everything_on_cpu();
+    static const Capabilities all = full_cpu_capabilities();
     return all;
   }
 
   PendingPtr start(const Collective& op) override {
     auto pending = std::make_shared<MpiPending>(op, size_);
-    const std::lock_guard lock(MpiSession::process().mutex());
+    const std::lock_guard lock(MpiRuntime::this_process().mutex());
     if (aborted_) {
       pending->finish(aborted_);
       return pending;
     }
-    forget_over();
+    remove_completed();
     try {
-      check_mpi(issue(op, pending->request), "MPI");
-      running_.push_back(pending);
+      check_mpi_result(start_request(op, pending->request), "MPI");
+      in_flight_.push_back(pending);
     } catch (...) {
       pending->finish(std::current_exception());
     }
@@ -115,19 +115,19 @@ class MpiTransport final : public Transport {
   }
 
   void abort(std::exception_ptr cause) noexcept override {
-    const std::lock_guard lock(MpiSession::process().mutex());
+    const std::lock_guard lock(MpiRuntime::this_process().mutex());
     if (aborted_) return;
     aborted_ = cause;
-    for (const auto& pending : running_) pending->finish(cause);
+    for (const auto& pending : in_flight_) pending->finish(cause);
     // MPI may still write into their tensors, for as long as the process lives.
-    static auto* const left = new std::vector<std::shared_ptr<MpiPending>>;
-    left->insert(left->end(), running_.begin(), running_.end());
-    running_.clear();
+    static auto* const leaked = new std::vector<std::shared_ptr<MpiPending>>;
+    leaked->insert(leaked->end(), in_flight_.begin(), in_flight_.end());
+    in_flight_.clear();
   }
 
  private:
-  void forget_over() {
-    std::erase_if(running_, [](const auto& pending) { return pending->over(); });
+  void remove_completed() {
+    std::erase_if(in_flight_, [](const auto& pending) { return pending->is_complete(); });
   }
 
   static int count_of(const at::Tensor& tensor) {
@@ -139,32 +139,38 @@ class MpiTransport final : public Transport {
   }
 
   /// Begins it; an MPI error code.
-  int issue(const Collective& op, MPI_Request& request) {
-    const MpiSession& session = MpiSession::process();
+  int start_request(const Collective& op, MPI_Request& request) {
+    const MpiRuntime& runtime = MpiRuntime::this_process();
     const at::ScalarType dtype = op.input.defined()    ? op.input.scalar_type()
                                  : op.output.defined() ? op.output.scalar_type()
                                                        : at::kByte;
-    const MPI_Datatype type = session.type(dtype);
-    const MPI_Op reduce_op = session.op(op.op, dtype);
+    const MPI_Datatype type = runtime.type(dtype);
+    const MPI_Op reduce_op = runtime.op(op.op, dtype);
     const void* in = op.input.defined() ? op.input.const_data_ptr() : nullptr;
     void* out = op.output.defined() ? op.output.mutable_data_ptr() : nullptr;
-    const int sent = count_of(op.input);
-    const int taken = count_of(op.output);
-    const int tag = static_cast<int>(op.seq % kTags);
+    const int send_count = count_of(op.input);
+    const int recv_count = count_of(op.output);
+    const int tag = static_cast<int>(op.seq % kNumTags);
     switch (op.kind) {
-      case Kind::kAllReduce: return MPI_Iallreduce(MPI_IN_PLACE, out, sent, type, reduce_op, comm_, &request);
-      case Kind::kReduce:
-        return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, sent, type,
+      case CollectiveKind::kAllReduce:
+        return MPI_Iallreduce(MPI_IN_PLACE, out, send_count, type, reduce_op, comm_, &request);
+      case CollectiveKind::kReduce:
+        return MPI_Ireduce(rank_ == op.root ? MPI_IN_PLACE : in, rank_ == op.root ? out : nullptr, send_count, type,
                            reduce_op, op.root, comm_, &request);
-      case Kind::kBroadcast: return MPI_Ibcast(out, sent, type, op.root, comm_, &request);
-      case Kind::kAllGather: return MPI_Iallgather(in, sent, type, out, sent, type, comm_, &request);
-      case Kind::kReduceScatter: return MPI_Ireduce_scatter_block(in, out, taken, type, reduce_op, comm_, &request);
-      case Kind::kGather: return MPI_Igather(in, sent, type, out, sent, type, op.root, comm_, &request);
-      case Kind::kScatter: return MPI_Iscatter(in, taken, type, out, taken, type, op.root, comm_, &request);
-      case Kind::kAllToAll: return MPI_Ialltoall(in, sent / size_, type, out, sent / size_, type, comm_, &request);
-      case Kind::kSend: return MPI_Isend(in, sent, type, op.root, tag, comm_, &request);
-      case Kind::kRecv: return MPI_Irecv(out, taken, type, op.root, tag, comm_, &request);
-      case Kind::kBarrier: return MPI_Ibarrier(comm_, &request);
+      case CollectiveKind::kBroadcast: return MPI_Ibcast(out, send_count, type, op.root, comm_, &request);
+      case CollectiveKind::kAllGather:
+        return MPI_Iallgather(in, send_count, type, out, send_count, type, comm_, &request);
+      case CollectiveKind::kReduceScatter:
+        return MPI_Ireduce_scatter_block(in, out, recv_count, type, reduce_op, comm_, &request);
+      case CollectiveKind::kGather:
+        return MPI_Igather(in, send_count, type, out, send_count, type, op.root, comm_, &request);
+      case CollectiveKind::kScatter:
+        return MPI_Iscatter(in, recv_count, type, out, recv_count, type, op.root, comm_, &request);
+      case CollectiveKind::kAllToAll:
+        return MPI_Ialltoall(in, send_count / size_, type, out, send_count / size_, type, comm_, &request);
+      case CollectiveKind::kSend: return MPI_Isend(in, send_count, type, op.root, tag, comm_, &request);
+      case CollectiveKind::kRecv: return MPI_Irecv(out, recv_count, type, op.root, tag, comm_, &request);
+      case CollectiveKind::kBarrier: return MPI_Ibarrier(comm_, &request);
     }
     throw base::UsageError("mpi: unknown operation");
   }
@@ -174,23 +180,23 @@ class MpiTransport final : public Transport {
   const int size_;
   // The session's mutex guards what follows.
   std::exception_ptr aborted_;
-  std::vector<std::shared_ptr<MpiPending>> running_;
+  std::vector<std::shared_ptr<MpiPending>> in_flight_;
 };
 
 /// The numbers of communicators that are made at the same time must differ; those with a member in common are made one
 /// after another.
-int tag_of(const std::vector<int>& members) {
+int group_tag(const std::vector<int>& members) {
   unsigned value = 2166136261u;
   for (const int member : members) value = (value ^ static_cast<unsigned>(member)) * 16777619u;
-  return static_cast<int>(value % kTags);
+  return static_cast<int>(value % kNumTags);
 }
 
 }  // namespace
 
-std::string mpi_missing() { return mpi_launcher_missing(base::Env::process(), loaded_mpi()); }
+std::string mpi_unavailable_reason() { return mpi_launcher_mismatch(base::Env::this_process(), loaded_mpi()); }
 
 void check_mpi_library() {
-  const std::string wrong = mpi_mismatch(built_with_mpi(), loaded_mpi());
+  const std::string wrong = mpi_library_mismatch(build_time_mpi(), loaded_mpi());
   if (!wrong.empty())
     throw base::UsageError(wrong,
                            "build with the MPI that the ranks find, or let LD_LIBRARY_PATH name the folder of the one "
@@ -198,24 +204,24 @@ void check_mpi_library() {
                            Cause::kConfigMismatch);
 }
 
-void enter_mpi(int rank, int size) {
-  const MpiSession& session = MpiSession::process();
-  if (session.rank() == rank && session.size() == size) return;
+void init_mpi(int rank, int size) {
+  const MpiRuntime& runtime = MpiRuntime::this_process();
+  if (runtime.rank() == rank && runtime.size() == size) return;
   throw base::UsageError("the launcher says that this is rank " + std::to_string(rank) + " of " + std::to_string(size) +
-                             ", but MPI (" + to_string(loaded_mpi()) + ", built with " + to_string(built_with_mpi()) +
-                             ") that it is rank " + std::to_string(session.rank()) + " of " +
-                             std::to_string(session.size()),
+                             ", but MPI (" + to_string(loaded_mpi()) + ", built with " + to_string(build_time_mpi()) +
+                             ") that it is rank " + std::to_string(runtime.rank()) + " of " +
+                             std::to_string(runtime.size()),
                          "start the ranks with the mpirun of that MPI, or do without MPI: LOCKSTEP_STORE=HOST:PORT and "
                          "LOCKSTEP_OUTER=gloo",
                          Cause::kConfigMismatch);
 }
 
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
-  MpiSession& session = MpiSession::process();
+  MpiRuntime& runtime = MpiRuntime::this_process();
   const int here = options.members[static_cast<std::size_t>(options.rank)];
-  if (session.rank() != here)
+  if (runtime.rank() != here)
     throw base::UsageError("transport mpi: this is rank " + std::to_string(here) + ", but rank " +
-                           std::to_string(session.rank()) +
+                           std::to_string(runtime.rank()) +
                            " of MPI_COMM_WORLD; allowed are equal numbers: start the ranks with mpirun alone");
   // MPI would wait for the others without an end: so it is asked when all are there.
   options.store->set("come/" + std::to_string(options.rank), "1", options.deadline);
@@ -223,49 +229,51 @@ std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options) {
     if (!options.store->get("come/" + std::to_string(i), options.deadline))
       throw CommError(Cause::kJoinTimeout, "connect", here, options.members[i],
                       "rank " + std::to_string(options.members[i]) + " did not come to a new group in time");
-  const std::lock_guard lock(session.mutex());
+  const std::lock_guard lock(runtime.mutex());
   MPI_Group all, some;
   MPI_Comm comm = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
-  check_mpi(MPI_Group_incl(all, static_cast<int>(options.members.size()), options.members.data(), &some),
-            "MPI_Group_incl");
-  check_mpi(MPI_Comm_create_group(MPI_COMM_WORLD, some, tag_of(options.members), &comm), "MPI_Comm_create_group");
+  check_mpi_result(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group");
+  check_mpi_result(MPI_Group_incl(all, static_cast<int>(options.members.size()), options.members.data(), &some),
+                   "MPI_Group_incl");
+  check_mpi_result(MPI_Comm_create_group(MPI_COMM_WORLD, some, group_tag(options.members), &comm),
+                   "MPI_Comm_create_group");
   MPI_Group_free(&some);
   MPI_Group_free(&all);
   MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
   return std::make_shared<MpiTransport>(comm, options.rank, static_cast<int>(options.members.size()));
 }
 
-std::string broadcast_by_mpi(const std::string& text, Deadline deadline) {
-  MpiSession& session = MpiSession::process();
+std::string broadcast_over_mpi(const std::string& text, Deadline deadline) {
+  MpiRuntime& runtime = MpiRuntime::this_process();
   char bytes[256] = {};
   bytes[0] = static_cast<char>(text.copy(bytes + 1, sizeof bytes - 1));
   MPI_Request request;
   {
-    const std::lock_guard lock(session.mutex());
-    check_mpi(MPI_Ibcast(bytes, sizeof bytes, MPI_CHAR, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
+    const std::lock_guard lock(runtime.mutex());
+    check_mpi_result(MPI_Ibcast(bytes, sizeof bytes, MPI_CHAR, 0, MPI_COMM_WORLD, &request), "MPI_Ibcast");
   }
-  const bool came = poll(deadline, [&] {
-    const std::lock_guard lock(session.mutex());
+  const bool completed = poll_until(deadline, [&] {
+    const std::lock_guard lock(runtime.mutex());
     int ended = 0;
-    check_mpi(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Ibcast");
+    check_mpi_result(MPI_Test(&request, &ended, MPI_STATUS_IGNORE), "MPI_Ibcast");
     return ended != 0;
   });
-  if (!came)
-    throw CommError(Cause::kJoinTimeout, "init", session.rank(), 0,
+  if (!completed)
+    throw CommError(Cause::kJoinTimeout, "init", runtime.rank(), 0,
                     "rank 0 did not say in time, through MPI, where the ranks meet");
   return std::string(bytes + 1, static_cast<unsigned char>(bytes[0]));
 }
 
-bool mpi_has_one_host() {
-  MpiSession& session = MpiSession::process();
-  const std::lock_guard lock(session.mutex());
+bool is_mpi_world_on_one_host() {
+  MpiRuntime& runtime = MpiRuntime::this_process();
+  const std::lock_guard lock(runtime.mutex());
   MPI_Comm here;
-  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here), "MPI_Comm_split_type");
+  check_mpi_result(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
+                   "MPI_Comm_split_type");
   int size = 0;
   MPI_Comm_size(here, &size);
   MPI_Comm_free(&here);
-  return size == session.size();
+  return size == runtime.size();
 }
 
 }  // namespace lockstep::comm

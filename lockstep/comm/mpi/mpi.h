@@ -20,7 +20,7 @@ struct MpiOptions {
 
 /// Empty when the ranks can use it, else why not. Two of its reasons: no launcher of MPI has started them, or that of
 /// another MPI.
-std::string mpi_missing();
+std::string mpi_unavailable_reason();
 
 /// Throws UsageError (kConfigMismatch), naming both, when the MPI library that is loaded is not the one that this build
 /// was made with. What starts MPI calls it.
@@ -28,7 +28,7 @@ void check_mpi_library();
 
 /// Initialises MPI. Throws UsageError, naming library and launcher, when it numbers this process otherwise than as
 /// `rank` of `size`, as MPI does when the launcher is none of its own: each process is then a world of one.
-void enter_mpi(int rank, int size);
+void init_mpi(int rank, int size);
 
 /// Operations are MPI's nonblocking ones, on a communicator of their own; they advance while somebody waits for one or
 /// starts one, and no thread is made. float16 and bfloat16 are added in float32 and rounded after each addition, in
@@ -40,8 +40,8 @@ void enter_mpi(int rank, int size);
 std::shared_ptr<Transport> make_mpi_transport(const MpiOptions& options);
 
 /// `text` of rank 0 of MPI_COMM_WORLD, on all ranks of it; all of them call it. Throws CommError kJoinTimeout.
-std::string broadcast_by_mpi(const std::string& text, base::Deadline deadline);
+std::string broadcast_over_mpi(const std::string& text, base::Deadline deadline);
 /// All ranks of MPI_COMM_WORLD call it: whether they are on one host.
-bool mpi_has_one_host();
+bool is_mpi_world_on_one_host();
 
 }  // namespace lockstep::comm

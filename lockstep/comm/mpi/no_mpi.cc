@@ -3,12 +3,12 @@
 
 namespace lockstep::comm {
 
-std::string mpi_missing() { return "this build has no MPI (Debian's package libopenmpi-dev brings it)"; }
+std::string mpi_unavailable_reason() { return "this build has no MPI (Debian's package libopenmpi-dev brings it)"; }
 
 void check_mpi_library() {}
-void enter_mpi(int, int) { throw base::UsageError(mpi_missing()); }
-std::shared_ptr<Transport> make_mpi_transport(const MpiOptions&) { throw base::UsageError(mpi_missing()); }
-std::string broadcast_by_mpi(const std::string&, base::Deadline) { throw base::UsageError(mpi_missing()); }
-bool mpi_has_one_host() { throw base::UsageError(mpi_missing()); }
+void init_mpi(int, int) { throw base::UsageError(mpi_unavailable_reason()); }
+std::shared_ptr<Transport> make_mpi_transport(const MpiOptions&) { throw base::UsageError(mpi_unavailable_reason()); }
+std::string broadcast_over_mpi(const std::string&, base::Deadline) { throw base::UsageError(mpi_unavailable_reason()); }
+bool is_mpi_world_on_one_host() { throw base::UsageError(mpi_unavailable_reason()); }
 
 }  // namespace lockstep::comm

@@ -15,24 +15,24 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr auto kEndLimit = std::chrono::seconds(5);
+constexpr auto kFinalizeTimeout = std::chrono::seconds(5);
 
-struct Add {
+struct AddOp {
   static float apply(float a, float b) { return a + b; }
 };
-struct Less {
+struct MinOp {
   static float apply(float a, float b) { return b < a ? b : a; }
 };
-struct More {
+struct MaxOp {
   static float apply(float a, float b) { return a < b ? b : a; }
 };
-struct Times {
+struct MultiplyOp {
   static float apply(float a, float b) { return a * b; }
 };
 
 /// MPI knows neither dtype: their bits travel as uint16.
 template <typename Narrow, typename Op>
-void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
+void reduce_narrow(void* in, void* in_out, int* count, MPI_Datatype*) {
   const auto* from = static_cast<const Narrow*>(in);
   auto* to = static_cast<Narrow*>(in_out);
   for (int i = 0; i < *count; ++i)
@@ -41,13 +41,13 @@ void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
 
 template <typename Narrow>
 void create_ops(MPI_Op (&ops)[4]) {
-  MPI_User_function* const functions[] = {combine<Narrow, Add>, combine<Narrow, Less>, combine<Narrow, More>,
-                                          combine<Narrow, Times>};
-  for (int i = 0; i < 4; ++i) check_mpi(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
+  MPI_User_function* const functions[] = {reduce_narrow<Narrow, AddOp>, reduce_narrow<Narrow, MinOp>,
+                                          reduce_narrow<Narrow, MaxOp>, reduce_narrow<Narrow, MultiplyOp>};
+  for (int i = 0; i < 4; ++i) check_mpi_result(MPI_Op_create(functions[i], /*commutes=*/1, &ops[i]), "MPI_Op_create");
 }
 
 /// MPI_Finalize() waits for the other ranks, who may never come to it.
-void end_mpi() {
+void finalize_mpi() {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized) return;
@@ -57,11 +57,11 @@ void end_mpi() {
     MPI_Finalize();
     ended.set_value();
   }).detach();
-  end.wait_for(kEndLimit);
+  end.wait_for(kFinalizeTimeout);
 }
 
 /// The column of an operator in the tables here: a mean is a sum that is divided afterwards.
-std::size_t place_of(ReduceOp op) {
+std::size_t op_index(ReduceOp op) {
   switch (op) {
     case ReduceOp::kMin: return 1;
     case ReduceOp::kMax: return 2;
@@ -72,7 +72,7 @@ std::size_t place_of(ReduceOp op) {
 
 }  // namespace
 
-void check_mpi(int code, const char* what) {
+void check_mpi_result(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING];
   int length = 0;
@@ -80,7 +80,7 @@ void check_mpi(int code, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + std::string(text, static_cast<std::size_t>(length)));
 }
 
-MpiLibrary built_with_mpi() {
+MpiLibrary build_time_mpi() {
 #ifdef OMPI_MAJOR_VERSION
   return {"Open MPI", std::to_string(OMPI_MAJOR_VERSION) + "." + std::to_string(OMPI_MINOR_VERSION)};
 #else
@@ -95,13 +95,13 @@ MpiLibrary loaded_mpi() {
   return parse_mpi_library(text);
 }
 
-MpiSession& MpiSession::process() {
+MpiRuntime& MpiRuntime::this_process() {
   // Never destroyed: transports in static objects outlive main().
-  static MpiSession* const session = new MpiSession;
-  return *session;
+  static MpiRuntime* const runtime = new MpiRuntime;
+  return *runtime;
 }
 
-MpiSession::MpiSession() {
+MpiRuntime::MpiRuntime() {
   check_mpi_library();
   int ready = 0;
   MPI_Initialized(&ready);
@@ -109,8 +109,8 @@ MpiSession::MpiSession() {
   if (ready) {
     MPI_Query_thread(&level);
   } else {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
-    std::atexit(end_mpi);
+    check_mpi_result(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+    std::atexit(finalize_mpi);
   }
   if (level < MPI_THREAD_SERIALIZED)
     throw base::UsageError(
@@ -122,13 +122,13 @@ MpiSession::MpiSession() {
   create_ops<c10::BFloat16>(narrow_ops_[1]);
 }
 
-bool MpiSession::usable() const {
+bool MpiRuntime::is_usable() const {
   int finalized = 0;
   MPI_Finalized(&finalized);
   return finalized == 0;
 }
 
-MPI_Datatype MpiSession::type(at::ScalarType dtype) const {
+MPI_Datatype MpiRuntime::type(at::ScalarType dtype) const {
   switch (dtype) {
     case at::kDouble: return MPI_DOUBLE;
     case at::kFloat: return MPI_FLOAT;
@@ -141,14 +141,14 @@ MPI_Datatype MpiSession::type(at::ScalarType dtype) const {
   }
 }
 
-MPI_Op MpiSession::op(ReduceOp op, at::ScalarType dtype) const {
+MPI_Op MpiRuntime::op(ReduceOp op, at::ScalarType dtype) const {
   const MPI_Op plain[] = {MPI_SUM, MPI_MIN, MPI_MAX, MPI_PROD};
   const MPI_Op of_bools[] = {MPI_MAX, MPI_MIN, MPI_MAX, MPI_MIN};
-  const std::size_t place = place_of(op);
-  if (dtype == at::kBool) return of_bools[place];
-  if (dtype == at::kHalf) return narrow_ops_[0][place];
-  if (dtype == at::kBFloat16) return narrow_ops_[1][place];
-  return plain[place];
+  const std::size_t index = op_index(op);
+  if (dtype == at::kBool) return of_bools[index];
+  if (dtype == at::kHalf) return narrow_ops_[0][index];
+  if (dtype == at::kBFloat16) return narrow_ops_[1][index];
+  return plain[index];
 }
 
 }  // namespace lockstep::comm

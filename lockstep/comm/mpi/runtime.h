@@ -10,35 +10,35 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/mpi/library.h"
 #include "lockstep/comm/interface/collective.h"
+#include "lockstep/comm/mpi/library.h"
 
 namespace lockstep::comm {
 
 /// What mpi.h, or the library when the build was configured, said of itself; without a name when neither did.
-MpiLibrary built_with_mpi();
+MpiLibrary build_time_mpi();
 /// What the library of this process says. MPI need not be initialised.
 MpiLibrary loaded_mpi();
 
 /// MPI is global by nature, and so is this.
-class MpiSession {
+class MpiRuntime {
  public:
   /// Initialises MPI at the first call. Throws UsageError when it is another library than that of the build, and when
   /// it does not let threads take turns.
-  static MpiSession& process();
+  static MpiRuntime& this_process();
 
   /// Held around every call of MPI.
   std::mutex& mutex() { return mutex_; }
   int rank() const { return rank_; }
   int size() const { return size_; }
   /// False once MPI has been finalised: then none of its functions may be called.
-  bool usable() const;
+  bool is_usable() const;
 
   MPI_Datatype type(at::ScalarType dtype) const;
   MPI_Op op(ReduceOp op, at::ScalarType dtype) const;
 
  private:
-  MpiSession();
+  MpiRuntime();
 
   std::mutex mutex_;
   int rank_ = 0;
@@ -47,6 +47,6 @@ class MpiSession {
 };
 
 /// Throws std::runtime_error with MPI's text unless `code` is MPI_SUCCESS.
-void check_mpi(int code, const char* what);
+void check_mpi_result(int code, const char* what);
 
 }  // namespace lockstep::comm

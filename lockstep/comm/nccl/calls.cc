@@ -29,10 +29,10 @@ ncclRedOp_t nccl_op(const Collective& op, at::ScalarType dtype) {
 }
 
 /// Where an operation's numbers are, and how many a rank has of them.
-struct Numbers {
-  explicit Numbers(const Collective& op)
-      : part(op.output.defined() &&
-                     (op.kind == Kind::kReduceScatter || op.kind == Kind::kScatter || op.kind == Kind::kRecv)
+struct CallArguments {
+  explicit CallArguments(const Collective& op)
+      : part(op.output.defined() && (op.kind == CollectiveKind::kReduceScatter || op.kind == CollectiveKind::kScatter ||
+                                     op.kind == CollectiveKind::kRecv)
                  ? op.output
                  : op.input),
         from(op.input.defined() ? static_cast<const char*>(op.input.const_data_ptr()) : nullptr),
@@ -46,60 +46,63 @@ struct Numbers {
 };
 
 /// gather, scatter and all_to_all: what each rank sends to each.
-ncclResult_t issue_by_pairs(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size) {
+ncclResult_t issue_point_to_point(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size) {
   const NcclLibrary& nccl = NcclLibrary::loaded();
-  const Numbers numbers(op);
+  const CallArguments arguments(op);
   const bool at_root = op.root == rank;
-  const bool all = op.kind == Kind::kAllToAll;
-  const std::size_t count = numbers.count / (all ? static_cast<std::size_t>(size) : 1);
-  const std::size_t bytes = count * numbers.part.element_size();
+  const bool all = op.kind == CollectiveKind::kAllToAll;
+  const std::size_t count = arguments.count / (all ? static_cast<std::size_t>(size) : 1);
+  const std::size_t bytes = count * arguments.part.element_size();
   ncclResult_t result = nccl.group_start();
-  const auto keep = [&](ncclResult_t next) {
+  const auto record_error = [&](ncclResult_t next) {
     if (result == ncclSuccess || result == ncclInProgress) result = next;
   };
   for (int peer = 0; peer < size; ++peer) {
-    const auto place = static_cast<std::size_t>(peer) * bytes;
-    if (all || (op.kind == Kind::kScatter && at_root))
-      keep(nccl.send(numbers.from + place, count, numbers.type, peer, comm, stream));
-    if (all || (op.kind == Kind::kGather && at_root))
-      keep(nccl.recv(numbers.to + place, count, numbers.type, peer, comm, stream));
+    const auto offset = static_cast<std::size_t>(peer) * bytes;
+    if (all || (op.kind == CollectiveKind::kScatter && at_root))
+      record_error(nccl.send(arguments.from + offset, count, arguments.type, peer, comm, stream));
+    if (all || (op.kind == CollectiveKind::kGather && at_root))
+      record_error(nccl.recv(arguments.to + offset, count, arguments.type, peer, comm, stream));
   }
-  if (op.kind == Kind::kGather) keep(nccl.send(numbers.from, count, numbers.type, op.root, comm, stream));
-  if (op.kind == Kind::kScatter) keep(nccl.recv(numbers.to, count, numbers.type, op.root, comm, stream));
-  keep(nccl.group_end());
+  if (op.kind == CollectiveKind::kGather)
+    record_error(nccl.send(arguments.from, count, arguments.type, op.root, comm, stream));
+  if (op.kind == CollectiveKind::kScatter)
+    record_error(nccl.recv(arguments.to, count, arguments.type, op.root, comm, stream));
+  record_error(nccl.group_end());
   return result;
 }
 
 }  // namespace
 
-std::string call_of(const Collective& op) {
+std::string describe_call(const Collective& op) {
   const std::string what = describe(op.input.defined() ? op.input : op.output);
   const std::string reduce = ", " + std::string(name(op.op)), root = ", root " + std::to_string(op.root);
   switch (op.kind) {
-    case Kind::kAllReduce: return "ncclAllReduce(" + what + reduce + ")";
-    case Kind::kReduce: return "ncclReduce(" + what + reduce + root + ")";
-    case Kind::kBroadcast: return "ncclBroadcast(" + what + root + ")";
-    case Kind::kAllGather: return "ncclAllGather(" + what + ")";
-    case Kind::kReduceScatter: return "ncclReduceScatter(" + what + reduce + ")";
-    case Kind::kSend: return "ncclSend(" + what + ")";
-    case Kind::kRecv: return "ncclRecv(" + what + ")";
+    case CollectiveKind::kAllReduce: return "ncclAllReduce(" + what + reduce + ")";
+    case CollectiveKind::kReduce: return "ncclReduce(" + what + reduce + root + ")";
+    case CollectiveKind::kBroadcast: return "ncclBroadcast(" + what + root + ")";
+    case CollectiveKind::kAllGather: return "ncclAllGather(" + what + ")";
+    case CollectiveKind::kReduceScatter: return "ncclReduceScatter(" + what + reduce + ")";
+    case CollectiveKind::kSend: return "ncclSend(" + what + ")";
+    case CollectiveKind::kRecv: return "ncclRecv(" + what + ")";
     default: return "ncclSend and ncclRecv (" + std::string(name(op.kind)) + ", " + what + ")";
   }
 }
 
-ncclResult_t issue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size) {
+ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size) {
   const NcclLibrary& nccl = NcclLibrary::loaded();
-  const Numbers n(op);
+  const CallArguments n(op);
   const ncclRedOp_t reduce = nccl_op(op, n.part.scalar_type());
   switch (op.kind) {
-    case Kind::kAllReduce: return nccl.all_reduce(n.from, n.to, n.count, n.type, reduce, comm, stream);
-    case Kind::kReduce: return nccl.reduce(n.from, n.to, n.count, n.type, reduce, op.root, comm, stream);
-    case Kind::kBroadcast: return nccl.broadcast(n.from, n.to, n.count, n.type, op.root, comm, stream);
-    case Kind::kAllGather: return nccl.all_gather(n.from, n.to, n.count, n.type, comm, stream);
-    case Kind::kReduceScatter: return nccl.reduce_scatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
-    case Kind::kSend: return nccl.send(n.from, n.count, n.type, op.root, comm, stream);
-    case Kind::kRecv: return nccl.recv(n.to, n.count, n.type, op.root, comm, stream);
-    default: return issue_by_pairs(op, comm, stream, rank, size);
+    case CollectiveKind::kAllReduce: return nccl.all_reduce(n.from, n.to, n.count, n.type, reduce, comm, stream);
+    case CollectiveKind::kReduce: return nccl.reduce(n.from, n.to, n.count, n.type, reduce, op.root, comm, stream);
+    case CollectiveKind::kBroadcast: return nccl.broadcast(n.from, n.to, n.count, n.type, op.root, comm, stream);
+    case CollectiveKind::kAllGather: return nccl.all_gather(n.from, n.to, n.count, n.type, comm, stream);
+    case CollectiveKind::kReduceScatter:
+      return nccl.reduce_scatter(n.from, n.to, n.count, n.type, reduce, comm, stream);
+    case CollectiveKind::kSend: return nccl.send(n.from, n.count, n.type, op.root, comm, stream);
+    case CollectiveKind::kRecv: return nccl.recv(n.to, n.count, n.type, op.root, comm, stream);
+    default: return issue_point_to_point(op, comm, stream, rank, size);
   }
 }
 

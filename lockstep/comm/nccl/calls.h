@@ -3,15 +3,15 @@
 
 #include <string>
 
-#include "lockstep/comm/nccl/library.h"
 #include "lockstep/comm/interface/collective.h"
+#include "lockstep/comm/nccl/library.h"
 
 namespace lockstep::comm {
 
 /// "ncclBroadcast(float32[1000], root 0)", for errors.
-std::string call_of(const Collective& op);
+std::string describe_call(const Collective& op);
 
 /// Puts `op` on `stream`, for rank `rank` of `size`. The first result that is not good.
-ncclResult_t issue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size);
+ncclResult_t enqueue(const Collective& op, ncclComm_t comm, cudaStream_t stream, int rank, int size);
 
 }  // namespace lockstep::comm

@@ -15,23 +15,23 @@ namespace lockstep::comm {
 
 /// Nothing waits but close(). One thread at a time, which the owner sees to; the current device is the communicator's
 /// meanwhile.
-class Communicator {
+class NcclCommunicator {
  public:
-  explicit Communicator(const NcclOptions& options);
-  ~Communicator();
+  explicit NcclCommunicator(const NcclOptions& options);
+  ~NcclCommunicator();
 
   /// Goes on connecting; true once that is done. What NCCL refuses is thrown, explained, as of operation `op`.
   bool connect(const std::string& op);
   bool connected() const { return stage_ == Stage::kConnected; }
   /// Instead of meeting the others at the store: what a split() of another has made.
-  void adopt(ncclComm_t made);
+  void set_split_comm(ncclComm_t split_comm);
 
   /// Throws unless `result` is good so far. `call`: what was called, with its parameters.
   void check(ncclResult_t result, const std::string& op, const std::string& call) const;
   /// True when what was called has been taken. Throws what has failed since.
-  bool settled(const std::string& op, const std::string& call) const;
+  bool is_ready(const std::string& op, const std::string& call) const;
   /// A CUDA call has failed that was not NCCL's.
-  [[noreturn]] void cuda_failed(const std::string& op, const std::string& call) const;
+  [[noreturn]] void throw_cuda_failure(const std::string& op, const std::string& call) const;
 
   /// Begins to make the communicator of those of this one's ranks that say the same color (NCCL_SPLIT_NOCOLOR: none),
   /// into `*child`, which is there once this one has settled.
@@ -47,13 +47,13 @@ class Communicator {
   void close() noexcept;
 
  private:
-  enum class Stage { kWithoutName, kConnecting, kConnected, kGone };
-  void initialise(const std::string& op, const std::string& id);
+  enum class Stage { kNoUniqueId, kConnecting, kConnected, kClosed };
+  void init_rank(const std::string& op, const std::string& id);
 
   const NcclOptions options_;
   const NcclLibrary& nccl_ = NcclLibrary::loaded();
-  const NcclPlace place_;
-  Stage stage_ = Stage::kWithoutName;
+  const NcclLocation location_;
+  Stage stage_ = Stage::kNoUniqueId;
   ncclComm_t comm_ = nullptr;
   std::optional<c10::Stream> stream_;
 };

@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 
 /// Where a failure happened.
-struct NcclPlace {
+struct NcclLocation {
   int rank = 0;  ///< in the world
   Gpu gpu;
   std::string host;
@@ -20,19 +20,19 @@ struct NcclPlace {
 };
 
 struct NcclFailure {
-  int result = 0;      ///< ncclResult_t
-  std::string op;      ///< "broadcast(parameters)#1"
-  std::string call;    ///< "ncclBroadcast(float32[1000], root 0)": the call and its parameters
-  std::string said;    ///< ncclGetLastError()
-  int cuda_error = 0;  ///< of the runtime, when it has one
+  int result = 0;          ///< ncclResult_t
+  std::string op;          ///< "broadcast(parameters)#1"
+  std::string call;        ///< "ncclBroadcast(float32[1000], root 0)": the call and its parameters
+  std::string last_error;  ///< ncclGetLastError()
+  int cuda_error = 0;      ///< of the runtime, when it has one
 };
 
 /// The number in "Cuda failure 2 'out of memory'", as NCCL writes it; 0 when there is none. Pure.
-int cuda_error_in(std::string_view said);
+int parse_cuda_error(std::string_view last_error);
 
 /// The error to throw. A CommError where this rank is at fault: kResource for what CUDA refused, kConfigMismatch for a
 /// use that NCCL refuses, kInternal for the rest. A base::Error kPeerUnreachable for what the network or another rank's
-/// end brings about: Watch::wire_failed() finds out which.
-std::exception_ptr explain(const NcclFailure& failure, const NcclPlace& place);
+/// end brings about: DeadlockDetector::throw_transport_failure() finds out which.
+std::exception_ptr to_exception(const NcclFailure& failure, const NcclLocation& location);
 
 }  // namespace lockstep::comm

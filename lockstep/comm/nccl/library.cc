@@ -9,38 +9,38 @@ namespace {
 
 /// Communicators that do not block, and what they are told: since 2.18. Structures grow with versions, and NCCL reads
 /// older ones.
-constexpr int kOldest = NCCL_VERSION(2, 18, 1);
+constexpr int kMinVersion = NCCL_VERSION(2, 18, 1);
 
-NcclLibrary find() {
+NcclLibrary load_symbols() {
   NcclLibrary nccl;
-  const auto look = [&](auto& function, const char* name) {
+  const auto resolve = [&](auto& function, const char* name) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(RTLD_DEFAULT, name));
-    if (!function && nccl.missing.empty()) nccl.missing = name;
+    if (!function && nccl.missing_symbol.empty()) nccl.missing_symbol = name;
   };
-  look(nccl.get_version, "ncclGetVersion");
-  look(nccl.get_unique_id, "ncclGetUniqueId");
-  look(nccl.get_error_string, "ncclGetErrorString");
-  look(nccl.get_last_error, "ncclGetLastError");
-  look(nccl.comm_init_rank_config, "ncclCommInitRankConfig");
-  look(nccl.comm_split, "ncclCommSplit");
-  look(nccl.comm_get_async_error, "ncclCommGetAsyncError");
-  look(nccl.comm_finalize, "ncclCommFinalize");
-  look(nccl.comm_destroy, "ncclCommDestroy");
-  look(nccl.comm_abort, "ncclCommAbort");
-  look(nccl.all_reduce, "ncclAllReduce");
-  look(nccl.reduce, "ncclReduce");
-  look(nccl.broadcast, "ncclBroadcast");
-  look(nccl.all_gather, "ncclAllGather");
-  look(nccl.reduce_scatter, "ncclReduceScatter");
-  look(nccl.send, "ncclSend");
-  look(nccl.recv, "ncclRecv");
-  look(nccl.group_start, "ncclGroupStart");
-  look(nccl.group_end, "ncclGroupEnd");
+  resolve(nccl.get_version, "ncclGetVersion");
+  resolve(nccl.get_unique_id, "ncclGetUniqueId");
+  resolve(nccl.get_error_string, "ncclGetErrorString");
+  resolve(nccl.get_last_error, "ncclGetLastError");
+  resolve(nccl.comm_init_rank_config, "ncclCommInitRankConfig");
+  resolve(nccl.comm_split, "ncclCommSplit");
+  resolve(nccl.comm_get_async_error, "ncclCommGetAsyncError");
+  resolve(nccl.comm_finalize, "ncclCommFinalize");
+  resolve(nccl.comm_destroy, "ncclCommDestroy");
+  resolve(nccl.comm_abort, "ncclCommAbort");
+  resolve(nccl.all_reduce, "ncclAllReduce");
+  resolve(nccl.reduce, "ncclReduce");
+  resolve(nccl.broadcast, "ncclBroadcast");
+  resolve(nccl.all_gather, "ncclAllGather");
+  resolve(nccl.reduce_scatter, "ncclReduceScatter");
+  resolve(nccl.send, "ncclSend");
+  resolve(nccl.recv, "ncclRecv");
+  resolve(nccl.group_start, "ncclGroupStart");
+  resolve(nccl.group_end, "ncclGroupEnd");
   if (nccl.get_version) nccl.get_version(&nccl.version);
   return nccl;
 }
 
-std::string readable(int version) {
+std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version % 10000 / 100) + "." +
          std::to_string(version % 100);
 }
@@ -48,21 +48,22 @@ std::string readable(int version) {
 }  // namespace
 
 const NcclLibrary& NcclLibrary::loaded() {
-  static const NcclLibrary nccl = find();
+  static const NcclLibrary nccl = load_symbols();
   return nccl;
 }
 
-std::string nccl_missing() {
+std::string nccl_unavailable_reason() {
   const NcclLibrary& nccl = NcclLibrary::loaded();
   if (!nccl.get_version) return "libtorch's library for GPUs has brought no NCCL";
-  if (nccl.version < kOldest) return "NCCL " + std::to_string(nccl.version) + " is loaded; 2.18 or newer is needed";
-  if (!nccl.missing.empty()) return "NCCL " + readable(nccl.version) + " has no " + nccl.missing;
+  if (nccl.version < kMinVersion) return "NCCL " + std::to_string(nccl.version) + " is loaded; 2.18 or newer is needed";
+  if (!nccl.missing_symbol.empty()) return "NCCL " + version_text(nccl.version) + " has no " + nccl.missing_symbol;
   // A configuration of a newer header than the library knows is refused by it.
   if (nccl.version < NCCL_VERSION_CODE)
-    return "NCCL " + readable(nccl.version) + " is loaded, but this build was made for " + readable(NCCL_VERSION_CODE);
+    return "NCCL " + version_text(nccl.version) + " is loaded, but this build was made for " +
+           version_text(NCCL_VERSION_CODE);
   return "";
 }
 
-std::string nccl_version() { return readable(NcclLibrary::loaded().version); }
+std::string nccl_version() { return version_text(NcclLibrary::loaded().version); }
 
 }  // namespace lockstep::comm

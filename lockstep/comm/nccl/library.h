@@ -28,7 +28,7 @@ struct NcclLibrary {
   decltype(&ncclGroupStart) group_start = nullptr;
   decltype(&ncclGroupEnd) group_end = nullptr;
 
-  std::string missing;  ///< the first that was not found, or ""
+  std::string missing_symbol;  ///< the first that was not found, or ""
   int version = 0;
 
   /// Looked up at the first call, which comes after load_cuda().

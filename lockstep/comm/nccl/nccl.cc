@@ -19,28 +19,28 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kFirstPause = std::chrono::microseconds(20);
+constexpr auto kMinPollInterval = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::milliseconds(1);
 
 class NcclTransport;
 
 /// A Pending that is looked at until it is done.
-class Polled : public Pending {
+class PolledPending : public Pending {
  public:
   bool wait_until(Deadline deadline) override {
-    for (auto pause = std::chrono::duration_cast<std::chrono::microseconds>(kFirstPause); !done();
-         pause = std::min<std::chrono::microseconds>(pause * 2, kLongestPause)) {
+    for (auto interval = std::chrono::duration_cast<std::chrono::microseconds>(kMinPollInterval); !done();
+         interval = std::min<std::chrono::microseconds>(interval * 2, kLongestPause)) {
       if (deadline.expired()) return false;
-      std::this_thread::sleep_for(pause);
+      std::this_thread::sleep_for(interval);
     }
     return true;
   }
 };
 
 /// The end of an operation on the GPU.
-class GpuEnd final : public Polled {
+class GpuCompletion final : public PolledPending {
  public:
-  GpuEnd(std::weak_ptr<NcclTransport> transport, Collective op, const c10::Stream& stream)
+  GpuCompletion(std::weak_ptr<NcclTransport> transport, Collective op, const c10::Stream& stream)
       : transport_(std::move(transport)), op_(std::move(op)), event_(stream.device_type()) {
     event_.record(stream);
   }
@@ -54,23 +54,24 @@ class GpuEnd final : public Polled {
 };
 
 /// An operation until NCCL has taken it.
-class Operation final : public Polled {
+class NcclPending final : public PolledPending {
  public:
-  Operation(std::weak_ptr<NcclTransport> transport, const Collective& op) : transport_(std::move(transport)), op_(op) {
+  NcclPending(std::weak_ptr<NcclTransport> transport, const Collective& op)
+      : transport_(std::move(transport)), op_(op) {
     if (op_.after) return;
     const at::Device device = (op.input.defined() ? op.input : op.output).device();
     op_.after = std::make_shared<c10::Event>(device.type());
     op_.after->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   }
   bool done() override;
-  std::shared_ptr<Pending> on_device() override { return end_; }
+  std::shared_ptr<Pending> device_completion() override { return completion_; }
 
  private:
   friend class NcclTransport;
   const std::weak_ptr<NcclTransport> transport_;
   Collective op_;
-  bool called_ = false;
-  std::shared_ptr<GpuEnd> end_;
+  bool enqueued_ = false;
+  std::shared_ptr<GpuCompletion> completion_;
 };
 
 class NcclTransport final : public Transport, public std::enable_shared_from_this<NcclTransport> {
@@ -78,7 +79,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   explicit NcclTransport(NcclOptions options) : options_(std::move(options)), communicator_(options_) {
     if (!options_.parent) return;
     auto* parent = dynamic_cast<NcclTransport*>(options_.parent.get());
-    from_parent_ = parent ? parent->split(options_.color, options_.rank) : nullptr;
+    split_comm_ = parent ? parent->split(options_.color, options_.rank) : nullptr;
   }
 
   ~NcclTransport() override {
@@ -91,7 +92,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   std::string_view name() const override { return "nccl"; }
   const Capabilities& capabilities() const override {
     static const Capabilities all = [] {
-      Capabilities can = everything_on_cpu();
+      Capabilities can = full_cpu_capabilities();
       can.devices = {at::kCUDA};
       return can;
     }();
@@ -99,7 +100,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   PendingPtr start(const Collective& op) override {
-    auto operation = std::make_shared<Operation>(weak_from_this(), op);
+    auto operation = std::make_shared<NcclPending>(weak_from_this(), op);
     const std::lock_guard lock(mutex_);
     if (aborted_) {
       operation->finish(aborted_);
@@ -116,7 +117,7 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   /// Called by who waits for an operation that NCCL has not taken yet.
-  void look() {
+  void make_progress() {
     const std::lock_guard lock(mutex_);
     if (!aborted_) advance();
   }
@@ -127,11 +128,11 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   /// What has failed, as far as is known; null: nothing. Called by who waits for the GPU.
-  std::exception_ptr failure(const Collective& op) {
+  std::exception_ptr check_failure(const Collective& op) {
     const std::lock_guard lock(mutex_);
     if (aborted_ || !communicator_.connected()) return aborted_;
     try {
-      communicator_.settled(label(op), call_of(op));
+      communicator_.is_ready(label(op), describe_call(op));
     } catch (...) {
       fail(std::current_exception());
     }
@@ -143,8 +144,9 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
     const std::lock_guard lock(mutex_);
     if (aborted_) return aborted_;
     try {
-      communicator_.cuda_failed(label(op), call_of(op) + " was running when a kernel or a copy on the GPU failed (" +
-                                               what.substr(0, what.find('\n')) + ")");
+      communicator_.throw_cuda_failure(label(op), describe_call(op) +
+                                                      " was running when a kernel or a copy on the GPU failed (" +
+                                                      what.substr(0, what.find('\n')) + ")");
     } catch (...) {
       fail(std::current_exception());
     }
@@ -162,10 +164,10 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   /// Whether what split() has returned is there.
-  bool has_split() {
+  bool is_split_ready() {
     const std::lock_guard lock(mutex_);
     if (aborted_) std::rethrow_exception(aborted_);
-    return communicator_.settled("split", "ncclCommSplit");
+    return communicator_.is_ready("split", "ncclCommSplit");
   }
 
  private:
@@ -181,10 +183,10 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
   }
 
   bool connect(const std::string& op) {
-    if (from_parent_) {
-      if (!static_cast<NcclTransport&>(*options_.parent).has_split()) return false;
-      communicator_.adopt(*from_parent_);
-      from_parent_ = nullptr;
+    if (split_comm_) {
+      if (!static_cast<NcclTransport&>(*options_.parent).is_split_ready()) return false;
+      communicator_.set_split_comm(*split_comm_);
+      split_comm_ = nullptr;
     }
     return communicator_.connect(op);
   }
@@ -195,18 +197,18 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
       const c10::DeviceGuard device(own_device());
       if (!connect(label(queue_.front()->op_))) return;
       while (!queue_.empty()) {
-        Operation& first = *queue_.front();
-        const std::string what = label(first.op_), call = call_of(first.op_);
-        if (!communicator_.settled(what, call)) return;  // a split goes on, or this one
-        if (!std::exchange(first.called_, true)) {
+        NcclPending& first = *queue_.front();
+        const std::string what = label(first.op_), call = describe_call(first.op_);
+        if (!communicator_.is_ready(what, call)) return;  // a split goes on, or this one
+        if (!std::exchange(first.enqueued_, true)) {
           first.op_.after->block(communicator_.stream());
           const auto stream = static_cast<cudaStream_t>(communicator_.stream().native_handle());
           communicator_.check(
-              issue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())),
+              enqueue(first.op_, communicator_.get(), stream, options_.rank, static_cast<int>(options_.members.size())),
               what, call);
           continue;
         }
-        first.end_ = std::make_shared<GpuEnd>(weak_from_this(), first.op_, communicator_.stream());
+        first.completion_ = std::make_shared<GpuCompletion>(weak_from_this(), first.op_, communicator_.stream());
         first.finish();
         queue_.pop_front();
       }
@@ -217,29 +219,29 @@ class NcclTransport final : public Transport, public std::enable_shared_from_thi
 
   const NcclOptions options_;
   std::mutex mutex_;  // guards what follows
-  Communicator communicator_;
-  std::shared_ptr<ncclComm_t> from_parent_;
+  NcclCommunicator communicator_;
+  std::shared_ptr<ncclComm_t> split_comm_;
   std::vector<std::shared_ptr<ncclComm_t>> children_;  // NCCL writes there
-  std::deque<std::shared_ptr<Operation>> queue_;
+  std::deque<std::shared_ptr<NcclPending>> queue_;
   std::exception_ptr aborted_;
 };
 
-std::exception_ptr closed() {
+std::exception_ptr closed_error() {
   return std::make_exception_ptr(
-      base::PeerLost(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
+      base::PeerLostError(base::Cause::kPeerUnreachable, "nccl", -1, -1, "the transport was closed"));
 }
 
-bool Operation::done() {
+bool NcclPending::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   if (!transport)
-    finish(closed());
+    finish(closed_error());
   else
-    transport->look();
+    transport->make_progress();
   return is_finished();
 }
 
-bool GpuEnd::done() {
+bool GpuCompletion::done() {
   if (is_finished()) return true;
   const auto transport = transport_.lock();
   try {
@@ -249,10 +251,10 @@ bool GpuEnd::done() {
       finish(error);  // which may have ended it on the GPU, too
     else if (event_.query())
       finish();
-    else if (const auto failed = transport ? transport->failure(op_) : closed())
+    else if (const auto failed = transport ? transport->check_failure(op_) : closed_error())
       finish(failed);
   } catch (const std::exception& error) {
-    finish(transport ? transport->cuda_failure(op_, error.what()) : closed());
+    finish(transport ? transport->cuda_failure(op_, error.what()) : closed_error());
   }
   return is_finished();
 }
@@ -263,7 +265,7 @@ std::shared_ptr<Transport> make_nccl_transport(NcclOptions options) {
   return std::make_shared<NcclTransport>(std::move(options));
 }
 
-void leave_nccl_split(Transport& parent) {
+void skip_nccl_split(Transport& parent) {
   if (auto* transport = dynamic_cast<NcclTransport*>(&parent)) transport->split(NCCL_SPLIT_NOCOLOR, 0);
 }
 

@@ -25,19 +25,19 @@ struct NcclOptions {
 };
 
 /// Empty when it can be used, else why not. load_cuda() must have been called.
-std::string nccl_missing();
+std::string nccl_unavailable_reason();
 /// "2.28.9", of the library that is loaded.
 std::string nccl_version();
 
 /// Communicators are non-blocking ones, on a stream of their own. Nothing here waits: ranks connect while they wait for
-/// their first operation, an operation's Pending is done when NCCL has taken it, and its on_device() when the GPU has
-/// done it. A failure ends everything, with ncclCommAbort, and becomes an error that names the rank, its GPU, NCCL's
-/// call with its parameters, and what CUDA and NCCL say; one that may come from the loss of a peer is left to whoever
-/// can find out. With `parent` all its ranks call this, or leave_nccl_split(), in the same order. The destructor waits
-/// up to 10 s for the others to let go, too, unless something or the job has failed.
+/// their first operation, an operation's Pending is done when NCCL has taken it, and its device_completion() when the
+/// GPU has done it. A failure ends everything, with ncclCommAbort, and becomes an error that names the rank, its GPU,
+/// NCCL's call with its parameters, and what CUDA and NCCL say; one that may come from the loss of a peer is left to
+/// whoever can find out. With `parent` all its ranks call this, or skip_nccl_split(), in the same order. The destructor
+/// waits up to 10 s for the others to let go, too, unless something or the job has failed.
 std::shared_ptr<Transport> make_nccl_transport(NcclOptions options);
 
 /// For a rank of `parent` that is in none of the groups into which the others divide themselves.
-void leave_nccl_split(Transport& parent);
+void skip_nccl_split(Transport& parent);
 
 }  // namespace lockstep::comm

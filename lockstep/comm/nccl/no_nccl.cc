@@ -3,9 +3,11 @@
 
 namespace lockstep::comm {
 
-std::string nccl_missing() { return "this build has no NCCL (a libtorch for CUDA and the wheel nvidia-nccl bring it)"; }
+std::string nccl_unavailable_reason() {
+  return "this build has no NCCL (a libtorch for CUDA and the wheel nvidia-nccl bring it)";
+}
 std::string nccl_version() { return ""; }
-std::shared_ptr<Transport> make_nccl_transport(NcclOptions) { throw base::UsageError(nccl_missing()); }
-void leave_nccl_split(Transport&) { throw base::UsageError(nccl_missing()); }
+std::shared_ptr<Transport> make_nccl_transport(NcclOptions) { throw base::UsageError(nccl_unavailable_reason()); }
+void skip_nccl_split(Transport&) { throw base::UsageError(nccl_unavailable_reason()); }
 
 }  // namespace lockstep::comm

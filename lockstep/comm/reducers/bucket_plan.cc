@@ -5,7 +5,7 @@
 
 namespace lockstep::comm {
 
-std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<PartSize>& parts,
+std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<GradientSize>& parts,
                                                    const std::vector<std::size_t>& order,
                                                    const std::vector<std::int64_t>& caps) {
   struct Open {
@@ -17,7 +17,7 @@ std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<PartSize>& 
   std::map<int, Open> open;
   std::map<int, int> count;
   for (std::size_t place = 0; place < order.size(); ++place) {
-    const PartSize& part = parts[order[place]];
+    const GradientSize& part = parts[order[place]];
     Open& bucket = open[part.kind];
     bucket.members.push_back(order[place]);
     bucket.bytes += part.bytes;
@@ -35,12 +35,12 @@ std::vector<std::vector<std::size_t>> plan_buckets(const std::vector<PartSize>& 
   return buckets;
 }
 
-std::vector<std::size_t> agree_order(const std::vector<std::vector<std::size_t>>& orders, std::size_t num_parts) {
+std::vector<std::size_t> merge_orders(const std::vector<std::vector<std::size_t>>& orders, std::size_t num_gradients) {
   std::vector<std::size_t> agreed;
-  std::vector<bool> seen(num_parts, false);
+  std::vector<bool> seen(num_gradients, false);
   for (const auto& order : orders)
     for (const std::size_t part : order)
-      if (part < num_parts && !seen[part]) {
+      if (part < num_gradients && !seen[part]) {
         seen[part] = true;
         agreed.push_back(part);
       }

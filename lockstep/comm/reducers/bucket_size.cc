@@ -13,22 +13,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kSizes[] = {256 << 10, 1 << 20, 4 << 20, 10 << 20, 25 << 20};
-constexpr std::int64_t kFirst = 1 << 20;  // of the first bucket at most: it should leave early
-constexpr int kRuns = 3;                  // after one that is not counted
+constexpr std::int64_t kMeasuredBytes[] = {256 << 10, 1 << 20, 4 << 20, 10 << 20, 25 << 20};
+constexpr std::int64_t kMaxFirstBucketBytes = 1 << 20;  // of the first bucket at most: it should leave early
+constexpr int kRuns = 3;                                // after one that is not counted
 constexpr double kLongEnough = 0.2;
 constexpr double kGoodRate = 0.9;  // of the best
 
 void all_reduce(Channel& channel, const at::Tensor& tensor, ReduceOp op) {
-  Collective all{.kind = Kind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
+  Collective all{
+      .kind = CollectiveKind::kAllReduce, .name = "bucket size", .input = tensor, .output = tensor, .op = op};
   channel.begin(all, tensor);
   channel.run(all, "the measurement of bucket sizes");
   channel.end(all.record);
-  channel.settle();
+  channel.synchronize();
 }
 
 /// The median on this rank, then the most on any: the same everywhere.
-double time_of(Channel& channel, const at::Tensor& tensor) {
+double measure_all_reduce(Channel& channel, const at::Tensor& tensor) {
   double seconds[kRuns];
   all_reduce(channel, tensor, ReduceOp::kSum);
   for (double& one : seconds) {
@@ -62,16 +63,16 @@ std::int64_t choose_bucket_bytes(const std::vector<BucketTime>& times) {
 std::vector<std::int64_t> measure_bucket_bytes(Channel& channel, at::Device device) {
   std::vector<BucketTime> times;
   std::string seen;
-  for (const std::int64_t bytes : kSizes) {
+  for (const std::int64_t bytes : kMeasuredBytes) {
     const at::Tensor tensor = at::zeros({bytes / 4}, at::TensorOptions(device).dtype(at::kFloat));
-    times.push_back({bytes, time_of(channel, tensor)});
+    times.push_back({bytes, measure_all_reduce(channel, tensor)});
     seen += (seen.empty() ? "" : ", ") + text_of(times.back());
     if (times.back().seconds > kLongEnough) break;
   }
   const std::int64_t chosen = choose_bucket_bytes(times);
   if (channel.rank() == 0)
     base::log_info("buckets of " + std::to_string(chosen >> 10) + " KiB; an all_reduce took: " + seen);
-  return {std::min(chosen, kFirst), chosen};
+  return {std::min(chosen, kMaxFirstBucketBytes), chosen};
 }
 
 }  // namespace lockstep::comm

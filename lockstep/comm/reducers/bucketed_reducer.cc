@@ -18,8 +18,8 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr int kPatience = 3;         // exchanges that a part may stay unused before it loses its place
-constexpr std::int64_t kAlign = 64;  // elements: parts begin on cache lines
+constexpr int kMaxUnusedReductions = 3;  // exchanges that a part may stay unused before it loses its place
+constexpr std::int64_t kAlign = 64;      // elements: parts begin on cache lines
 
 at::Tensor reciprocal(double divisor) {
   at::Tensor value = at::scalar_tensor(1.0 / divisor, at::kDouble);
@@ -27,7 +27,7 @@ at::Tensor reciprocal(double divisor) {
   return value;
 }
 
-bool is_dense(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
+bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
@@ -35,156 +35,157 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 }
 
 /// 0 when nobody wants a trace.
-std::int64_t time_for_trace() { return base::SpanLog::process() ? base::monotonic_ns() : 0; }
+std::int64_t time_for_trace() { return base::SpanLog::this_process() ? base::monotonic_ns() : 0; }
 
 }  // namespace
 
-PackingExchange::PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
-                                 ExchangeOptions options)
-    : HeadedExchange(std::move(name), std::move(parts), std::move(channel)),
+BucketedReducer::BucketedReducer(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel,
+                                 ReducerOptions options)
+    : ReducerBase(std::move(name), std::move(parts), std::move(channel)),
       options_(std::move(options)),
-      scale_(reciprocal(options_.predivide > 0 ? options_.predivide : channel_->size())),
-      rest_(options_.predivide > 0 ? options_.predivide / channel_->size() : 1),
-      places_(parts_.size()),
-      states_(parts_.size()),
-      flags_(at::zeros({2 * static_cast<std::int64_t>(parts_.size())}, at::kByte)) {
-  if (!options_.layout.empty()) lay_out_as(options_.layout);
+      gradient_scale_(
+          reciprocal(options_.gradient_predivide_factor > 0 ? options_.gradient_predivide_factor : channel_->size())),
+      sum_scale_(options_.gradient_predivide_factor > 0 ? options_.gradient_predivide_factor / channel_->size() : 1),
+      placements_(specs_.size()),
+      states_(specs_.size()),
+      flags_(at::zeros({2 * static_cast<std::int64_t>(specs_.size())}, at::kByte)) {
+  if (!options_.layout.empty()) restore_layout(options_.layout);
 }
 
-void PackingExchange::begin(const StepIdentity& step, std::vector<Collective> along) {
-  relay_if_wanted();
-  states_.assign(parts_.size(), {});
+void BucketedReducer::begin(const StepIdentity& step, std::vector<Collective> extra_ops) {
+  rebuild_buckets_if_needed();
+  states_.assign(specs_.size(), {});
   flags_.zero_();
-  for (Filling& filling : buckets_) {
-    filling.missing = filling.parts.size();
-    filling.pending = nullptr;
-    filling.stream.reset();
+  for (BucketState& bucket_state : buckets_) {
+    bucket_state.missing = bucket_state.parts.size();
+    bucket_state.pending = nullptr;
+    bucket_state.stream.reset();
   }
-  if (plan_ == 0) order_.clear();
-  next_ = 0;
-  finishing_ = false;
+  if (layout_hash_ == 0) order_.clear();
+  next_bucket_ = 0;
+  is_finishing_ = false;
   stats_.started_early = 0;
-  open(step, plan_, std::move(along));
+  open(step, layout_hash_, std::move(extra_ops));
 }
 
-at::Tensor PackingExchange::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
-  State& state = states_[index];
+at::Tensor BucketedReducer::ready(std::size_t index, const at::Tensor& gradient, bool fresh) {
+  GradientState& state = states_[index];
   LOCKSTEP_CHECK(!state.ready);
   state.ready = true;
   state.fresh = fresh;
   state.gradient = gradient;
   auto* flags = flags_.mutable_data_ptr<std::uint8_t>();
-  if (fresh) flags[is_dense(gradient) ? index : parts_.size() + index] = 1;
-  if (plan_ == 0) {
+  if (fresh) flags[is_strided(gradient) ? index : specs_.size() + index] = 1;
+  if (layout_hash_ == 0) {
     order_.push_back(index);
     return {};
   }
-  const bool moved = fresh && is_dense(gradient) && places_[index].bucket >= 0;
-  pack(index);
+  const bool moved = fresh && is_strided(gradient) && placements_[index].bucket >= 0;
+  add_to_bucket(index);
   start_full_buckets();
-  return moved ? places_[index].view : at::Tensor();
+  return moved ? placements_[index].view : at::Tensor();
 }
 
-void PackingExchange::pack(std::size_t index) {
-  Place& place = places_[index];
-  State& state = states_[index];
+void BucketedReducer::add_to_bucket(std::size_t index) {
+  Place& place = placements_[index];
+  GradientState& state = states_[index];
   state.packed = true;
   if (place.bucket < 0) return;
-  order_streams(buckets_[static_cast<std::size_t>(place.bucket)]);
-  if (!state.ready || !is_dense(state.gradient))
+  synchronize_streams(buckets_[static_cast<std::size_t>(place.bucket)]);
+  if (!state.ready || !is_strided(state.gradient))
     place.view.zero_();
   else
-    write(place, state);
+    copy_into_bucket(place, state);
   --buckets_[static_cast<std::size_t>(place.bucket)].missing;
 }
 
-void PackingExchange::write(Place& place, State& state) {
-  ++stats_.passes_in;
+void BucketedReducer::copy_into_bucket(Place& place, GradientState& state) {
+  ++stats_.copies_in;
   if (same_memory(state.gradient, place.view)) {
     if (!state.fresh) state.saved = place.view.clone();
-    place.view.mul_(scale_);
+    place.view.mul_(gradient_scale_);
   } else {
-    at::mul_out(place.view, state.gradient, scale_);
+    at::mul_out(place.view, state.gradient, gradient_scale_);
   }
   state.gradient = at::Tensor();
 }
 
-void PackingExchange::start_full_buckets() {
-  while (next_ < buckets_.size() && buckets_[next_].missing == 0) start_bucket(buckets_[next_++]);
+void BucketedReducer::start_full_buckets() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) start_bucket(buckets_[next_bucket_++]);
 }
 
 /// Autograd runs each node on the stream of its forward: gradients of one bucket may come on several, and it may leave
 /// on another.
-void PackingExchange::order_streams(Filling& filling) {
-  const at::Device device = filling.bucket.buffer.device();
+void BucketedReducer::synchronize_streams(BucketState& bucket_state) {
+  const at::Device device = bucket_state.bucket.buffer.device();
   if (device.is_cpu()) return;
   const c10::Stream now = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  if (filling.stream && *filling.stream != now) {
+  if (bucket_state.stream && *bucket_state.stream != now) {
     c10::Event written(device.type());
-    written.record(*filling.stream);
+    written.record(*bucket_state.stream);
     written.block(now);
   }
-  filling.stream = now;
+  bucket_state.stream = now;
 }
 
-void PackingExchange::start_bucket(Filling& filling) {
-  order_streams(filling);
-  Bucket& bucket = filling.bucket;
-  filling.begun_ns = time_for_trace();
+void BucketedReducer::start_bucket(BucketState& bucket_state) {
+  synchronize_streams(bucket_state);
+  Bucket& bucket = bucket_state.bucket;
+  bucket_state.start_ns = time_for_trace();
   stats_.bytes += static_cast<std::int64_t>(bucket.buffer.nbytes());
-  if (!finishing_) ++stats_.started_early;
+  if (!is_finishing_) ++stats_.started_early;
   if (options_.hook) {
     ++stats_.operations;
-    Wire way = wire(bucket.names.front());
-    filling.pending = options_.hook->start(bucket, way);
+    HookContext context = wire(bucket.names.front());
+    bucket_state.pending = options_.hook->start(bucket, context);
     return;
   }
-  Collective op = blank(Kind::kAllReduce, bucket.names.front());
+  Collective op = make_op(CollectiveKind::kAllReduce, bucket.names.front());
   op.input = op.output = bucket.buffer;
   if (bucket.buffer.scalar_type() == at::kFloat) op.wire = options_.wire;
-  filling.pending = start(op);
+  bucket_state.pending = start(op);
 }
 
-Attendance PackingExchange::finish(Sink& sink) {
-  finishing_ = true;
-  const bool planned = plan_ != 0;
+Participation BucketedReducer::finish(GradientSink& sink) {
+  is_finishing_ = true;
+  const bool planned = layout_hash_ != 0;
   // Who only keeps company learns from the header whether anybody has gradients.
-  if (planned && !company_) fill_buckets();
-  check_header();
-  if (attendance_.active == 0) {
-    closed_well();
-    return attendance_;
+  if (planned && !is_shadow_) fill_buckets();
+  wait_for_headers();
+  if (participation_.active == 0) {
+    finish_reduction();
+    return participation_;
   }
   if (!planned) agree_on_order();
   fill_buckets();
-  LOCKSTEP_CHECK_EQ(next_, buckets_.size());
-  start_along();
-  exchange_flags();
-  const std::vector<at::Tensor> late = exchange_late();
+  LOCKSTEP_CHECK_EQ(next_bucket_, buckets_.size());
+  start_extra_ops();
+  reduce_flags();
+  const std::vector<at::Tensor> late = reduce_late();
   finish_buckets();
-  wait_along();
+  wait_extra_ops();
   deliver(sink, late);
-  note_use();
-  closed_well();
-  return attendance_;
+  update_usage();
+  finish_reduction();
+  return participation_;
 }
 
-void PackingExchange::fill_buckets() {
-  for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (!states_[i].packed) pack(i);
+void BucketedReducer::fill_buckets() {
+  for (std::size_t i = 0; i < specs_.size(); ++i)
+    if (!states_[i].packed) add_to_bucket(i);
   start_full_buckets();
 }
 
-void PackingExchange::agree_on_order() {
-  const auto count = static_cast<std::int64_t>(parts_.size());
+void BucketedReducer::agree_on_order() {
+  const auto count = static_cast<std::int64_t>(specs_.size());
   // Place of each part in this rank's order, -1 for none; then whether it was sparse.
   at::Tensor mine = at::full({2 * count}, -1, at::kInt);
   auto* told = mine.mutable_data_ptr<std::int32_t>();
   for (std::size_t place = 0; place < order_.size(); ++place) told[order_[place]] = static_cast<std::int32_t>(place);
-  for (std::size_t i = 0; i < parts_.size(); ++i)
-    told[parts_.size() + i] = states_[i].ready && !is_dense(states_[i].gradient);
+  for (std::size_t i = 0; i < specs_.size(); ++i)
+    told[specs_.size() + i] = states_[i].ready && !is_strided(states_[i].gradient);
   at::Tensor all = at::empty({channel_->size() * 2 * count}, at::kInt);
-  Collective op = blank(Kind::kAllGather, name_);
+  Collective op = make_op(CollectiveKind::kAllGather, name_);
   op.input = mine;
   op.output = all;
   wait(*start(op), name_);
@@ -192,22 +193,22 @@ void PackingExchange::agree_on_order() {
   for (int r = 0; r < channel_->size(); ++r) {
     const auto* theirs = all.const_data_ptr<std::int32_t>() + r * 2 * count;
     std::vector<std::pair<std::int32_t, std::size_t>> placed;
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
+    for (std::size_t i = 0; i < specs_.size(); ++i) {
       if (theirs[i] >= 0) placed.emplace_back(theirs[i], i);
-      if (theirs[parts_.size() + i] > 0) places_[i].sparse = true;
+      if (theirs[specs_.size() + i] > 0) placements_[i].sparse = true;
     }
     std::sort(placed.begin(), placed.end());
     orders.emplace_back();
     for (const auto& [place, part] : placed) orders.back().push_back(part);
   }
-  lay_out(agree_order(orders, parts_.size()));
-  for (Filling& filling : buckets_) filling.missing = filling.parts.size();
+  build_buckets(merge_orders(orders, specs_.size()));
+  for (BucketState& bucket_state : buckets_) bucket_state.missing = bucket_state.parts.size();
 }
 
-void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
-  std::vector<PartSize> sizes;
+void BucketedReducer::build_buckets(const std::vector<std::size_t>& order) {
+  std::vector<GradientSize> sizes;
   std::vector<std::pair<at::ScalarType, at::Device>> kinds;
-  for (const Part& part : parts_) {
+  for (const Part& part : specs_) {
     const std::pair kind{part.like.scalar_type(), part.like.device()};
     const auto found = std::find(kinds.begin(), kinds.end(), kind);
     sizes.push_back({static_cast<std::int64_t>(part.like.nbytes()), static_cast<int>(found - kinds.begin())});
@@ -215,54 +216,54 @@ void PackingExchange::lay_out(const std::vector<std::size_t>& order) {
   }
   order_.clear();
   for (const std::size_t i : order)
-    if (!places_[i].sparse) order_.push_back(i);
-  for (Place& place : places_) {
+    if (!placements_[i].sparse) order_.push_back(i);
+  for (Place& place : placements_) {
     place.bucket = -1;
     place.view = at::Tensor();
   }
   buckets_.clear();
-  plan_ = plan_ * 31 + 17;
+  layout_hash_ = layout_hash_ * 31 + 17;
   for (auto& members : plan_buckets(sizes, order_, options_.bucket_bytes)) {
-    Filling filling;
-    filling.bucket.index = buckets_.size();
+    BucketState bucket_state;
+    bucket_state.bucket.index = buckets_.size();
     std::int64_t total = 0;
     std::vector<std::int64_t> offsets;
     for (const std::size_t i : members) {
       offsets.push_back(total);
-      total += (parts_[i].like.numel() + kAlign - 1) / kAlign * kAlign;
-      filling.bucket.names.push_back(parts_[i].name);
-      plan_ = (plan_ ^ i) * 1099511628211u;
+      total += (specs_[i].like.numel() + kAlign - 1) / kAlign * kAlign;
+      bucket_state.bucket.names.push_back(specs_[i].name);
+      layout_hash_ = (layout_hash_ ^ i) * 1099511628211u;
     }
-    const at::Tensor& first = parts_[members.front()].like;
-    filling.bucket.buffer = at::zeros({total}, first.options().requires_grad(false));
+    const at::Tensor& first = specs_[members.front()].like;
+    bucket_state.bucket.buffer = at::zeros({total}, first.options().requires_grad(false));
     for (std::size_t k = 0; k < members.size(); ++k) {
-      const at::Tensor& like = parts_[members[k]].like;
-      const at::Tensor memory = filling.bucket.buffer.narrow(0, offsets[k], like.numel());
-      places_[members[k]].bucket = static_cast<int>(buckets_.size());
-      places_[members[k]].view = like.is_non_overlapping_and_dense()
-                                     ? memory.as_strided(like.sizes(), like.strides(), offsets[k])
-                                     : memory.view(like.sizes());
+      const at::Tensor& like = specs_[members[k]].like;
+      const at::Tensor memory = bucket_state.bucket.buffer.narrow(0, offsets[k], like.numel());
+      placements_[members[k]].bucket = static_cast<int>(buckets_.size());
+      placements_[members[k]].view = like.is_non_overlapping_and_dense()
+                                         ? memory.as_strided(like.sizes(), like.strides(), offsets[k])
+                                         : memory.view(like.sizes());
     }
-    filling.parts = std::move(members);
-    buckets_.push_back(std::move(filling));
+    bucket_state.parts = std::move(members);
+    buckets_.push_back(std::move(bucket_state));
   }
   ++stats_.plans;
 }
 
 // A line a part, in the order of the next exchange: for how many exchanges nobody had a gradient of it, -1 when it has
 // sparse ones; then its name.
-std::string PackingExchange::layout() const {
-  if (plan_ == 0) return "";
+std::string BucketedReducer::layout() const {
+  if (layout_hash_ == 0) return "";
   std::string text;
-  for (const std::size_t i : next_order()) text += std::to_string(places_[i].unused) + " " + parts_[i].name + "\n";
-  for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (places_[i].sparse) text += "-1 " + parts_[i].name + "\n";
+  for (const std::size_t i : next_order()) text += std::to_string(placements_[i].unused) + " " + specs_[i].name + "\n";
+  for (std::size_t i = 0; i < specs_.size(); ++i)
+    if (placements_[i].sparse) text += "-1 " + specs_[i].name + "\n";
   return text;
 }
 
-void PackingExchange::lay_out_as(const std::string& layout) {
+void BucketedReducer::restore_layout(const std::string& layout) {
   std::unordered_map<std::string, std::size_t> numbers;
-  for (std::size_t i = 0; i < parts_.size(); ++i) numbers.emplace(parts_[i].name, i);
+  for (std::size_t i = 0; i < specs_.size(); ++i) numbers.emplace(specs_[i].name, i);
   std::vector<std::size_t> order;
   std::istringstream lines(layout);
   for (std::string line; std::getline(lines, line);) {
@@ -273,125 +274,126 @@ void PackingExchange::lay_out_as(const std::string& layout) {
                              ", which names no gradient of this model, or one twice; allowed is what stats().layout of "
                              "the same model said");
     const auto unused =
-        base::parse_int_in("the layout of buckets", line.substr(0, space), -1, std::numeric_limits<int>::max());
+        base::parse_int_in_range("the layout of buckets", line.substr(0, space), -1, std::numeric_limits<int>::max());
     if (unused < 0)
-      places_[found->second].sparse = true;
+      placements_[found->second].sparse = true;
     else
-      places_[found->second].unused = static_cast<int>(unused);
+      placements_[found->second].unused = static_cast<int>(unused);
     if (unused >= 0) order.push_back(found->second);
     numbers.erase(found);
   }
-  lay_out(order);
+  build_buckets(order);
 }
 
-void PackingExchange::exchange_flags() {
-  Collective op = blank(Kind::kAllReduce, name_);
+void BucketedReducer::reduce_flags() {
+  Collective op = make_op(CollectiveKind::kAllReduce, name_);
   op.op = ReduceOp::kMax;
   op.input = op.output = flags_;
   wait(*start(op), name_);
 }
 
-std::vector<at::Tensor> PackingExchange::exchange_late() {
-  std::vector<at::Tensor> late(parts_.size());
+std::vector<at::Tensor> BucketedReducer::reduce_late() {
+  std::vector<at::Tensor> late(specs_.size());
   std::vector<std::pair<std::size_t, PendingPtr>> pending;
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (places_[i].bucket >= 0 || !dense(i)) continue;
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    if (placements_[i].bucket >= 0 || !dense(i)) continue;
     const at::Tensor& mine = states_[i].gradient;
-    late[i] = at::zeros_like(parts_[i].like, at::MemoryFormat::Contiguous).detach();
-    if (mine.defined() && is_dense(mine)) {
-      at::mul_out(late[i], mine, scale_);
-      ++stats_.passes_in;
+    late[i] = at::zeros_like(specs_[i].like, at::MemoryFormat::Contiguous).detach();
+    if (mine.defined() && is_strided(mine)) {
+      at::mul_out(late[i], mine, gradient_scale_);
+      ++stats_.copies_in;
     }
-    Collective op = blank(Kind::kAllReduce, parts_[i].name);
+    Collective op = make_op(CollectiveKind::kAllReduce, specs_[i].name);
     op.input = op.output = late[i];
     stats_.bytes += static_cast<std::int64_t>(late[i].nbytes());
     pending.emplace_back(i, start(op));
   }
   for (const auto& [i, one] : pending) {
-    wait(*one, parts_[i].name);
-    if (rest_ != 1) late[i].mul_(rest_);
+    wait(*one, specs_[i].name);
+    if (sum_scale_ != 1) late[i].mul_(sum_scale_);
   }
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
     if (!sparse(i)) continue;
     const at::Tensor& mine = states_[i].gradient;
-    const at::Tensor sum = sum_of_sparse(i, mine.defined() && !is_dense(mine) ? mine : at::Tensor());
+    const at::Tensor sum = average_sparse(i, mine.defined() && !is_strided(mine) ? mine : at::Tensor());
     late[i] = late[i].defined() ? late[i].add_(sum) : sum;
   }
   return late;
 }
 
-void PackingExchange::finish_buckets() {
-  for (Filling& filling : buckets_) {
-    const std::int64_t waits_ns = time_for_trace();
-    wait(*filling.pending, filling.bucket.names.front());
-    if (waits_ns != 0) trace(filling, waits_ns);
+void BucketedReducer::finish_buckets() {
+  for (BucketState& bucket_state : buckets_) {
+    const std::int64_t wait_start_ns = time_for_trace();
+    wait(*bucket_state.pending, bucket_state.bucket.names.front());
+    if (wait_start_ns != 0) trace(bucket_state, wait_start_ns);
     if (options_.hook) {
-      Wire way = wire(filling.bucket.names.front());
-      options_.hook->finish(filling.bucket, way);
+      HookContext context = wire(bucket_state.bucket.names.front());
+      options_.hook->finish(bucket_state.bucket, context);
     }
-    if (rest_ != 1) filling.bucket.buffer.mul_(rest_);
+    if (sum_scale_ != 1) bucket_state.bucket.buffer.mul_(sum_scale_);
   }
 }
 
-void PackingExchange::trace(const Filling& filling, std::int64_t waits_ns) {
-  const std::string& name = filling.bucket.names.front();
-  const std::uint64_t bytes = filling.bucket.buffer.nbytes();
+void BucketedReducer::trace(const BucketState& bucket_state, std::int64_t wait_start_ns) {
+  const std::string& name = bucket_state.bucket.names.front();
+  const std::uint64_t bytes = bucket_state.bucket.buffer.nbytes();
   const std::int64_t now_ns = base::monotonic_ns();
-  base::SpanLog& log = *base::SpanLog::process();
-  if (filling.begun_ns != 0) log.add({"bucket", name, bytes, filling.begun_ns, now_ns});
-  log.add({"wait", name, bytes, waits_ns, now_ns});
+  base::SpanLog& log = *base::SpanLog::this_process();
+  if (bucket_state.start_ns != 0) log.add({"bucket", name, bytes, bucket_state.start_ns, now_ns});
+  log.add({"wait", name, bytes, wait_start_ns, now_ns});
 }
 
-void PackingExchange::deliver(Sink& sink, const std::vector<at::Tensor>& late) {
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    Place& place = places_[i];
-    if (!any_fresh(i)) {
+void BucketedReducer::deliver(GradientSink& sink, const std::vector<at::Tensor>& late) {
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    Place& place = placements_[i];
+    if (!is_fresh_on_any_rank(i)) {
       if (states_[i].saved.defined()) {
         place.view.copy_(states_[i].saved);
-        ++stats_.passes_out;
+        ++stats_.copies_out;
       }
       continue;
     }
     at::Tensor mean = late[i];
     if (place.bucket >= 0 && dense(i)) mean = late[i].defined() ? place.view.add_(late[i]) : place.view;
-    if (rescale_ != 1) mean.mul_(rescale_);
+    if (active_scale_ != 1) mean.mul_(active_scale_);
     sink.take(i, mean);
   }
-  states_.assign(parts_.size(), {});
+  states_.assign(specs_.size(), {});
 }
 
-void PackingExchange::note_use() {
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    places_[i].unused = any_fresh(i) ? 0 : places_[i].unused + 1;
-    if (sparse(i)) places_[i].sparse = true;
+void BucketedReducer::update_usage() {
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    placements_[i].unused = is_fresh_on_any_rank(i) ? 0 : placements_[i].unused + 1;
+    if (sparse(i)) placements_[i].sparse = true;
   }
 }
 
-void PackingExchange::relay_if_wanted() {
-  if (plan_ == 0) return;
+void BucketedReducer::rebuild_buckets_if_needed() {
+  if (layout_hash_ == 0) return;
   const std::vector<std::size_t> order = next_order();
-  if (order != order_) lay_out(order);
+  if (order != order_) build_buckets(order);
 }
 
 // Without parts that nobody has used for long, and with those that were late and have no place yet.
-std::vector<std::size_t> PackingExchange::next_order() const {
+std::vector<std::size_t> BucketedReducer::next_order() const {
   std::vector<std::size_t> order;
   for (const std::size_t i : order_) {
-    const bool stays = !places_[i].sparse && places_[i].unused < kPatience;
+    const bool stays = !placements_[i].sparse && placements_[i].unused < kMaxUnusedReductions;
     if (stays) order.push_back(i);
   }
-  for (std::size_t i = 0; i < parts_.size(); ++i)
-    if (places_[i].bucket < 0 && !places_[i].sparse && places_[i].unused == 0 && stats_.exchanges > 0 && dense(i))
+  for (std::size_t i = 0; i < specs_.size(); ++i)
+    if (placements_[i].bucket < 0 && !placements_[i].sparse && placements_[i].unused == 0 && stats_.exchanges > 0 &&
+        dense(i))
       order.push_back(i);
   return order;
 }
 
-ExchangeStats PackingExchange::stats() const {
-  ExchangeStats stats = stats_;
-  for (const Filling& filling : buckets_)
-    stats.bucket_bytes.push_back(static_cast<std::int64_t>(filling.bucket.buffer.nbytes()));
-  if (plan_ != 0)
-    for (const std::size_t i : order_) stats.order.push_back(parts_[i].name);
+ReducerStats BucketedReducer::stats() const {
+  ReducerStats stats = stats_;
+  for (const BucketState& bucket_state : buckets_)
+    stats.bucket_bytes.push_back(static_cast<std::int64_t>(bucket_state.bucket.buffer.nbytes()));
+  if (layout_hash_ != 0)
+    for (const std::size_t i : order_) stats.order.push_back(specs_[i].name);
   stats.layout = layout();
   return stats;
 }

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/reducers/reducer_options.h"
 #include "lockstep/comm/reducers/reducer_base.h"
+#include "lockstep/comm/reducers/reducer_options.h"
 
 namespace lockstep::comm {
 
@@ -27,15 +27,15 @@ namespace lockstep::comm {
 /// Parts that stay unused on all ranks for three exchanges lose their place in the buckets, and get one again after
 /// their next use; all ranks see the same flags and decide alike. A gradient is written into its bucket once, divided
 /// by the world size (or predivide) on the way, and never copied out: the bucket's memory is the gradient afterwards.
-class PackingExchange final : public HeadedExchange {
+class BucketedReducer final : public ReducerBase {
  public:
-  PackingExchange(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, ExchangeOptions options);
+  BucketedReducer(std::string name, std::vector<Part> parts, std::unique_ptr<Channel> channel, ReducerOptions options);
 
-  void begin(const StepIdentity& step, std::vector<Collective> along) override;
+  void begin(const StepIdentity& step, std::vector<Collective> extra_ops) override;
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override;
   bool is_ready(std::size_t index) const override { return states_[index].ready; }
-  Attendance finish(Sink& sink) override;
-  ExchangeStats stats() const override;
+  Participation finish(GradientSink& sink) override;
+  ReducerStats stats() const override;
 
  private:
   /// What is known of a part for good.
@@ -46,57 +46,57 @@ class PackingExchange final : public HeadedExchange {
     bool sparse = false;
   };
   /// What is known of it in this exchange.
-  struct State {
+  struct GradientState {
     bool ready = false;
     bool fresh = false;
     bool packed = false;
     at::Tensor gradient;  // when it is sparse, late, or the plan is not made yet
     at::Tensor saved;     // a gradient that is not fresh and lives in the bucket, as it was
   };
-  struct Filling {
+  struct BucketState {
     Bucket bucket;
     std::vector<std::size_t> parts;
     std::size_t missing = 0;
     PendingPtr pending;
     std::optional<c10::Stream> stream;  // of a GPU: where it was written last
-    std::int64_t begun_ns = 0;          // for a trace; 0: nobody wants one
+    std::int64_t start_ns = 0;          // for a trace; 0: nobody wants one
   };
 
-  void lay_out(const std::vector<std::size_t>& order);
-  void lay_out_as(const std::string& layout);
+  void build_buckets(const std::vector<std::size_t>& order);
+  void restore_layout(const std::string& layout);
   std::vector<std::size_t> next_order() const;
   std::string layout() const;
-  void relay_if_wanted();
-  void pack(std::size_t index);
-  void write(Place& place, State& state);
+  void rebuild_buckets_if_needed();
+  void add_to_bucket(std::size_t index);
+  void copy_into_bucket(Place& place, GradientState& state);
   void start_full_buckets();
   void fill_buckets();
-  void start_bucket(Filling& filling);
-  static void order_streams(Filling& filling);
+  void start_bucket(BucketState& filling);
+  static void synchronize_streams(BucketState& filling);
   void agree_on_order();
-  void exchange_flags();
-  std::vector<at::Tensor> exchange_late();
+  void reduce_flags();
+  std::vector<at::Tensor> reduce_late();
   void finish_buckets();
-  static void trace(const Filling& filling, std::int64_t waits_ns);
-  void deliver(Sink& sink, const std::vector<at::Tensor>& late);
-  void note_use();
-  bool any_fresh(std::size_t index) const { return dense(index) || sparse(index); }
+  static void trace(const BucketState& filling, std::int64_t wait_start_ns);
+  void deliver(GradientSink& sink, const std::vector<at::Tensor>& late);
+  void update_usage();
+  bool is_fresh_on_any_rank(std::size_t index) const { return dense(index) || sparse(index); }
   bool dense(std::size_t index) const { return flag(index); }
-  bool sparse(std::size_t index) const { return flag(parts_.size() + index); }
+  bool sparse(std::size_t index) const { return flag(specs_.size() + index); }
   bool flag(std::size_t at) const { return flags_.const_data_ptr<std::uint8_t>()[at] != 0; }
 
-  const ExchangeOptions options_;  // of float32 buckets, the wire
-  const at::Tensor scale_;         // 1 / what gradients are divided by before they are added
-  const double rest_;              // what sums are multiplied by
+  const ReducerOptions options_;     // of float32 buckets, the wire
+  const at::Tensor gradient_scale_;  // 1 / what gradients are divided by before they are added
+  const double sum_scale_;           // what sums are multiplied by
 
-  std::vector<Place> places_;
-  std::vector<Filling> buckets_;
+  std::vector<Place> placements_;
+  std::vector<BucketState> buckets_;
   std::vector<std::size_t> order_;  // of the parts in buckets; in the first exchange, of birth on this rank
-  std::uint64_t plan_ = 0;          // 0: there is none yet
+  std::uint64_t layout_hash_ = 0;   // 0: there is none yet
 
-  std::vector<State> states_;
-  std::size_t next_ = 0;  // the first bucket that has not begun
-  bool finishing_ = false;
+  std::vector<GradientState> states_;
+  std::size_t next_bucket_ = 0;  // the first bucket that has not begun
+  bool is_finishing_ = false;
   at::Tensor flags_;
 };
 

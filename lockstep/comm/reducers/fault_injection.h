@@ -9,6 +9,7 @@
 namespace lockstep::comm {
 
 /// `inner`, in which the fault happens once, at the time that it says. It is for this rank.
-std::unique_ptr<Exchange> with_injection(std::unique_ptr<Exchange> inner, const job::Injection& injection);
+std::unique_ptr<GradientReducer> with_fault_injection(std::unique_ptr<GradientReducer> inner,
+                                                      const job::Injection& injection);
 
 }  // namespace lockstep::comm

@@ -10,20 +10,20 @@
 namespace lockstep::comm {
 namespace {
 
-class FiniteExchange final : public ForwardingExchange {
+class FiniteCheckReducer final : public ForwardingReducer {
  public:
-  FiniteExchange(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank,
-                 std::function<void(const base::CommError&)> fail)
-      : ForwardingExchange(std::move(inner)), names_(std::move(names)), rank_(rank), fail_(std::move(fail)) {}
+  FiniteCheckReducer(std::unique_ptr<GradientReducer> inner, std::vector<std::string> names, int rank,
+                     std::function<void(const base::CommError&)> fail)
+      : ForwardingReducer(std::move(inner)), names_(std::move(names)), rank_(rank), fail_(std::move(fail)) {}
 
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
     const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-    if (values.numel() > 0) look_at(values, names_[index]);
-    return ForwardingExchange::ready(index, gradient, fresh);
+    if (values.numel() > 0) check_values(values, names_[index]);
+    return ForwardingReducer::ready(index, gradient, fresh);
   }
 
  private:
-  void look_at(const at::Tensor& values, const std::string& name) {
+  void check_values(const at::Tensor& values, const std::string& name) {
     const auto [least, greatest] = at::aminmax(values);
     const double low = least.item<double>(), high = greatest.item<double>();
     if (std::isfinite(low) && std::isfinite(high)) return;
@@ -40,9 +40,10 @@ class FiniteExchange final : public ForwardingExchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> with_finite_check(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank,
-                                            std::function<void(const base::CommError&)> fail) {
-  return std::make_unique<FiniteExchange>(std::move(inner), std::move(names), rank, std::move(fail));
+std::unique_ptr<GradientReducer> with_finite_check(std::unique_ptr<GradientReducer> inner,
+                                                   std::vector<std::string> names, int rank,
+                                                   std::function<void(const base::CommError&)> fail) {
+  return std::make_unique<FiniteCheckReducer>(std::move(inner), std::move(names), rank, std::move(fail));
 }
 
 }  // namespace lockstep::comm

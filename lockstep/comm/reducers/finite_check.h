@@ -14,7 +14,8 @@ namespace lockstep::comm {
 /// `inner`, each of whose gradients is looked at when it is ready, in one pass (least and greatest, which a NaN passes
 /// through). One that is not finite goes to `fail`, which throws, as a CommError kNonFinite of `rank` with the part's
 /// name.
-std::unique_ptr<Exchange> with_finite_check(std::unique_ptr<Exchange> inner, std::vector<std::string> names, int rank,
-                                            std::function<void(const base::CommError&)> fail);
+std::unique_ptr<GradientReducer> with_finite_check(std::unique_ptr<GradientReducer> inner,
+                                                   std::vector<std::string> names, int rank,
+                                                   std::function<void(const base::CommError&)> fail);
 
 }  // namespace lockstep::comm

@@ -1,4 +1,4 @@
-// What decorators of an Exchange have in common.
+// What decorators of an GradientReducer have in common.
 #pragma once
 
 #include <memory>
@@ -11,25 +11,25 @@
 namespace lockstep::comm {
 
 /// Does what `inner` does.
-class ForwardingExchange : public Exchange {
+class ForwardingReducer : public GradientReducer {
  public:
-  explicit ForwardingExchange(std::unique_ptr<Exchange> inner) : inner_(std::move(inner)) {}
+  explicit ForwardingReducer(std::unique_ptr<GradientReducer> inner) : inner_(std::move(inner)) {}
 
-  void begin(const StepIdentity& step, std::vector<Collective> along) override {
-    inner_->begin(step, std::move(along));
+  void begin(const StepIdentity& step, std::vector<Collective> extra_ops) override {
+    inner_->begin(step, std::move(extra_ops));
   }
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
     return inner_->ready(index, gradient, fresh);
   }
   bool is_ready(std::size_t index) const override { return inner_->is_ready(index); }
-  Attendance finish(Sink& sink) override { return inner_->finish(sink); }
-  bool all_have_begun() const override { return inner_->all_have_begun(); }
+  Participation finish(GradientSink& sink) override { return inner_->finish(sink); }
+  bool has_begun_on_all_ranks() const override { return inner_->has_begun_on_all_ranks(); }
   void abandon(const std::string& why) noexcept override { inner_->abandon(why); }
-  ExchangeStats stats() const override { return inner_->stats(); }
-  PieceExchange* pieces() override { return inner_->pieces(); }
+  ReducerStats stats() const override { return inner_->stats(); }
+  FusedReducer* pieces() override { return inner_->pieces(); }
 
  private:
-  const std::unique_ptr<Exchange> inner_;
+  const std::unique_ptr<GradientReducer> inner_;
 };
 
 }  // namespace lockstep::comm

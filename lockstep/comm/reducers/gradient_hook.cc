@@ -2,23 +2,23 @@
 
 namespace lockstep::comm {
 
-Wire::Wire(Channel& channel, const std::string& label, std::uint64_t seq)
-    : channel_(channel), op_{.kind = Kind::kAllReduce, .name = label, .seq = seq} {}
+HookContext::HookContext(Channel& channel, const std::string& label, std::uint64_t seq)
+    : channel_(channel), op_{.kind = CollectiveKind::kAllReduce, .name = label, .seq = seq} {}
 
-PendingPtr Wire::all_reduce(const at::Tensor& tensor) {
+PendingPtr HookContext::all_reduce(const at::Tensor& tensor) {
   Collective op = op_;
   op.input = op.output = tensor;
   return channel_.start(op);
 }
 
-PendingPtr Wire::all_gather(const at::Tensor& output, const at::Tensor& input) {
+PendingPtr HookContext::all_gather(const at::Tensor& output, const at::Tensor& input) {
   Collective op = op_;
-  op.kind = Kind::kAllGather;
+  op.kind = CollectiveKind::kAllGather;
   op.input = input;
   op.output = output;
   return channel_.start(op);
 }
 
-void Wire::wait(Pending& pending) { channel_.wait(pending, op_, "backward() (" + op_.name + ")"); }
+void HookContext::wait(Pending& pending) { channel_.wait(pending, op_, "backward() (" + op_.name + ")"); }
 
 }  // namespace lockstep::comm

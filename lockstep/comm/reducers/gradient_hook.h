@@ -18,9 +18,9 @@ struct Bucket {
 };
 
 /// The exchange's channel, for a hook: operations on it are the same, in the same order, on all ranks.
-class Wire {
+class HookContext {
  public:
-  Wire(Channel& channel, const std::string& label, std::uint64_t seq);
+  HookContext(Channel& channel, const std::string& label, std::uint64_t seq);
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
   /// Sums `tensor` over the ranks, in place.
@@ -42,9 +42,9 @@ class GradientHook {
   virtual ~GradientHook() = default;
   virtual std::string name() const = 0;
   /// The bucket is full: begins what travels. Does not wait.
-  virtual PendingPtr start(Bucket& bucket, Wire& wire) = 0;
+  virtual PendingPtr start(Bucket& bucket, HookContext& wire) = 0;
   /// What start() returned is done: leaves the sum over the ranks in bucket.buffer. May use the wire again and wait.
-  virtual void finish(Bucket& bucket, Wire& wire) = 0;
+  virtual void finish(Bucket& bucket, HookContext& wire) = 0;
 };
 
 }  // namespace lockstep::comm

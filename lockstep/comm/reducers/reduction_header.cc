@@ -7,78 +7,78 @@
 namespace lockstep::comm {
 namespace {
 
-struct Field {
-  std::int64_t (*value)(const ExchangeHeader&);
+struct HeaderField {
+  std::int64_t (*value)(const ReductionHeader&);
   std::string (*text)(std::int64_t);
-  bool also_joined;  // compared with ranks that have joined too
+  bool compares_joined;  // compared with ranks that have joined too
 };
 
 std::string count(std::int64_t n, const char* one, const char* many) {
   return std::to_string(n) + " " + (n == 1 ? one : many);
 }
 
-constexpr std::array kUses = {"averages gradients", "takes the norm of gradients", "updates parameters",
-                              "updates parameters in backward()"};
+constexpr std::array kUseTexts = {"averages gradients", "takes the norm of gradients", "updates parameters",
+                                  "updates parameters in backward()"};
 
-const Field kFields[] = {
-    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.seq); },
+const HeaderField kFields[] = {
+    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.seq); },
      [](std::int64_t v) { return "is in exchange " + std::to_string(v); }, true},
-    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.plan); },
+    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.plan); },
      [](std::int64_t v) { return "has laid out its buckets in another way (" + std::to_string(v) + ")"; }, true},
-    {[](const ExchangeHeader& h) { return h.batches; },
+    {[](const ReductionHeader& h) { return h.batches; },
      [](std::int64_t v) { return "has drawn " + count(v, "batch", "batches"); }, false},
-    {[](const ExchangeHeader& h) { return std::int64_t{h.order}; },
+    {[](const ReductionHeader& h) { return std::int64_t{h.order}; },
      [](std::int64_t v) {
        return "has drawn its samples in an order (seed, epoch, shuffle, size of the dataset) with the fingerprint " +
               std::to_string(v);
      },
      false},
-    {[](const ExchangeHeader& h) { return h.steps; },
+    {[](const ReductionHeader& h) { return h.steps; },
      [](std::int64_t v) { return "has ended " + count(v, "step", "steps"); }, false},
-    {[](const ExchangeHeader& h) { return h.lost_backwards; },
+    {[](const ReductionHeader& h) { return h.empty_backwards; },
      [](std::int64_t v) {
        return "has called backward() " + count(v, "time", "times") + " without reaching a parameter";
      },
      false},
-    {[](const ExchangeHeader& h) { return std::int64_t{h.accumulating}; },
+    {[](const ReductionHeader& h) { return std::int64_t{h.accumulating}; },
      [](std::int64_t v) { return std::string(v ? "adds to gradients that were there" : "has fresh gradients"); },
      false},
-    {[](const ExchangeHeader& h) { return std::int64_t{h.use}; },
-     [](std::int64_t v) { return std::string(kUses.at(static_cast<std::size_t>(v))); }, false},
-    {[](const ExchangeHeader& h) { return std::int64_t{h.averaged}; },
+    {[](const ReductionHeader& h) { return std::int64_t{h.use}; },
+     [](std::int64_t v) { return std::string(kUseTexts.at(static_cast<std::size_t>(v))); }, false},
+    {[](const ReductionHeader& h) { return std::int64_t{h.already_averaged}; },
      [](std::int64_t v) { return std::string(v ? "has averaged gradients" : "has gradients of its own"); }, false},
-    {[](const ExchangeHeader& h) { return static_cast<std::int64_t>(h.options); },
+    {[](const ReductionHeader& h) { return static_cast<std::int64_t>(h.options); },
      [](std::int64_t v) { return "has an optimizer whose options or steps have the fingerprint " + std::to_string(v); },
      false},
 };
 
 }  // namespace
 
-ExchangeHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step) {
-  ExchangeHeader header;
+ReductionHeader make_header(std::uint64_t seq, std::uint64_t plan, const StepIdentity& step) {
+  ReductionHeader header;
   std::memset(&header, 0, sizeof header);
   header.seq = seq;
   header.plan = plan;
   header.steps = step.steps;
   header.batches = step.batches;
   header.order = step.order;
-  header.lost_backwards = step.lost_backwards;
+  header.empty_backwards = step.empty_backwards;
   header.accumulating = step.accumulating;
   header.joined = step.joined;
   header.divide_by_active = step.divide_by_active;
   header.use = static_cast<std::uint8_t>(step.use);
-  header.averaged = step.averaged;
+  header.already_averaged = step.already_averaged;
   header.stop_requested = step.stop_requested;
   header.options = step.options;
   return header;
 }
 
-std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader>& headers,
-                                                const std::vector<int>& members) {
-  for (const Field& field : kFields) {
+std::optional<HeaderMismatch> find_mismatch(const std::vector<ReductionHeader>& headers,
+                                            const std::vector<int>& members) {
+  for (const HeaderField& field : kFields) {
     std::optional<std::size_t> first;
     for (std::size_t i = 0; i < headers.size(); ++i) {
-      if (headers[i].joined && !field.also_joined) continue;
+      if (headers[i].joined && !field.compares_joined) continue;
       if (!first) {
         first = i;
         continue;
@@ -86,9 +86,9 @@ std::optional<HeaderDifference> find_difference(const std::vector<ExchangeHeader
       const std::int64_t a = field.value(headers[*first]);
       const std::int64_t b = field.value(headers[i]);
       if (a != b)
-        return HeaderDifference{members[i], members[*first],
-                                "rank " + std::to_string(members[*first]) + " " + field.text(a) + ", rank " +
-                                    std::to_string(members[i]) + " " + field.text(b)};
+        return HeaderMismatch{members[i], members[*first],
+                              "rank " + std::to_string(members[*first]) + " " + field.text(a) + ", rank " +
+                                  std::to_string(members[i]) + " " + field.text(b)};
     }
   }
   return std::nullopt;

@@ -2,11 +2,11 @@
 
 namespace lockstep::comm {
 
-Attendance LocalExchange::finish(Sink& sink) {
+Participation SingleRankReducer::finish(GradientSink& sink) {
   if (joined_) return {};
   for (std::size_t i = 0; i < gradients_.size(); ++i)
     if (gradients_[i].fresh) sink.take(i, gradients_[i].tensor);
-  gradients_.assign(parts_.size(), {});
+  gradients_.assign(specs_.size(), {});
   ++stats_.exchanges;
   return {.active = 1};
 }

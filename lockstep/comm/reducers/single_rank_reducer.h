@@ -6,11 +6,11 @@
 namespace lockstep::comm {
 
 /// Copies nothing and keeps nothing: the sink gets the gradient that came.
-class LocalExchange final : public Exchange {
+class SingleRankReducer final : public GradientReducer {
  public:
-  explicit LocalExchange(std::vector<Part> parts) : parts_(std::move(parts)), gradients_(parts_.size()) {}
+  explicit SingleRankReducer(std::vector<Part> parts) : specs_(std::move(parts)), gradients_(specs_.size()) {}
   void begin(const StepIdentity& step, std::vector<Collective>) override {
-    gradients_.assign(parts_.size(), {});
+    gradients_.assign(specs_.size(), {});
     joined_ = step.joined;
   }
   at::Tensor ready(std::size_t index, const at::Tensor& gradient, bool fresh) override {
@@ -18,10 +18,10 @@ class LocalExchange final : public Exchange {
     return {};
   }
   bool is_ready(std::size_t index) const override { return gradients_[index].ready; }
-  Attendance finish(Sink& sink) override;
-  bool all_have_begun() const override { return true; }
-  void abandon(const std::string&) noexcept override { gradients_.assign(parts_.size(), {}); }
-  ExchangeStats stats() const override { return stats_; }
+  Participation finish(GradientSink& sink) override;
+  bool has_begun_on_all_ranks() const override { return true; }
+  void abandon(const std::string&) noexcept override { gradients_.assign(specs_.size(), {}); }
+  ReducerStats stats() const override { return stats_; }
 
  private:
   struct Gradient {
@@ -29,10 +29,10 @@ class LocalExchange final : public Exchange {
     bool fresh = false;
     bool ready = false;
   };
-  std::vector<Part> parts_;
+  std::vector<Part> specs_;
   std::vector<Gradient> gradients_;
   bool joined_ = false;
-  ExchangeStats stats_;
+  ReducerStats stats_;
 };
 
 }  // namespace lockstep::comm

@@ -8,7 +8,7 @@ namespace lockstep::comm {
 namespace {
 
 /// The ranks' rows below each other: `rows` is [n, ...] with n of each rank in `counts`; travels padded to the largest.
-at::Tensor gather_rows(const at::Tensor& rows, const std::vector<std::int64_t>& counts, Wire& wire) {
+at::Tensor gather_rows(const at::Tensor& rows, const std::vector<std::int64_t>& counts, HookContext& wire) {
   const std::int64_t largest = *std::max_element(counts.begin(), counts.end());
   std::vector<std::int64_t> shape = rows.sizes().vec();
   shape[0] = largest;
@@ -26,7 +26,7 @@ at::Tensor gather_rows(const at::Tensor& rows, const std::vector<std::int64_t>& 
 
 }  // namespace
 
-at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double scale, Wire& wire) {
+at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double scale, HookContext& wire) {
   const at::Tensor own = mine.defined() ? mine.coalesce() : at::Tensor();
   const std::int64_t count = own.defined() ? own._nnz() : 0;
   const std::int64_t own_dims = own.defined() ? own.sparse_dim() : 0;
@@ -51,7 +51,7 @@ at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double sca
   return at::sparse_coo_tensor(all_indices.t(), all_values, like.sizes(), value_options.layout(at::kSparse)).coalesce();
 }
 
-void refuse_sparse(const std::string& parameter) {
+void throw_sparse_gradient(const std::string& parameter) {
   throw base::UsageError("the gradient of " + parameter + " is sparse; a fused optimizer takes dense ones",
                          "make the embedding with sparse(false), or use an optimizer of torch::optim");
 }

@@ -12,9 +12,9 @@ namespace lockstep::comm {
 /// The sum over the ranks of `mine` (sparse COO, or undefined where this rank has none) times `scale`, coalesced. All
 /// ranks call it; rows are added in rank order, so all get the same bits. `like` tells shape and dtype. Three small
 /// all_gathers.
-at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double scale, Wire& wire);
+at::Tensor sum_sparse(const at::Tensor& mine, const at::Tensor& like, double scale, HookContext& wire);
 
 /// The UsageError of what takes dense gradients only.
-[[noreturn]] void refuse_sparse(const std::string& parameter);
+[[noreturn]] void throw_sparse_gradient(const std::string& parameter);
 
 }  // namespace lockstep::comm

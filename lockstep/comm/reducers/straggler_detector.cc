@@ -11,14 +11,14 @@ namespace {
 constexpr int kWindow = 20;
 constexpr std::uint64_t kWindowUs = 1'000'000;
 constexpr int kWindowsInARow = 3;
-constexpr double kTimes = 3;
+constexpr double kSlowdownFactor = 3;
 
 }  // namespace
 
-Stragglers::Stragglers(int ranks)
+StragglerDetector::StragglerDetector(int ranks)
     : sums_(static_cast<std::size_t>(ranks)), slow_windows_(static_cast<std::size_t>(ranks)) {}
 
-std::optional<Straggler> Stragglers::add(const std::vector<std::uint32_t>& work_us) {
+std::optional<Straggler> StragglerDetector::add(const std::vector<std::uint32_t>& work_us) {
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) sums_[rank] += work_us[rank];
   const std::uint64_t most = *std::max_element(sums_.begin(), sums_.end());
   if (++exchanges_ < kWindow || most < kWindowUs) return std::nullopt;
@@ -29,11 +29,11 @@ std::optional<Straggler> Stragglers::add(const std::vector<std::uint32_t>& work_
   const auto median = std::max(1.0, static_cast<double>(*middle));
   std::optional<Straggler> found;
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) {
-    const double times = static_cast<double>(sums_[rank]) / median;
-    if (times < kTimes)
+    const double slowdown = static_cast<double>(sums_[rank]) / median;
+    if (slowdown < kSlowdownFactor)
       slow_windows_[rank] = 0;
     else if (++slow_windows_[rank] == kWindowsInARow)
-      found = Straggler{static_cast<int>(rank), times, 1 - median / static_cast<double>(most)};
+      found = Straggler{static_cast<int>(rank), slowdown, 1 - median / static_cast<double>(most)};
   }
   std::fill(sums_.begin(), sums_.end(), 0);
   exchanges_ = 0;
@@ -44,8 +44,8 @@ std::string describe(const Straggler& straggler, int rank, int generation, std::
   char detail[160];
   std::snprintf(detail, sizeof detail,
                 "it takes %.1f times as long as the median of the ranks, who wait for it %.0f %% of the time",
-                straggler.times, straggler.share * 100);
-  return job::to_warning(
+                straggler.slowdown, straggler.wait_share * 100);
+  return job::format_warning(
       {.cause = base::Cause::kStraggler,
        .rank = rank,
        .gen = generation,

@@ -10,16 +10,16 @@ namespace lockstep::comm {
 
 struct Straggler {
   int rank = 0;
-  double times = 0;  ///< as long as the median of the ranks
-  double share = 0;  ///< of their time the others wait for it
+  double slowdown = 0;    ///< as long as the median of the ranks
+  double wait_share = 0;  ///< of their time the others wait for it
 };
 
 /// Fed with the time that each rank took by itself for one exchange. Windows are of 20 exchanges and at least a second
 /// of the slowest rank. A rank whose time in each of three windows in a row is three times the median is reported once,
 /// and again only after a window in which it was not so.
-class Stragglers {
+class StragglerDetector {
  public:
-  explicit Stragglers(int ranks);
+  explicit StragglerDetector(int ranks);
   std::optional<Straggler> add(const std::vector<std::uint32_t>& work_us);
 
  private:

@@ -4,11 +4,12 @@ namespace lockstep::comm {
 namespace {
 
 const Capabilities kCapabilities{
-    .kinds = {Kind::kAllReduce, Kind::kReduce, Kind::kBroadcast, Kind::kAllGather, Kind::kReduceScatter, Kind::kGather,
-              Kind::kScatter, Kind::kAllToAll, Kind::kBarrier},
+    .kinds = {CollectiveKind::kAllReduce, CollectiveKind::kReduce, CollectiveKind::kBroadcast,
+              CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kGather,
+              CollectiveKind::kScatter, CollectiveKind::kAllToAll, CollectiveKind::kBarrier},
     .dtypes = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool},
     .devices = {at::kCPU, at::kCUDA},
-    .wires = {at::kFloat, at::kBFloat16, at::kHalf},
+    .wire_dtypes = {at::kFloat, at::kBFloat16, at::kHalf},
 };
 
 class SelfTransport final : public Transport {
@@ -18,7 +19,7 @@ class SelfTransport final : public Transport {
 
   PendingPtr start(const Collective& op) override {
     if (op.output.defined() && op.input.defined() && !op.output.is_same(op.input)) op.output.copy_(op.input);
-    return finished();
+    return make_finished_pending();
   }
 
   void abort(std::exception_ptr) noexcept override {}

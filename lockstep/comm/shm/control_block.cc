@@ -8,52 +8,54 @@
 
 namespace lockstep::comm {
 
-Boards::Boards(std::shared_ptr<const Neighbours> neighbours, std::vector<int> members, int rank)
-    : neighbours_(std::move(neighbours)),
+ControlBlocks::ControlBlocks(std::shared_ptr<const LocalPeers> neighbours, std::vector<int> members, int rank)
+    : local_peers_(std::move(neighbours)),
       members_(std::move(members)),
       rank_(rank),
-      patience_(neighbours_->crowded() ? Patience::crowded() : Patience::ample()) {
-  for (const int member : members_) arenas_.push_back(neighbours_->arena_of(member));
+      spin_policy_(local_peers_->crowded() ? SpinPolicy::crowded() : SpinPolicy::for_dedicated_cores()) {
+  for (const int member : members_) arenas_.push_back(local_peers_->arena_of(member));
 }
 
-std::unique_ptr<Boards> Boards::meet(std::shared_ptr<const Neighbours> neighbours, job::Store& store,
-                                     std::vector<int> members, int rank, base::Deadline deadline) {
-  std::unique_ptr<Boards> boards(new Boards(std::move(neighbours), std::move(members), rank));
-  const std::size_t size = boards->members_.size();
-  const std::size_t bytes = sizeof(Board) + size * sizeof(Mailbox);
-  auto* own = new (Arena::process().allocate(bytes)) Board();
-  for (std::size_t peer = 0; peer < size; ++peer) new (reinterpret_cast<Mailbox*>(own + 1) + peer) Mailbox();
-  for (void* board : boards->swap(store, own, bytes, deadline)) boards->boards_.push_back(static_cast<Board*>(board));
-  return boards;
+std::unique_ptr<ControlBlocks> ControlBlocks::connect(std::shared_ptr<const LocalPeers> neighbours, job::Store& store,
+                                                      std::vector<int> members, int rank, base::Deadline deadline) {
+  std::unique_ptr<ControlBlocks> control_blocks(new ControlBlocks(std::move(neighbours), std::move(members), rank));
+  const std::size_t size = control_blocks->members_.size();
+  const std::size_t bytes = sizeof(ControlBlock) + size * sizeof(MessageSlot);
+  auto* own = new (Arena::this_process().allocate(bytes)) ControlBlock();
+  for (std::size_t peer = 0; peer < size; ++peer) new (reinterpret_cast<MessageSlot*>(own + 1) + peer) MessageSlot();
+  for (void* control_block : control_blocks->exchange_addresses(store, own, bytes, deadline))
+    control_blocks->control_blocks_.push_back(static_cast<ControlBlock*>(control_block));
+  return control_blocks;
 }
 
-std::vector<void*> Boards::swap(job::Store& store, const void* own, std::size_t bytes, base::Deadline deadline) const {
-  return neighbours_->swap(store, members_, own, bytes, deadline);
+std::vector<void*> ControlBlocks::exchange_addresses(job::Store& store, const void* own, std::size_t bytes,
+                                                     base::Deadline deadline) const {
+  return local_peers_->exchange_addresses(store, members_, own, bytes, deadline);
 }
 
 // The own board stays allocated: a neighbour may look at it once more, for example to see that this rank was done.
-Boards::~Boards() = default;
+ControlBlocks::~ControlBlocks() = default;
 
-void Boards::advance(Signal& signal, std::uint32_t count) const {
-  signal.count.store(count, std::memory_order_seq_cst);
+void ControlBlocks::advance(SharedCounter& counter, std::uint32_t count) const {
+  counter.count.store(count, std::memory_order_seq_cst);
   // Either a sleeper sees the new count before it sleeps, or this sees that it sleeps (Dekker): both orders are
   // sequentially consistent.
-  for (const Board* board : boards_)
-    if (board->sleeping.count.load(std::memory_order_seq_cst) != 0) return wake(signal);
+  for (const ControlBlock* control_block : control_blocks_)
+    if (control_block->num_sleepers.count.load(std::memory_order_seq_cst) != 0) return wake_waiters(counter);
 }
 
-bool Boards::wait(int member, const Signal& signal, std::uint32_t count, base::Deadline deadline) const {
-  if (reached(signal, count)) return true;
+bool ControlBlocks::wait(int member, const SharedCounter& counter, std::uint32_t count, base::Deadline deadline) const {
+  if (has_reached(counter, count)) return true;
   if (deadline.expired()) return false;
-  if (try_reach(signal, count, patience_)) return true;
-  own().sleeping.count.fetch_add(1, std::memory_order_seq_cst);
-  const bool came = sleep_until(signal, count, deadline);
-  own().sleeping.count.fetch_sub(1, std::memory_order_relaxed);
-  if (came) return true;
+  if (spin_until_reached(counter, count, spin_policy_)) return true;
+  own().num_sleepers.count.fetch_add(1, std::memory_order_seq_cst);
+  const bool reached = block_until_reached(counter, count, deadline);
+  own().num_sleepers.count.fetch_sub(1, std::memory_order_relaxed);
+  if (reached) return true;
   const int rank = members_[static_cast<std::size_t>(member)];
-  if (neighbours_->alive(rank)) return false;
+  if (local_peers_->is_alive(rank)) return false;
   // It may have ended after it did its part.
-  if (reached(signal, count)) return true;
+  if (has_reached(counter, count)) return true;
   throw std::runtime_error("the process of rank " + std::to_string(rank) + " has ended");
 }
 

@@ -19,13 +19,13 @@ namespace {
 
 using base::Deadline;
 
-std::string door_key(int rank) { return "shm/door/" + std::to_string(rank); }
+std::string socket_key(int rank) { return "shm/door/" + std::to_string(rank); }
 
 /// The memory's size and its owner's place on the host, in one number: sizes are whole pages.
-constexpr std::uint64_t kPlaceMask = 4095;
+constexpr std::uint64_t kIndexMask = 4095;
 
-std::string path_of(job::Store& store, int rank, int here, Deadline deadline) {
-  const auto path = store.get(door_key(rank), deadline);
+std::string socket_path_of(job::Store& store, int rank, int here, Deadline deadline) {
+  const auto path = store.get(socket_key(rank), deadline);
   if (!path)
     throw base::CommError(base::Cause::kJoinTimeout, "init", here, rank,
                           "rank " + std::to_string(rank) + " of this host did not offer its shared memory in time");
@@ -34,21 +34,22 @@ std::string path_of(job::Store& store, int rank, int here, Deadline deadline) {
 
 }  // namespace
 
-Neighbours::Neighbours(std::vector<int> ranks, int rank) : ranks_(std::move(ranks)), rank_(rank) {
-  crowded_ = static_cast<long>(ranks_.size()) > ::sysconf(_SC_NPROCESSORS_ONLN);
+LocalPeers::LocalPeers(std::vector<int> ranks, int rank) : ranks_(std::move(ranks)), rank_(rank) {
+  oversubscribed_ = static_cast<long>(ranks_.size()) > ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-std::shared_ptr<Neighbours> Neighbours::meet(job::Store& store, const std::vector<int>& ranks, int rank,
-                                             Deadline deadline) {
-  const std::shared_ptr<Neighbours> all(new Neighbours(ranks, rank));
+std::shared_ptr<LocalPeers> LocalPeers::connect(job::Store& store, const std::vector<int>& ranks, int rank,
+                                                Deadline deadline) {
+  const std::shared_ptr<LocalPeers> all(new LocalPeers(ranks, rank));
   try {
-    base::PrivateDoor door(base::Env::process().tmpdir.value_or("/tmp"));
-    store.set(door_key(rank), door.path(), deadline);
+    base::UnixListener door(base::Env::this_process().tmpdir.value_or("/tmp"));
+    store.set(socket_key(rank), door.path(), deadline);
     // Each knocks at those before it, then opens to those after it: nobody waits in a circle.
     for (const int peer : ranks)
-      if (peer < rank) all->exchange(peer, base::knock(path_of(store, peer, rank, deadline)), deadline);
+      if (peer < rank)
+        all->exchange_arena(peer, base::connect_unix(socket_path_of(store, peer, rank, deadline)), deadline);
     const auto later = std::count_if(ranks.begin(), ranks.end(), [rank](int peer) { return peer > rank; });
-    for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange(-1, door.accept(deadline), deadline);
+    for (std::ptrdiff_t i = 0; i < later; ++i) all->exchange_arena(-1, door.accept(deadline), deadline);
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "init", rank, -1,
                           std::string("shared memory with the other ranks of this host: ") + error.what(),
@@ -57,23 +58,23 @@ std::shared_ptr<Neighbours> Neighbours::meet(job::Store& store, const std::vecto
   return all;
 }
 
-void Neighbours::exchange(int peer, base::Fd door, Deadline deadline) {
-  const base::SharedMemory& mine = Arena::process().memory();
-  const auto place = std::find(ranks_.begin(), ranks_.end(), rank_) - ranks_.begin();
-  LOCKSTEP_CHECK(place <= static_cast<std::ptrdiff_t>(kPlaceMask));
-  base::send_parcel(door.get(), mine.size() | static_cast<std::uint64_t>(place), mine.fd().get());
-  base::Parcel theirs = base::receive_parcel(door.get(), deadline);
-  const std::size_t their_place = theirs.label & kPlaceMask;
-  const int number = their_place < ranks_.size() ? ranks_[their_place] : -1;
-  if (number < 0 || number == rank_ || (peer >= 0 && number != peer) || others_.contains(number))
+void LocalPeers::exchange_arena(int peer, base::Fd door, Deadline deadline) {
+  const base::SharedMemory& mine = Arena::this_process().memory();
+  const auto index = std::find(ranks_.begin(), ranks_.end(), rank_) - ranks_.begin();
+  LOCKSTEP_CHECK(index <= static_cast<std::ptrdiff_t>(kIndexMask));
+  base::send_fd(door.get(), mine.size() | static_cast<std::uint64_t>(index), mine.fd().get());
+  base::FdMessage theirs = base::receive_fd(door.get(), deadline);
+  const std::size_t peer_index = theirs.label & kIndexMask;
+  const int peer_rank = peer_index < ranks_.size() ? ranks_[peer_index] : -1;
+  if (peer_rank < 0 || peer_rank == rank_ || (peer >= 0 && peer_rank != peer) || peers_.contains(peer_rank))
     throw base::SystemError(
-        "a process that calls itself number " + std::to_string(their_place) + " came instead of another", EPROTO);
-  others_[number] = {std::move(door), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kPlaceMask)};
+        "a process that calls itself number " + std::to_string(peer_index) + " came instead of another", EPROTO);
+  peers_[peer_rank] = {std::move(door), base::SharedMemory::map(std::move(theirs.fd), theirs.label & ~kIndexMask)};
 }
 
-std::vector<void*> Neighbours::swap(job::Store& store, const std::vector<int>& members, const void* own,
-                                    std::size_t bytes, Deadline deadline) const {
-  Arena& arena = Arena::process();
+std::vector<void*> LocalPeers::exchange_addresses(job::Store& store, const std::vector<int>& members, const void* own,
+                                                  std::size_t bytes, Deadline deadline) const {
+  Arena& arena = Arena::this_process();
   store.set(std::to_string(rank_), std::to_string(arena.offset_of(own)), deadline);
   std::vector<void*> blocks;
   for (const int member : members) {
@@ -82,22 +83,22 @@ std::vector<void*> Neighbours::swap(job::Store& store, const std::vector<int>& m
       throw base::CommError(base::Cause::kJoinTimeout, "connect", rank_, member,
                             "rank " + std::to_string(member) + " did not come to a new group in time");
     const auto end =
-        static_cast<std::int64_t>((member == rank_ ? arena.memory() : others_.at(member).arena).size() - bytes);
-    blocks.push_back(arena_of(member) + base::parse_int_in("the place of shared memory", *text, 0, end));
+        static_cast<std::int64_t>((member == rank_ ? arena.memory() : peers_.at(member).arena).size() - bytes);
+    blocks.push_back(arena_of(member) + base::parse_int_in_range("the place of shared memory", *text, 0, end));
   }
   return blocks;
 }
 
-char* Neighbours::arena_of(int rank) const {
-  if (rank == rank_) return Arena::process().memory().data();
-  const auto found = others_.find(rank);
-  LOCKSTEP_CHECK(found != others_.end());
+char* LocalPeers::arena_of(int rank) const {
+  if (rank == rank_) return Arena::this_process().memory().data();
+  const auto found = peers_.find(rank);
+  LOCKSTEP_CHECK(found != peers_.end());
   return found->second.arena.data();
 }
 
-bool Neighbours::alive(int rank) const {
-  const auto found = others_.find(rank);
-  if (found == others_.end()) return true;
+bool LocalPeers::is_alive(int rank) const {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end()) return true;
   pollfd entry{found->second.door.get(), POLLIN, 0};
   return ::poll(&entry, 1, 0) == 0;  // nobody ever writes: what can be read is the end
 }

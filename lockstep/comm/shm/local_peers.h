@@ -12,12 +12,12 @@
 
 namespace lockstep::comm {
 
-class Neighbours {
+class LocalPeers {
  public:
   /// Every rank of `ranks` (of the world, ascending, this one included) calls it; each gives the others its arena, over
   /// sockets in folders that only this user can enter. Throws CommError when one does not come or cannot be reached.
-  static std::shared_ptr<Neighbours> meet(job::Store& store, const std::vector<int>& ranks, int rank,
-                                          base::Deadline deadline);
+  static std::shared_ptr<LocalPeers> connect(job::Store& store, const std::vector<int>& ranks, int rank,
+                                             base::Deadline deadline);
 
   const std::vector<int>& ranks() const { return ranks_; }
   int rank() const { return rank_; }
@@ -25,25 +25,25 @@ class Neighbours {
   char* arena_of(int rank) const;
   /// Each of `members` gives a block of its own arena, of `bytes`; returned in their order, as this process sees them.
   /// `store` is for this call alone. Throws CommError when one does not come.
-  std::vector<void*> swap(job::Store& store, const std::vector<int>& members, const void* own, std::size_t bytes,
-                          base::Deadline deadline) const;
+  std::vector<void*> exchange_addresses(job::Store& store, const std::vector<int>& members, const void* own,
+                                        std::size_t bytes, base::Deadline deadline) const;
   /// False once the process of `rank` has ended. A system call.
-  bool alive(int rank) const;
+  bool is_alive(int rank) const;
   /// More ranks than cores that they may run on: then a wait must not spin.
-  bool crowded() const { return crowded_; }
+  bool is_oversubscribed() const { return oversubscribed_; }
 
  private:
-  struct Neighbour {
-    base::Fd door;  // the other end closes with the process, and with children that it forked without exec
+  struct LocalPeer {
+    base::Fd socket;  // the other end closes with the process, and with children that it forked without exec
     base::SharedMemory arena;
   };
-  Neighbours(std::vector<int> ranks, int rank);
-  void exchange(int peer, base::Fd door, base::Deadline deadline);
+  LocalPeers(std::vector<int> ranks, int rank);
+  void exchange_arena(int peer, base::Fd socket, base::Deadline deadline);
 
   const std::vector<int> ranks_;
   const int rank_;
-  bool crowded_ = false;
-  std::map<int, Neighbour> others_;
+  bool oversubscribed_ = false;
+  std::map<int, LocalPeer> peers_;
 };
 
 }  // namespace lockstep::comm

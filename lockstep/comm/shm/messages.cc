@@ -7,26 +7,27 @@
 
 namespace lockstep::comm {
 
-void Outbox::post(const at::Tensor& tensor) {
-  Arena& arena = Arena::process();
+void MessageSender::post(const at::Tensor& tensor) {
+  Arena& arena = Arena::this_process();
   const void* data = tensor.const_data_ptr();
   if (tensor.nbytes() > 0 && !arena.contains(data)) {
     copy_ = arena.allocate(tensor.nbytes());
     std::memcpy(copy_, data, tensor.nbytes());
     data = copy_;
   }
-  Mailbox& mailbox = boards_.mailbox(boards_.rank(), peer_);
-  mailbox.letter = {tensor.nbytes() > 0 ? arena.offset_of(data) : 0, tensor.nbytes()};
-  boards_.advance(mailbox.sent, ++posted_);
+  MessageSlot& message_slot = control_blocks_.message_slot(control_blocks_.rank(), peer_);
+  message_slot.message = {tensor.nbytes() > 0 ? arena.offset_of(data) : 0, tensor.nbytes()};
+  control_blocks_.advance(message_slot.sent, ++num_posted_);
 }
 
-void Outbox::release() { Arena::process().free(std::exchange(copy_, nullptr)); }
+void MessageSender::release() { Arena::this_process().free(std::exchange(copy_, nullptr)); }
 
-bool Inbox::take(const at::Tensor& tensor) {
-  const Letter& letter = boards_.mailbox(peer_, boards_.rank()).letter;
-  if (letter.bytes != tensor.nbytes()) return false;
-  if (letter.bytes > 0) std::memcpy(tensor.mutable_data_ptr(), boards_.arena_of(peer_) + letter.offset, letter.bytes);
-  boards_.advance(boards_.mailbox(boards_.rank(), peer_).taken, ++taken_);
+bool MessageReceiver::receive_into(const at::Tensor& tensor) {
+  const ShmMessage& message = control_blocks_.message_slot(peer_, control_blocks_.rank()).message;
+  if (message.bytes != tensor.nbytes()) return false;
+  if (message.bytes > 0)
+    std::memcpy(tensor.mutable_data_ptr(), control_blocks_.arena_of(peer_) + message.offset, message.bytes);
+  control_blocks_.advance(control_blocks_.message_slot(control_blocks_.rank(), peer_).received, ++num_received_);
   return true;
 }
 

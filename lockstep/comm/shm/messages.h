@@ -10,38 +10,38 @@
 namespace lockstep::comm {
 
 /// The messages of this rank to one peer, one at a time: sent means received. One thread at a time.
-class Outbox {
+class MessageSender {
  public:
-  Outbox(const Boards& boards, int peer) : boards_(boards), peer_(peer) {}
+  MessageSender(const ControlBlocks& control_blocks, int peer) : control_blocks_(control_blocks), peer_(peer) {}
 
   /// Shows `tensor` to the peer, by way of a copy when it is not in the arena.
   void post(const at::Tensor& tensor);
   /// Reaches number() when the peer has read what was posted; then release().
-  const Signal& taken() const { return boards_.mailbox(peer_, boards_.rank()).taken; }
-  std::uint32_t number() const { return posted_; }
+  const SharedCounter& received() const { return control_blocks_.message_slot(peer_, control_blocks_.rank()).received; }
+  std::uint32_t number() const { return num_posted_; }
   void release();
 
  private:
-  const Boards& boards_;
+  const ControlBlocks& control_blocks_;
   const int peer_;
-  std::uint32_t posted_ = 0;
+  std::uint32_t num_posted_ = 0;
   void* copy_ = nullptr;
 };
 
 /// The messages of one peer to this rank.
-class Inbox {
+class MessageReceiver {
  public:
-  Inbox(const Boards& boards, int peer) : boards_(boards), peer_(peer) {}
+  MessageReceiver(const ControlBlocks& control_blocks, int peer) : control_blocks_(control_blocks), peer_(peer) {}
   /// Reaches next() when one has come.
-  const Signal& sent() const { return boards_.mailbox(peer_, boards_.rank()).sent; }
-  std::uint32_t next() const { return taken_ + 1; }
+  const SharedCounter& sent() const { return control_blocks_.message_slot(peer_, control_blocks_.rank()).sent; }
+  std::uint32_t next() const { return num_received_ + 1; }
   /// Copies it to `tensor`. False when it has another size; it stays then.
-  bool take(const at::Tensor& tensor);
+  bool receive_into(const at::Tensor& tensor);
 
  private:
-  const Boards& boards_;
+  const ControlBlocks& control_blocks_;
   const int peer_;
-  std::uint32_t taken_ = 0;
+  std::uint32_t num_received_ = 0;
 };
 
 }  // namespace lockstep::comm

@@ -8,20 +8,22 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kSlice = std::chrono::milliseconds(20);  // of waiting, before a look at end() and at who else advances
-constexpr auto kRetry = std::chrono::milliseconds(1);   // when somebody else advances a short one
+constexpr auto kAbortCheckInterval =
+    std::chrono::milliseconds(20);  // of waiting, before a look at end() and at who else advances
+constexpr auto kRetryInterval = std::chrono::milliseconds(1);  // when somebody else advances a short one
 
 }  // namespace
 
-class Driver::Item final : public Pending {
+class ProgressEngine::QueuedOp final : public Pending {
  public:
-  Item(Driver& driver, Step step, bool is_long) : driver_(driver), step_(std::move(step)), is_long_(is_long) {}
+  QueuedOp(ProgressEngine& engine, AdvanceFn step, bool is_background)
+      : engine_(engine), advance_fn_(std::move(step)), is_background_(is_background) {}
 
   bool done() override {
     if (is_finished()) return true;
-    if (driver_.num_long_.load() == 0 && driver_.step_mutex_.try_lock()) {
-      const std::lock_guard lock(driver_.step_mutex_, std::adopt_lock);
-      while (!is_finished() && driver_.advance(Deadline::in(std::chrono::milliseconds(0)))) {
+    if (engine_.num_background_.load() == 0 && engine_.advance_mutex_.try_lock()) {
+      const std::lock_guard lock(engine_.advance_mutex_, std::adopt_lock);
+      while (!is_finished() && engine_.advance(Deadline::in(std::chrono::milliseconds(0)))) {
       }
     }
     return is_finished();
@@ -29,26 +31,27 @@ class Driver::Item final : public Pending {
 
   bool wait_until(Deadline deadline) override {
     while (!is_finished() && !deadline.expired()) {
-      const Deadline slice = earlier(deadline, Deadline::in(kSlice));
+      const Deadline slice = earlier(deadline, Deadline::in(kAbortCheckInterval));
       // Who has the mutex may keep it for as long as a long operation lasts: this one may be over before.
-      if (driver_.num_long_.load() > 0 || !driver_.step_mutex_.try_lock()) {
-        Pending::wait_until(earlier(slice, Deadline::in(driver_.num_long_.load() > 0 ? kSlice : kRetry)));
+      if (engine_.num_background_.load() > 0 || !engine_.advance_mutex_.try_lock()) {
+        Pending::wait_until(
+            earlier(slice, Deadline::in(engine_.num_background_.load() > 0 ? kAbortCheckInterval : kRetryInterval)));
         continue;
       }
-      const std::lock_guard lock(driver_.step_mutex_, std::adopt_lock);
-      while (!is_finished() && !slice.expired()) driver_.advance(slice);
+      const std::lock_guard lock(engine_.advance_mutex_, std::adopt_lock);
+      while (!is_finished() && !slice.expired()) engine_.advance(slice);
     }
     return is_finished();
   }
 
  private:
-  friend class Driver;
-  Driver& driver_;
-  Step step_;
-  const bool is_long_;
+  friend class ProgressEngine;
+  ProgressEngine& engine_;
+  AdvanceFn advance_fn_;
+  const bool is_background_;
 };
 
-Driver::~Driver() {
+ProgressEngine::~ProgressEngine() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -58,18 +61,18 @@ Driver::~Driver() {
     thread_.join();  // bounded: the owner has called end(), and a step looks at its abort() every 20 ms
 }
 
-PendingPtr Driver::add(Step step, bool is_long) {
-  auto item = std::make_shared<Item>(*this, std::move(step), is_long);
+PendingPtr ProgressEngine::add(AdvanceFn step, bool is_background) {
+  auto item = std::make_shared<QueuedOp>(*this, std::move(step), is_background);
   {
     const std::lock_guard lock(mutex_);
-    if (ended_) {
-      item->finish(ended_);
+    if (abort_cause_) {
+      item->finish(abort_cause_);
       return item;
     }
     items_.push_back(item);
-    if (is_long) {
-      ++num_long_;
-      if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    if (is_background) {
+      ++num_background_;
+      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
       changed_.notify_all();
     }
   }
@@ -77,52 +80,52 @@ PendingPtr Driver::add(Step step, bool is_long) {
   return item;
 }
 
-void Driver::end(const std::exception_ptr& cause) {
+void ProgressEngine::abort(const std::exception_ptr& cause) {
   const std::lock_guard lock(mutex_);
-  if (!ended_) ended_ = cause;
+  if (!abort_cause_) abort_cause_ = cause;
   for (const auto& item : items_) item->finish(cause);
   items_.clear();
-  num_long_ = 0;
+  num_background_ = 0;
 }
 
-std::shared_ptr<Driver::Item> Driver::front() const {
+std::shared_ptr<ProgressEngine::QueuedOp> ProgressEngine::front() const {
   const std::lock_guard lock(mutex_);
   return items_.empty() ? nullptr : items_.front();
 }
 
-/// Advances the first item; true when it has ended. The caller holds step_mutex_.
-bool Driver::advance(Deadline deadline) {
+/// Advances the first item; true when it has ended. The caller holds advance_mutex_.
+bool ProgressEngine::advance(Deadline deadline) {
   const auto item = front();
   if (!item) return false;
   std::exception_ptr error;
   try {
-    if (!item->step_(deadline)) return false;
+    if (!item->advance_fn_(deadline)) return false;
   } catch (const ArenaFull& full) {
     error = std::make_exception_ptr(base::CommError(base::Cause::kResource, "hierarchy", -1, -1, full.what()));
   } catch (...) {
     error = std::current_exception();
   }
-  item->step_ = nullptr;
+  item->advance_fn_ = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (!items_.empty() && items_.front() == item) {
       items_.pop_front();
-      if (item->is_long_) --num_long_;
+      if (item->is_background_) --num_background_;
     }
   }
   item->finish(error);
   return true;
 }
 
-void Driver::serve() {
+void ProgressEngine::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || num_long_ > 0; });  // bounded: the destructor sets stop_
+    changed_.wait(lock, [this] { return stop_ || num_background_ > 0; });  // bounded: the destructor sets stop_
     if (stop_) return;
     lock.unlock();
     {
-      const std::lock_guard step(step_mutex_);
-      if (num_long_ > 0) advance(Deadline::in(kSlice));
+      const std::lock_guard step(advance_mutex_);
+      if (num_background_ > 0) advance(Deadline::in(kAbortCheckInterval));
     }
     lock.lock();
   }

@@ -16,36 +16,36 @@ namespace lockstep::comm {
 /// Short operations advance while somebody waits for one: that is the quickest way. A long one, which must go on while
 /// this rank computes, is advanced by the driver's thread, and so is all that was added before it. The thread is made
 /// by the first long one.
-class Driver {
+class ProgressEngine {
  public:
   /// Advances until the deadline; true when it is finished. May take longer only if it is long. What it throws is the
   /// Pending's error.
-  using Step = std::function<bool(base::Deadline)>;
+  using AdvanceFn = std::function<bool(base::Deadline)>;
 
-  Driver() = default;
-  ~Driver();
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
+  ProgressEngine() = default;
+  ~ProgressEngine();
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
 
   /// Returns at once. One thread at a time.
-  PendingPtr add(Step step, bool is_long);
+  PendingPtr add(AdvanceFn advance_fn, bool is_background);
   /// Ends what is there and what comes later with `cause`; nothing of it is advanced any more, but a step that runs
   /// goes on to its end.
-  void end(const std::exception_ptr& cause);
+  void abort(const std::exception_ptr& cause);
 
  private:
-  class Item;
+  class QueuedOp;
   bool advance(base::Deadline deadline);
-  void serve();
-  std::shared_ptr<Item> front() const;
+  void run();
+  std::shared_ptr<QueuedOp> front() const;
 
-  std::mutex step_mutex_;     // held while a step runs; taken before mutex_
+  std::mutex advance_mutex_;  // held while a step runs; taken before mutex_
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Item>> items_;
-  std::exception_ptr ended_;
+  std::deque<std::shared_ptr<QueuedOp>> items_;
+  std::exception_ptr abort_cause_;
   bool stop_ = false;
-  std::atomic<int> num_long_{0};  // of items_; changes under mutex_
+  std::atomic<int> num_background_{0};  // of items_; changes under mutex_
   std::thread thread_;
 };
 

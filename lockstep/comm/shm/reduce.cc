@@ -8,12 +8,12 @@ namespace lockstep::comm {
 
 namespace {
 
-struct Loops {
+struct ReduceKernels {
   void (*reduce)(const Reduction&);
   void (*convert)(const Conversion&);
 };
 
-Loops best_loops() {
+ReduceKernels best_kernels() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
@@ -23,17 +23,17 @@ Loops best_loops() {
   return {baseline::reduce, baseline::convert};
 }
 
-const Loops& loops() {
-  static const Loops best = best_loops();
+const ReduceKernels& kernels() {
+  static const ReduceKernels best = best_kernels();
   return best;
 }
 
 }  // namespace
 
-void reduce(const Reduction& reduction) { loops().reduce(reduction); }
+void reduce(const Reduction& reduction) { kernels().reduce(reduction); }
 
 void convert(const Conversion& conversion) {
-  if (conversion.from != conversion.to) return loops().convert(conversion);
+  if (conversion.from != conversion.to) return kernels().convert(conversion);
   if (conversion.count > 0)
     std::memcpy(conversion.output, conversion.input, conversion.count * c10::elementSize(conversion.from));
 }

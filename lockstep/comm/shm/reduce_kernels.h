@@ -7,7 +7,7 @@
 namespace lockstep::comm::LOCKSTEP_ISA {
 namespace {
 
-constexpr std::size_t kTile = 1024;  // elements that are reduced in cache before they are stored to all outputs
+constexpr std::size_t kTileElements = 1024;  // elements that are reduced in cache before they are stored to all outputs
 
 struct Sum {
   template <typename T>
@@ -39,7 +39,7 @@ void reduce_tile(const Reduction& r, std::size_t begin, std::size_t n, typename 
   using Stored = typename Element::Stored;
   using Value = typename Element::Value;
   const auto input = [&](std::size_t i) { return static_cast<const Stored*>(r.inputs[i]) + begin; };
-  alignas(64) Value sum[kTile];
+  alignas(64) Value sum[kTileElements];
   const Stored* first = input(0);
   if (r.num_inputs == 1) {
     for (std::size_t k = 0; k < n; ++k) sum[k] = Element::load(first[k]);
@@ -80,8 +80,8 @@ void reduce_as(const Reduction& r) {
   const auto divisor = static_cast<typename Element::Value>(r.divisor);
   if (r.num_inputs == 2 && r.num_outputs == 2)
     return r.divisor == 1 ? reduce_two<Element, Op, false>(r, divisor) : reduce_two<Element, Op, true>(r, divisor);
-  for (std::size_t begin = 0; begin < r.count; begin += kTile)
-    reduce_tile<Element, Op>(r, begin, r.count - begin < kTile ? r.count - begin : kTile, divisor);
+  for (std::size_t begin = 0; begin < r.count; begin += kTileElements)
+    reduce_tile<Element, Op>(r, begin, r.count - begin < kTileElements ? r.count - begin : kTileElements, divisor);
 }
 
 template <typename Element>
@@ -97,7 +97,7 @@ void reduce_elements(const Reduction& r) {
 
 void reduce_bools(const Reduction& r) {
   const bool any = r.op == ReduceOp::kSum || r.op == ReduceOp::kMax;
-  return any ? reduce_as<Plain<std::uint8_t>, Max>(r) : reduce_as<Plain<std::uint8_t>, Min>(r);
+  return any ? reduce_as<NativeElement<std::uint8_t>, Max>(r) : reduce_as<NativeElement<std::uint8_t>, Min>(r);
 }
 
 template <typename From, typename To>
@@ -111,22 +111,22 @@ void convert_as(const Conversion& c) {
 }  // namespace
 
 void convert(const Conversion& c) {
-  if (c.from == at::kFloat && c.to == at::kBFloat16) return convert_as<Plain<float>, Bfloat16>(c);
-  if (c.from == at::kBFloat16 && c.to == at::kFloat) return convert_as<Bfloat16, Plain<float>>(c);
-  if (c.from == at::kFloat && c.to == at::kHalf) return convert_as<Plain<float>, Half>(c);
-  if (c.from == at::kHalf && c.to == at::kFloat) return convert_as<Half, Plain<float>>(c);
+  if (c.from == at::kFloat && c.to == at::kBFloat16) return convert_as<NativeElement<float>, Bfloat16>(c);
+  if (c.from == at::kBFloat16 && c.to == at::kFloat) return convert_as<Bfloat16, NativeElement<float>>(c);
+  if (c.from == at::kFloat && c.to == at::kHalf) return convert_as<NativeElement<float>, Half>(c);
+  if (c.from == at::kHalf && c.to == at::kFloat) return convert_as<Half, NativeElement<float>>(c);
 }
 
 void reduce(const Reduction& r) {
   switch (r.dtype) {
-    case at::kFloat: return reduce_elements<Plain<float>>(r);
-    case at::kDouble: return reduce_elements<Plain<double>>(r);
+    case at::kFloat: return reduce_elements<NativeElement<float>>(r);
+    case at::kDouble: return reduce_elements<NativeElement<double>>(r);
     case at::kBFloat16: return reduce_elements<Bfloat16>(r);
     case at::kHalf: return reduce_elements<Half>(r);
-    case at::kLong: return reduce_elements<Plain<std::int64_t>>(r);
-    case at::kInt: return reduce_elements<Plain<std::int32_t>>(r);
-    case at::kChar: return reduce_elements<Plain<std::int8_t>>(r);
-    case at::kByte: return reduce_elements<Plain<std::uint8_t>>(r);
+    case at::kLong: return reduce_elements<NativeElement<std::int64_t>>(r);
+    case at::kInt: return reduce_elements<NativeElement<std::int32_t>>(r);
+    case at::kChar: return reduce_elements<NativeElement<std::int8_t>>(r);
+    case at::kByte: return reduce_elements<NativeElement<std::uint8_t>>(r);
     case at::kBool: return reduce_bools(r);
     default: return;  // Group has refused it
   }

@@ -6,8 +6,8 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/host_memory.h"
+#include "lockstep/base/net/unix_socket.h"
 #include "lockstep/base/shared_memory.h"
 
 namespace lockstep::comm {
@@ -16,59 +16,61 @@ namespace {
 using base::Deadline;
 using base::SharedMemory;
 
-constexpr const char* kKey = "common";
-constexpr char kNone = '!';  // what follows says why there is none
+constexpr const char* kSocketKey = "common";
+constexpr char kErrorPrefix = '!';  // what follows says why there is none
 
-CommonMemory wrap(SharedMemory memory, bool first) {
+SharedAllocation wrap(SharedMemory memory, bool first) {
   const auto owner = std::make_shared<SharedMemory>(std::move(memory));
   return {.data = std::shared_ptr<void>(owner, owner->data()), .first = first};
 }
 
-SharedMemory make(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
+SharedMemory create(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
   const base::HostMemory host = base::HostMemory::now();
   if (host.available_bytes < bytes)
     throw base::CommError(base::Cause::kResource, "optimizer", 0, 0,
                           "memory of " + std::to_string(bytes) + " bytes for all ranks of this host: " +
                               host.limited_by + " has " + std::to_string(host.available_bytes) + " left");
   SharedMemory memory = SharedMemory::create("lockstep-common", bytes);
-  base::PrivateDoor door(base::Env::process().tmpdir.value_or("/tmp"));
-  store.set(kKey, door.path(), deadline);
+  base::UnixListener listener(base::Env::this_process().tmpdir.value_or("/tmp"));
+  store.set(kSocketKey, listener.path(), deadline);
   for (int others = size - 1; others > 0; --others)
-    base::send_parcel(door.accept(deadline).get(), bytes, memory.fd().get());
+    base::send_fd(listener.accept(deadline).get(), bytes, memory.fd().get());
   return memory;
 }
 
 /// The others need not wait for what does not come.
-SharedMemory make_or_tell(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
+SharedMemory create_or_report(job::Store& store, int size, std::size_t bytes, Deadline deadline) {
   try {
-    return make(store, size, bytes, deadline);
+    return create(store, size, bytes, deadline);
   } catch (const base::Error& error) {
-    store.set(kKey, kNone + std::string(error.what()), deadline);
+    store.set(kSocketKey, kErrorPrefix + std::string(error.what()), deadline);
     throw;
   }
 }
 
 SharedMemory receive(job::Store& store, int rank, std::size_t bytes, Deadline deadline) {
-  const auto path = store.get(kKey, deadline);
+  const auto path = store.get(kSocketKey, deadline);
   if (!path)
     throw base::CommError(base::Cause::kJoinTimeout, "optimizer", rank, 0,
                           "the first rank of this host did not offer memory for all in time");
-  if (path->front() == kNone) throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, path->substr(1));
-  base::Parcel parcel = base::receive_parcel(base::knock(*path).get(), deadline);
-  if (parcel.label != bytes)
+  if (path->front() == kErrorPrefix)
+    throw base::CommError(base::Cause::kResource, "optimizer", rank, 0, path->substr(1));
+  base::FdMessage message = base::receive_fd(base::connect_unix(*path).get(), deadline);
+  if (message.label != bytes)
     throw base::CommError(base::Cause::kDesync, "optimizer", rank, 0,
-                          "the first rank of this host made memory of " + std::to_string(parcel.label) +
+                          "the first rank of this host made memory of " + std::to_string(message.label) +
                               " bytes for all, this one needs " + std::to_string(bytes));
-  return SharedMemory::map(std::move(parcel.fd), bytes);
+  return SharedMemory::map(std::move(message.fd), bytes);
 }
 
 }  // namespace
 
-CommonMemory make_common_memory(job::Store& store, int rank, int size, std::size_t bytes, Deadline deadline) {
+SharedAllocation make_shared_allocation(job::Store& store, int rank, int size, std::size_t bytes, Deadline deadline) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const std::size_t whole = (bytes + page - 1) / page * page;
+  const std::size_t page_aligned_bytes = (bytes + page - 1) / page * page;
   try {
-    return wrap(rank == 0 ? make_or_tell(store, size, whole, deadline) : receive(store, rank, whole, deadline),
+    return wrap(rank == 0 ? create_or_report(store, size, page_aligned_bytes, deadline)
+                          : receive(store, rank, page_aligned_bytes, deadline),
                 rank == 0);
   } catch (const base::SystemError& error) {
     throw base::CommError(error.cause(), "optimizer", rank, -1,

@@ -12,7 +12,7 @@ namespace lockstep::comm {
 namespace {
 
 /// Tells the core that this is a wait.
-void relax() {
+void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -20,34 +20,36 @@ void relax() {
 #endif
 }
 
-std::uint32_t* word_of(const Signal& signal) {
-  return reinterpret_cast<std::uint32_t*>(const_cast<std::atomic<std::uint32_t>*>(&signal.count));
+std::uint32_t* futex_word(const SharedCounter& counter) {
+  return reinterpret_cast<std::uint32_t*>(const_cast<std::atomic<std::uint32_t>*>(&counter.count));
 }
 
 }  // namespace
 
-void wake(const Signal& signal) { ::syscall(SYS_futex, word_of(signal), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
-
-bool try_reach(const Signal& signal, std::uint32_t count, const Patience& patience) {
-  for (int i = 0; i < patience.spins; ++i) {
-    if (reached(signal, count)) return true;
-    relax();
-  }
-  for (int i = 0; i < patience.yields; ++i) {
-    if (reached(signal, count)) return true;
-    ::sched_yield();
-  }
-  return reached(signal, count);
+void wake_waiters(const SharedCounter& counter) {
+  ::syscall(SYS_futex, futex_word(counter), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool sleep_until(const Signal& signal, std::uint32_t count, base::Deadline deadline) {
-  const std::uint32_t seen = signal.count.load(std::memory_order_seq_cst);  // see Boards::advance()
-  if (reached(signal, count)) return true;
-  const auto left = deadline.left().count();
+bool spin_until_reached(const SharedCounter& counter, std::uint32_t count, const SpinPolicy& policy) {
+  for (int i = 0; i < policy.spins; ++i) {
+    if (has_reached(counter, count)) return true;
+    cpu_relax();
+  }
+  for (int i = 0; i < policy.yields; ++i) {
+    if (has_reached(counter, count)) return true;
+    ::sched_yield();
+  }
+  return has_reached(counter, count);
+}
+
+bool block_until_reached(const SharedCounter& counter, std::uint32_t count, base::Deadline deadline) {
+  const std::uint32_t seen = counter.count.load(std::memory_order_seq_cst);  // see ControlBlocks::advance()
+  if (has_reached(counter, count)) return true;
+  const auto left = deadline.remaining().count();
   const timespec limit{static_cast<time_t>(left / 1000), static_cast<long>(left % 1000) * 1'000'000};
   // Not FUTEX_PRIVATE: others map the word elsewhere. It returns at once when the count is no longer `seen`.
-  ::syscall(SYS_futex, word_of(signal), FUTEX_WAIT, seen, &limit, nullptr, 0);
-  return reached(signal, count);
+  ::syscall(SYS_futex, futex_word(counter), FUTEX_WAIT, seen, &limit, nullptr, 0);
+  return has_reached(counter, count);
 }
 
 }  // namespace lockstep::comm

@@ -17,36 +17,37 @@ namespace {
 
 using base::Deadline;
 
-constexpr auto kSlice =
+constexpr auto kAbortCheckInterval =
     std::chrono::milliseconds(20);  // of waiting, before a look at abort() and at whether the others live
 
 /// Work that is done in order, by whoever waits for any of it.
-class Queue {
+class ProgressQueue {
  public:
   /// Something that advances until `deadline`; true when it is finished.
-  using Step = std::function<bool(Deadline)>;
+  using AdvanceFn = std::function<bool(Deadline)>;
 
-  class Item final : public Pending {
+  class QueuedOp final : public Pending {
    public:
-    Item(Queue& queue, Step step) : queue_(queue), step_(std::move(step)) {}
+    QueuedOp(ProgressQueue& queue, AdvanceFn advance_fn) : queue_(queue), advance_fn_(std::move(advance_fn)) {}
     bool done() override { return is_finished() || queue_.advance(*this, Deadline::in(std::chrono::milliseconds(0))); }
     bool wait_until(Deadline deadline) override {
-      while (!is_finished() && !deadline.expired()) queue_.advance(*this, earlier(deadline, Deadline::in(kSlice)));
+      while (!is_finished() && !deadline.expired())
+        queue_.advance(*this, earlier(deadline, Deadline::in(kAbortCheckInterval)));
       return is_finished();
     }
-    bool over() const { return is_finished(); }
+    bool is_complete() const { return is_finished(); }
 
    private:
-    friend class Queue;
-    Queue& queue_;
-    Step step_;
+    friend class ProgressQueue;
+    ProgressQueue& queue_;
+    AdvanceFn advance_fn_;
   };
 
-  PendingPtr add(Step step) {
-    auto item = std::make_shared<Item>(*this, std::move(step));
+  PendingPtr add(AdvanceFn advance_fn) {
+    auto item = std::make_shared<QueuedOp>(*this, std::move(advance_fn));
     const std::lock_guard lock(mutex_);
-    if (ended_) {
-      item->finish(ended_);  // while it was being made
+    if (abort_cause_) {
+      item->finish(abort_cause_);  // while it was being made
       return item;
     }
     items_.push_back(item);
@@ -56,49 +57,49 @@ class Queue {
 
   /// Does it at once if nothing comes before it and the others come while this spins. Otherwise it has begun, or not,
   /// and is for add().
-  bool try_now(Meeting& meeting) {
+  bool try_complete(SyncOp& sync_op) {
     const std::lock_guard lock(mutex_);
     try {
-      return items_.empty() && meeting.advance_quickly();
+      return items_.empty() && sync_op.advance_spinning();
     } catch (const ArenaFull&) {
       return false;  // it has not begun; add() says why
     }
   }
 
   /// Ends what is left, and what comes later; it is not advanced any more.
-  void end(const std::exception_ptr& cause) {
+  void abort(const std::exception_ptr& cause) {
     const std::lock_guard lock(mutex_);
-    ended_ = cause;
+    abort_cause_ = cause;
     for (const auto& item : items_) item->finish(cause);
     items_.clear();
   }
 
  private:
-  bool advance(const Item& until, Deadline deadline) {
+  bool advance(const QueuedOp& target, Deadline deadline) {
     const std::lock_guard lock(mutex_);
-    return until.over() || advance_locked(until, deadline);
+    return target.is_complete() || advance_locked(target, deadline);
   }
 
-  bool advance_locked(const Item& until, Deadline deadline) {
-    while (!items_.empty() && !until.over()) {
-      Item& first = *items_.front();
+  bool advance_locked(const QueuedOp& target, Deadline deadline) {
+    while (!items_.empty() && !target.is_complete()) {
+      QueuedOp& first = *items_.front();
       try {
-        if (!first.step_(deadline)) return false;
+        if (!first.advance_fn_(deadline)) return false;
         first.finish();
       } catch (const ArenaFull& full) {
         first.finish(std::make_exception_ptr(base::CommError(base::Cause::kResource, "shm", -1, -1, full.what())));
       } catch (...) {
         first.finish(std::current_exception());
       }
-      first.step_ = nullptr;
+      first.advance_fn_ = nullptr;
       items_.pop_front();
     }
-    return until.over();
+    return target.is_complete();
   }
 
-  std::mutex mutex_;  // guards items_ and ended_; held for a slice of waiting at most
-  std::deque<std::shared_ptr<Item>> items_;
-  std::exception_ptr ended_;
+  std::mutex mutex_;  // guards items_ and abort_cause_; held for a slice of waiting at most
+  std::deque<std::shared_ptr<QueuedOp>> items_;
+  std::exception_ptr abort_cause_;
 };
 
 class ShmTransport final : public Transport {
@@ -106,17 +107,19 @@ class ShmTransport final : public Transport {
   explicit ShmTransport(const ShmOptions& options)
       : store_(options.store),
         timeout_(options.timeout),
-        boards_(Boards::meet(options.neighbours, *store_, options.members, options.rank, Deadline::in(timeout_))) {
-    for (int peer = 0; peer < boards_->size(); ++peer) pairs_.push_back(std::make_unique<Pair>(*boards_, peer));
+        control_blocks_(
+            ControlBlocks::meet(options.neighbours, *store_, options.members, options.rank, Deadline::in(timeout_))) {
+    for (int peer = 0; peer < control_blocks_->size(); ++peer)
+      peer_messages_.push_back(std::make_unique<PeerMessages>(*control_blocks_, peer));
   }
   ~ShmTransport() override {
-    abort(std::make_exception_ptr(base::PeerLost(base::Cause::kPeerUnreachable, "shm", boards_->rank(), boards_->rank(),
-                                                 "the transport was closed")));
+    abort(std::make_exception_ptr(base::PeerLostError(base::Cause::kPeerUnreachable, "shm", control_blocks_->rank(),
+                                                      control_blocks_->rank(), "the transport was closed")));
   }
 
   std::string_view name() const override { return "shm"; }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = everything_on_cpu({at::kFloat, at::kBFloat16, at::kHalf});
+    static const Capabilities all = full_cpu_capabilities({at::kFloat, at::kBFloat16, at::kHalf});
     return all;
   }
 
@@ -126,24 +129,24 @@ class ShmTransport final : public Transport {
       pending->finish(cause_);
       return pending;
     }
-    if (op.kind == Kind::kSend) return send(op);
-    if (op.kind == Kind::kRecv) return receive(op);
-    const std::uint32_t number = reserve_numbers(op);
-    return add(std::make_shared<Operation>(op, *boards_, number), number);
+    if (op.kind == CollectiveKind::kSend) return send(op);
+    if (op.kind == CollectiveKind::kRecv) return receive(op);
+    const std::uint32_t number = reserve_sequence_numbers(op);
+    return add(std::make_shared<ShmCollective>(op, *control_blocks_, number), number);
   }
 
-  PendingPtr start_compared(const Collective& op, const ComparedCall& call) override {
-    if (aborted_.load() || op.kind == Kind::kSend || op.kind == Kind::kRecv) return nullptr;
-    const std::uint32_t number = reserve_numbers(op);
-    const auto operation = std::make_shared<Operation>(op, *boards_, number, call);
-    if (collectives_.try_now(*operation) && !operation->piecemeal())
-      return {PendingPtr(), done_.get()};  // owned by this transport: nothing to count
+  PendingPtr start_checked(const Collective& op, const SignatureView& signature) override {
+    if (aborted_.load() || op.kind == CollectiveKind::kSend || op.kind == CollectiveKind::kRecv) return nullptr;
+    const std::uint32_t number = reserve_sequence_numbers(op);
+    const auto operation = std::make_shared<ShmCollective>(op, *control_blocks_, number, signature);
+    if (collectives_.try_complete(*operation) && !operation->needs_sub_operations())
+      return {PendingPtr(), completed_pending_.get()};  // owned by this transport: nothing to count
     return add(operation, number);
   }
 
-  std::unique_ptr<InPlaceReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
+  std::unique_ptr<PeerMemoryReducer> make_in_place_reducer(const std::vector<at::Tensor>& parts) override {
     auto store = std::make_shared<job::PrefixStore>("parts/" + std::to_string(num_reducers_++), store_);
-    return std::make_unique<GradientTable>(parts, *boards_, std::move(store), timeout_,
+    return std::make_unique<GradientTable>(parts, *control_blocks_, std::move(store), timeout_,
                                            [this](const auto& make) { return meet(make); });
   }
 
@@ -153,69 +156,74 @@ class ShmTransport final : public Transport {
     cause_ = std::move(cause);
     aborted_.store(true);
     // Whoever waits lets go of its queue within a slice.
-    collectives_.end(cause_);
-    for (const auto& pair : pairs_) {
-      pair->sends.end(cause_);
-      pair->receives.end(cause_);
+    collectives_.abort(cause_);
+    for (const auto& messages : peer_messages_) {
+      messages->sends.abort(cause_);
+      messages->receives.abort(cause_);
     }
   }
 
  private:
   /// One, and as many more as an operation that goes piece by piece would need.
-  std::uint32_t reserve_numbers(const Collective& op) {
+  std::uint32_t reserve_sequence_numbers(const Collective& op) {
     const std::uint32_t number = ++number_;
-    number_ += Operation::num_pieces(op);
+    number_ += ShmCollective::num_sub_operations(op);
     return number;
   }
 
   /// The operation, and its pieces when it turns out to need them.
-  PendingPtr add(const std::shared_ptr<Operation>& operation, std::uint32_t number) {
-    operation->keep();
+  PendingPtr add(const std::shared_ptr<ShmCollective>& operation, std::uint32_t number) {
+    operation->take_ownership();
     return collectives_.add([this, operation, number, done = std::uint32_t{0},
-                             piece = std::shared_ptr<Operation>()](Deadline deadline) mutable {
+                             sub_operation = std::shared_ptr<ShmCollective>()](Deadline deadline) mutable {
       if (!operation->advance(deadline)) return false;
-      for (; operation->piecemeal() && done < Operation::num_pieces(operation->op()); ++done, piece = nullptr) {
-        if (!piece) piece = make_piece(operation->op(), done, number + 1 + done);
-        if (!piece->advance(deadline)) return false;
+      for (; operation->needs_sub_operations() && done < ShmCollective::num_sub_operations(operation->op());
+           ++done, sub_operation = nullptr) {
+        if (!sub_operation) sub_operation = make_sub_operation(operation->op(), done, number + 1 + done);
+        if (!sub_operation->advance(deadline)) return false;
       }
       return true;
     });
   }
 
-  std::shared_ptr<Operation> make_piece(const Collective& op, std::uint32_t piece, std::uint32_t number) {
-    const Collective part = Operation::piece_of(op, piece);
-    auto operation = std::make_shared<Operation>(part, *boards_, number);
-    operation->keep();
+  std::shared_ptr<ShmCollective> make_sub_operation(const Collective& op, std::uint32_t sub_operation,
+                                                    std::uint32_t number) {
+    const Collective part = ShmCollective::sub_operation_of(op, sub_operation);
+    auto operation = std::make_shared<ShmCollective>(part, *control_blocks_, number);
+    operation->take_ownership();
     return operation;
   }
 
-  PendingPtr meet(const std::function<std::shared_ptr<Meeting>(std::uint32_t number)>& make) {
-    return collectives_.add([meeting = make(++number_)](Deadline deadline) { return meeting->advance(deadline); });
+  PendingPtr meet(const std::function<std::shared_ptr<SyncOp>(std::uint32_t number)>& make) {
+    return collectives_.add([sync_op = make(++number_)](Deadline deadline) { return sync_op->advance(deadline); });
   }
 
-  struct Pair {
-    Pair(const Boards& boards, int peer) : outbox(boards, peer), inbox(boards, peer) {}
-    Outbox outbox;
-    Inbox inbox;
-    Queue sends;
-    Queue receives;
+  struct PeerMessages {
+    PeerMessages(const ControlBlocks& control_blocks, int peer)
+        : sender(control_blocks, peer), receiver(control_blocks, peer) {}
+    MessageSender sender;
+    MessageReceiver receiver;
+    ProgressQueue sends;
+    ProgressQueue receives;
   };
 
   PendingPtr send(const Collective& op) {
-    Pair& pair = *pairs_[static_cast<std::size_t>(op.root)];
-    return pair.sends.add([this, &pair, tensor = op.input, peer = op.root, posted = false](Deadline deadline) mutable {
-      if (!std::exchange(posted, true)) pair.outbox.post(tensor);
-      if (!boards_->wait(peer, pair.outbox.taken(), pair.outbox.number(), deadline)) return false;
-      pair.outbox.release();
-      return true;
-    });
+    PeerMessages& messages = *peer_messages_[static_cast<std::size_t>(op.root)];
+    return messages.sends.add(
+        [this, &messages, tensor = op.input, peer = op.root, posted = false](Deadline deadline) mutable {
+          if (!std::exchange(posted, true)) messages.sender.post(tensor);
+          if (!control_blocks_->wait(peer, messages.sender.received(), messages.sender.number(), deadline))
+            return false;
+          messages.sender.release();
+          return true;
+        });
   }
 
   PendingPtr receive(const Collective& op) {
-    Pair& pair = *pairs_[static_cast<std::size_t>(op.root)];
-    return pair.receives.add([this, &pair, tensor = op.output, peer = op.root](Deadline deadline) {
-      if (!boards_->wait(peer, pair.inbox.sent(), pair.inbox.next(), deadline)) return false;
-      if (!pair.inbox.take(tensor))
+    PeerMessages& messages = *peer_messages_[static_cast<std::size_t>(op.root)];
+    return messages.receives.add([this, &messages, tensor = op.output, peer = op.root](Deadline deadline) {
+      if (!control_blocks_->wait(peer, messages.receiver.sent(), messages.receiver.next(), deadline)) return false;
+      if (!messages.receiver.receive_into(tensor))
         throw std::runtime_error("a message of another size than " + std::to_string(tensor.nbytes()) + " bytes came");
       return true;
     });
@@ -223,12 +231,12 @@ class ShmTransport final : public Transport {
 
   const std::shared_ptr<job::Store> store_;
   const std::chrono::milliseconds timeout_;
-  const std::unique_ptr<Boards> boards_;
+  const std::unique_ptr<ControlBlocks> control_blocks_;
   int num_reducers_ = 0;
-  const PendingPtr done_ = finished();
+  const PendingPtr completed_pending_ = make_finished_pending();
   std::uint32_t number_ = 0;  // of collectives, the same on all ranks
-  Queue collectives_;
-  std::vector<std::unique_ptr<Pair>> pairs_;
+  ProgressQueue collectives_;
+  std::vector<std::unique_ptr<PeerMessages>> peer_messages_;
   std::mutex abort_mutex_;  // guards the change of what follows
   std::atomic<bool> aborted_{false};
   std::exception_ptr cause_;

@@ -12,7 +12,7 @@
 namespace lockstep::comm {
 
 struct ShmOptions {
-  std::shared_ptr<const Neighbours> neighbours;
+  std::shared_ptr<const LocalPeers> neighbours;
   std::shared_ptr<job::Store> store;    // for this transport alone
   std::vector<int> members;             // world ranks, all of them neighbours
   int rank = 0;                         // here

@@ -6,38 +6,45 @@ using base::Deadline;
 
 /// `wait(member, signal)` says whether the signal has reached this meeting's number.
 template <typename Wait>
-bool Meeting::step(const Wait& wait) {
-  const auto all_reached = [&](const auto& signal_of) {
-    for (; next_ < boards_.size(); ++next_)
-      if (next_ != boards_.rank() && !wait(next_, signal_of(boards_.of(next_)))) return false;
+bool SyncOp::advance_phases(const Wait& wait) {
+  const auto wait_for_all = [&](const auto& counter_of) {
+    for (; next_member_ < control_blocks_.size(); ++next_member_)
+      if (next_member_ != control_blocks_.rank() && !wait(next_member_, counter_of(control_blocks_.of(next_member_))))
+        return false;
     return true;
   };
-  if (phase_ == Phase::kShow) {
-    show();
-    boards_.advance(boards_.own().arrived[number_ % 2], number_);
-    phase_ = Phase::kMeet;
+  if (phase_ == Phase::kPublish) {
+    publish();
+    control_blocks_.advance(control_blocks_.own().published[number_ % 2], number_);
+    phase_ = Phase::kWaitPublished;
   }
-  if (phase_ == Phase::kMeet) {
-    if (!all_reached([this](Board& board) -> Signal& { return board.arrived[number_ % 2]; })) return false;
-    work();
-    phase_ = ends_with_work() ? Phase::kFinished : Phase::kPart;
-    if (phase_ == Phase::kPart) boards_.advance(boards_.own().done, number_);
-    next_ = 0;
+  if (phase_ == Phase::kWaitPublished) {
+    if (!wait_for_all(
+            [this](ControlBlock& control_block) -> SharedCounter& { return control_block.published[number_ % 2]; }))
+      return false;
+    compute();
+    phase_ = is_complete_after_compute() ? Phase::kFinished : Phase::kWaitCompleted;
+    if (phase_ == Phase::kWaitCompleted) control_blocks_.advance(control_blocks_.own().completed, number_);
+    next_member_ = 0;
   }
-  if (phase_ == Phase::kPart) {
-    if (!all_reached([](Board& board) -> Signal& { return board.done; })) return false;
-    finish();
+  if (phase_ == Phase::kWaitCompleted) {
+    if (!wait_for_all([](ControlBlock& control_block) -> SharedCounter& { return control_block.completed; }))
+      return false;
+    complete();
     phase_ = Phase::kFinished;
   }
   return true;
 }
 
-bool Meeting::advance(Deadline deadline) {
-  return step([&](int member, const Signal& signal) { return boards_.wait(member, signal, number_, deadline); });
+bool SyncOp::advance(Deadline deadline) {
+  return advance_phases([&](int member, const SharedCounter& counter) {
+    return control_blocks_.wait(member, counter, number_, deadline);
+  });
 }
 
-bool Meeting::advance_quickly() {
-  return step([&](int, const Signal& signal) { return boards_.wait_briefly(signal, number_); });
+bool SyncOp::advance_spinning() {
+  return advance_phases(
+      [&](int, const SharedCounter& counter) { return control_blocks_.wait_spinning(counter, number_); });
 }
 
 }  // namespace lockstep::comm

@@ -10,42 +10,43 @@ namespace lockstep::comm {
 
 /// Shows this rank's data, waits until all have, does this rank's share of the work, and waits until all have done
 /// theirs. Advanced by one thread at a time.
-class Meeting {
+class SyncOp {
  public:
-  Meeting(const Boards& boards, std::uint32_t number) : boards_(boards), number_(number) {}
-  virtual ~Meeting() = default;
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
+  SyncOp(const ControlBlocks& control_blocks, std::uint32_t number)
+      : control_blocks_(control_blocks), number_(number) {}
+  virtual ~SyncOp() = default;
+  SyncOp(const SyncOp&) = delete;
+  SyncOp& operator=(const SyncOp&) = delete;
 
   /// Does what can be done until `deadline`. True when it is finished. Throws when a member that is waited for has
   /// died, and ArenaFull.
   bool advance(base::Deadline deadline);
   /// The same, as long as others come while this spins.
-  bool advance_quickly();
+  bool advance_spinning();
 
  protected:
   /// Writes what the others read.
-  virtual void show() = 0;
+  virtual void publish() = 0;
   /// All have shown theirs.
-  virtual void work() = 0;
+  virtual void compute() = 0;
   /// All have done their work.
-  virtual void finish() = 0;
+  virtual void complete() = 0;
   /// Nobody reads what another rank could change after work(): then there is no need to wait for each other again.
-  virtual bool ends_with_work() const = 0;
+  virtual bool is_complete_after_compute() const = 0;
 
   /// Others may be at this rank's data: it has been shown, and not all have done their work.
-  bool exposed() const { return phase_ == Phase::kMeet || phase_ == Phase::kPart; }
+  bool is_exposed() const { return phase_ == Phase::kWaitPublished || phase_ == Phase::kWaitCompleted; }
 
-  const Boards& boards_;
+  const ControlBlocks& control_blocks_;
   const std::uint32_t number_;
 
  private:
-  enum class Phase { kShow, kMeet, kPart, kFinished };
+  enum class Phase { kPublish, kWaitPublished, kWaitCompleted, kFinished };
   template <typename Wait>
-  bool step(const Wait& wait);
+  bool advance_phases(const Wait& wait);
 
-  Phase phase_ = Phase::kShow;
-  int next_ = 0;  // the member that is waited for
+  Phase phase_ = Phase::kPublish;
+  int next_member_ = 0;  // the member that is waited for
 };
 
 }  // namespace lockstep::comm

@@ -28,12 +28,13 @@ CharDataset::CharDataset(std::shared_ptr<const std::vector<std::int32_t>> ids, s
 std::pair<CharDataset, CharDataset> CharDataset::split(double fraction) const {
   if (!(fraction > 0 && fraction < 1))
     throw base::UsageError("the fraction to split at is " + std::to_string(fraction) + "; allowed is between 0 and 1");
-  const auto cut = static_cast<std::size_t>(static_cast<double>(num_ids_) * fraction);
-  if (cut <= options_.block_size || num_ids_ - cut <= options_.block_size)
+  const auto split_at = static_cast<std::size_t>(static_cast<double>(num_ids_) * fraction);
+  if (split_at <= options_.block_size || num_ids_ - split_at <= options_.block_size)
     throw base::UsageError("a text of " + std::to_string(num_ids_) + " characters split at " +
                            std::to_string(fraction) + " leaves a part without a window of " +
                            std::to_string(options_.block_size) + " characters");
-  return {CharDataset(ids_, first_, cut, options_), CharDataset(ids_, first_ + cut, num_ids_ - cut, options_)};
+  return {CharDataset(ids_, first_, split_at, options_),
+          CharDataset(ids_, first_ + split_at, num_ids_ - split_at, options_)};
 }
 
 Example CharDataset::get(std::size_t index) const {

@@ -11,15 +11,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> files_below(const std::string& folder, const CorpusOptions& options) {
+std::vector<std::string> list_files(const std::string& folder, const CorpusOptions& options) {
   std::vector<std::string> files;
   std::error_code error;
   fs::recursive_directory_iterator entry(folder, error);
   while (!error && entry != fs::recursive_directory_iterator()) {
     const fs::path& path = entry->path();
-    const bool wanted = options.extensions.empty() || std::find(options.extensions.begin(), options.extensions.end(),
-                                                                path.extension().string()) != options.extensions.end();
-    if (wanted && entry->symlink_status().type() == fs::file_type::regular) files.push_back(path.string());
+    const bool is_selected =
+        options.extensions.empty() || std::find(options.extensions.begin(), options.extensions.end(),
+                                                path.extension().string()) != options.extensions.end();
+    if (is_selected && entry->symlink_status().type() == fs::file_type::regular) files.push_back(path.string());
     entry.increment(error);
   }
   if (error) throw base::SystemError("cannot list the folder " + folder, error.value());
@@ -27,7 +28,7 @@ std::vector<std::string> files_below(const std::string& folder, const CorpusOpti
   return files;
 }
 
-std::string joined(const std::vector<std::string>& words) {
+std::string join(const std::vector<std::string>& words) {
   std::string all;
   for (const auto& word : words) all += (all.empty() ? "" : ", ") + word;
   return all;
@@ -42,15 +43,15 @@ std::string read_corpus(const std::string& path, const CorpusOptions& options) {
   if (!fs::exists(status)) throw base::UsageError("there is no file or folder " + path);
   std::string text;
   if (!fs::is_directory(status)) {
-    append_file(path, options.max_bytes, text);
+    append_file_contents(path, options.max_bytes, text);
   } else {
-    const auto files = files_below(path, options);
+    const auto files = list_files(path, options);
     if (files.empty())
       throw base::UsageError("the folder " + path + " holds no file" +
-                             (options.extensions.empty() ? "" : " that ends in " + joined(options.extensions)));
+                             (options.extensions.empty() ? "" : " that ends in " + join(options.extensions)));
     for (const auto& file : files) {
       if (text.size() >= options.max_bytes) break;
-      append_file(file, options.max_bytes, text);
+      append_file_contents(file, options.max_bytes, text);
     }
   }
   if (text.empty()) throw base::UsageError(path + " holds no text");

@@ -12,7 +12,7 @@
 
 namespace lockstep::data {
 
-void append_file(const std::string& path, std::uint64_t max_bytes, std::string& text) {
+void append_file_contents(const std::string& path, std::uint64_t max_bytes, std::string& text) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status{};
   if (!fd || ::fstat(fd.get(), &status) != 0) throw base::SystemError("cannot read " + path, errno);

@@ -23,7 +23,7 @@ constexpr std::uint64_t kMaxRatio = 1032;                    // of deflate: 258 
 constexpr unsigned kUnsignedByte = 0x08;
 constexpr unsigned kMaxDimensions = 4;
 
-struct CloseGz {
+struct GzCloser {
   void operator()(gzFile_s* file) const { ::gzclose_r(file); }
 };
 
@@ -43,7 +43,7 @@ class GzReader {
     compressed_ = ::gzdirect(file_.get()) == 0;
   }
 
-  [[noreturn]] void refuse(std::uint64_t offset, const std::string& reason) const {
+  [[noreturn]] void throw_format_error(std::uint64_t offset, const std::string& reason) const {
     throw base::FormatError(path_ + ":" + std::to_string(offset) + ": " + reason);
   }
 
@@ -53,7 +53,7 @@ class GzReader {
     while (done < size) {
       const int got =
           ::gzread(file_.get(), data + done, static_cast<unsigned>(std::min<std::size_t>(size - done, 1 << 20)));
-      if (got < 0) fail();
+      if (got < 0) throw_read_error();
       if (got == 0) break;
       done += static_cast<std::size_t>(got);
       offset_ += static_cast<std::uint64_t>(got);
@@ -61,7 +61,7 @@ class GzReader {
     // gzread reports a cut-off stream as an end of file with an error beside it.
     int error = Z_OK;
     ::gzerror(file_.get(), &error);
-    if (done < size && error != Z_OK && error != Z_STREAM_END) fail();
+    if (done < size && error != Z_OK && error != Z_STREAM_END) throw_read_error();
     return done;
   }
 
@@ -69,24 +69,26 @@ class GzReader {
     const std::uint64_t begin = offset_;
     const std::size_t got = read(data, size);
     if (got != size)
-      refuse(offset_, "the file ends inside " + std::string(what) + ": got " + std::to_string(got) +
-                          " bytes from offset " + std::to_string(begin) + ", expected " + std::to_string(size));
+      throw_format_error(offset_, "the file ends inside " + std::string(what) + ": got " + std::to_string(got) +
+                                      " bytes from offset " + std::to_string(begin) + ", expected " +
+                                      std::to_string(size));
   }
 
   // The most that the file can hold: known before anything of that size is allocated.
-  std::uint64_t most_bytes() const { return compressed_ ? size_ * kMaxRatio : size_; }
+  std::uint64_t max_bytes() const { return compressed_ ? size_ * kMaxRatio : size_; }
   std::uint64_t offset() const { return offset_; }
 
  private:
-  [[noreturn]] void fail() const {
+  [[noreturn]] void throw_read_error() const {
     int error = Z_OK;
     const std::string text = ::gzerror(file_.get(), &error);
     if (error == Z_ERRNO) throw base::SystemError("cannot read " + path_, errno);
-    refuse(offset_, "damaged gzip data (" + (text.empty() ? "zlib error " + std::to_string(error) : text) + ")");
+    throw_format_error(offset_,
+                       "damaged gzip data (" + (text.empty() ? "zlib error " + std::to_string(error) : text) + ")");
   }
 
   std::string path_;
-  std::unique_ptr<gzFile_s, CloseGz> file_;
+  std::unique_ptr<gzFile_s, GzCloser> file_;
   std::uint64_t size_ = 0;
   std::uint64_t offset_ = 0;
   bool compressed_ = false;
@@ -95,41 +97,42 @@ class GzReader {
 std::uint64_t read_shape(GzReader& in, std::vector<std::int64_t>& shape) {
   std::array<std::uint8_t, 4> word{};
   in.read_all(word.data(), word.size(), "the magic number");
-  if (word[0] != 0 || word[1] != 0) in.refuse(0, "not an IDX file: it must begin with two zero bytes");
+  if (word[0] != 0 || word[1] != 0) in.throw_format_error(0, "not an IDX file: it must begin with two zero bytes");
   if (word[2] != kUnsignedByte)
-    in.refuse(2, "IDX type is " + std::to_string(word[2]) + "; allowed is 8 (unsigned byte)");
+    in.throw_format_error(2, "IDX type is " + std::to_string(word[2]) + "; allowed is 8 (unsigned byte)");
   const unsigned num_dimensions = word[3];
   if (num_dimensions < 1 || num_dimensions > kMaxDimensions)
-    in.refuse(3, "the file has " + std::to_string(num_dimensions) + " dimensions; allowed is 1 to 4");
+    in.throw_format_error(3, "the file has " + std::to_string(num_dimensions) + " dimensions; allowed is 1 to 4");
   std::uint64_t num_bytes = 1;
   for (unsigned i = 0; i < num_dimensions; ++i) {
     in.read_all(word.data(), word.size(), "the list of dimensions");
     const std::uint32_t extent = static_cast<std::uint32_t>(word[0]) << 24 | word[1] << 16 | word[2] << 8 | word[3];
     shape.push_back(extent);
     if (__builtin_mul_overflow(num_bytes, std::uint64_t{extent}, &num_bytes) || num_bytes > kMaxBytes)
-      in.refuse(in.offset() - 4, "dimension " + std::to_string(i) + " is " + std::to_string(extent) +
-                                     ", which makes more than the allowed 2 GiB");
+      in.throw_format_error(in.offset() - 4, "dimension " + std::to_string(i) + " is " + std::to_string(extent) +
+                                                 ", which makes more than the allowed 2 GiB");
   }
   return num_bytes;
 }
 
 }  // namespace
 
-IdxBytes read_idx(const std::string& path) {
+IdxArray read_idx(const std::string& path) {
   GzReader in(path);
-  IdxBytes idx;
+  IdxArray idx;
   const std::uint64_t num_bytes = read_shape(in, idx.shape);
   idx.values_offset = in.offset();
-  if (idx.values_offset + num_bytes > in.most_bytes())
-    in.refuse(idx.values_offset, "the header promises " + std::to_string(num_bytes) +
-                                     " values, but the file can hold at most " +
-                                     std::to_string(in.most_bytes() - std::min(in.most_bytes(), idx.values_offset)));
+  if (idx.values_offset + num_bytes > in.max_bytes())
+    in.throw_format_error(idx.values_offset,
+                          "the header promises " + std::to_string(num_bytes) +
+                              " values, but the file can hold at most " +
+                              std::to_string(in.max_bytes() - std::min(in.max_bytes(), idx.values_offset)));
   idx.values.resize(num_bytes);
   in.read_all(idx.values.data(), idx.values.size(), "the values");
-  std::uint8_t beyond = 0;
-  if (in.read(&beyond, 1) != 0)
-    in.refuse(in.offset() - 1,
-              "the file goes on after the " + std::to_string(num_bytes) + " values that its header promises");
+  std::uint8_t extra = 0;
+  if (in.read(&extra, 1) != 0)
+    in.throw_format_error(in.offset() - 1, "the file goes on after the " + std::to_string(num_bytes) +
+                                               " values that its header promises");
   return idx;
 }
 

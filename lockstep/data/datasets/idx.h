@@ -8,7 +8,7 @@
 namespace lockstep::data {
 
 /// An IDX file of unsigned bytes.
-struct IdxBytes {
+struct IdxArray {
   std::vector<std::int64_t> shape;   ///< 1 to 4 dimensions
   std::vector<std::uint8_t> values;  ///< as many as the shape says, row-major
   std::uint64_t values_offset = 0;   ///< of the first value in the (uncompressed) file
@@ -18,6 +18,6 @@ struct IdxBytes {
 /// ..." (in a compressed file the offset after decompression) for a wrong header, a size above 2 GiB, a file that is
 /// shorter or longer than its header says, and damaged compression. No more memory is taken than a file of that length
 /// can fill.
-IdxBytes read_idx(const std::string& path);
+IdxArray read_idx(const std::string& path);
 
 }  // namespace lockstep::data

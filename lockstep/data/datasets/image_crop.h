@@ -17,16 +17,16 @@ struct CropOptions {
 /// A box whose area and aspect are drawn, the one evenly, the other evenly in its logarithm, and then its place; drawn
 /// again when it does not fit, and after ten times the largest box in the middle that the aspects allow (Szegedy et
 /// al., arXiv:1409.4842; the numbers are torchvision's).
-Box random_crop(int width, int height, SampleRandom& random, const CropOptions& options = {});
+Box random_crop(int width, int height, SampleRng& random, const CropOptions& options = {});
 
 /// Width and height when the shorter side becomes `size`, and the other, rounded down, keeps the aspect: torchvision's
 /// Resize(size).
-std::pair<std::int64_t, std::int64_t> shorter_side_to(int width, int height, int size);
+std::pair<std::int64_t, std::int64_t> resized_size(int width, int height, int size);
 
 /// `size` x `size` from the middle, which must be that large: torchvision's CenterCrop.
 Box center_crop(int width, int height, int size);
 
-/// The largest shrink (JpegPart) after which the box is still at least `size` on both sides.
-int shrink_for(const Box& box, int size);
+/// The largest shrink (JpegRegion) after which the box is still at least `size` on both sides.
+int shrink_factor(const Box& box, int size);
 
 }  // namespace lockstep::data

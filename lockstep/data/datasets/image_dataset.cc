@@ -25,8 +25,8 @@ void require(const char* option, std::int64_t value, std::int64_t low, std::int6
                            std::to_string(low) + " to " + std::to_string(high));
 }
 
-ImageOptions checked(ImageOptions options) {
-  if (const std::string missing = jpeg_missing(); !missing.empty()) throw base::UsageError(missing);
+ImageOptions validated(ImageOptions options) {
+  if (const std::string missing = jpeg_unavailable_reason(); !missing.empty()) throw base::UsageError(missing);
   require("size", options.size, 8, 4096);
   if (options.resize == 0) options.resize = options.size * 8 / 7;
   require("resize", options.resize, options.size, 8192);
@@ -43,14 +43,14 @@ ImageOptions checked(ImageOptions options) {
 }  // namespace
 
 /// Which files a warning has named. Any thread.
-class ImageDataset::Warned {
+class ImageDataset::WarnOnce {
  public:
-  void tell(std::size_t index, const char* reason, const char* what_instead) {
+  void warn(std::size_t index, const char* reason, const char* consequence) {
     {
       const std::lock_guard lock(mutex_);
       if (!files_.insert(index).second) return;
     }
-    base::log_warning(std::string(reason) + "; " + what_instead);
+    base::log_warning(std::string(reason) + "; " + consequence);
   }
 
  private:
@@ -60,67 +60,68 @@ class ImageDataset::Warned {
 
 ImageDataset::ImageDataset(ImageFolder folder, const ImageOptions& options)
     : folder_(std::make_shared<const ImageFolder>(std::move(folder))),
-      warned_(std::make_shared<Warned>()),
-      options_(checked(options)) {}
+      warn_once_(std::make_shared<WarnOnce>()),
+      options_(validated(options)) {}
 
-const std::string& ImageDataset::read(std::size_t index, std::string& path) {
+const std::string& ImageDataset::read_file(std::size_t index, std::string& path) {
   path = folder_->path(index);
   bytes_.clear();
-  append_file(path, kMaxFileBytes + 1, bytes_);
+  append_file_contents(path, kMaxFileBytes + 1, bytes_);
   if (bytes_.size() > kMaxFileBytes)
     throw base::FormatError(path + ":0: the file has more than the allowed " + std::to_string(kMaxFileBytes) +
                             " bytes");
   return bytes_;
 }
 
-void ImageDataset::make_augmented(std::size_t index, SampleRandom& random, std::uint8_t* rgb) {
+void ImageDataset::load_augmented(std::size_t index, SampleRng& random, std::uint8_t* rgb) {
   std::string path;
-  const std::string& bytes = read(index, path);
+  const std::string& bytes = read_file(index, path);
   const auto size = static_cast<int>(options_.size);
-  const auto choose = [&](int width, int height) {
+  const auto choose_region = [&](int width, int height) {
     const Box box = random_crop(width, height, random, options_.crop);
-    return JpegPart{box, options_.shrink_in_decoder ? shrink_for(box, size) : 1};
+    return JpegRegion{box, options_.shrink_in_decoder ? shrink_factor(box, size) : 1};
   };
-  decode_jpeg(bytes, path, choose, pixels_);
+  decode_jpeg(bytes, path, choose_region, pixels_);
   resize(pixels_, size, size, rgb);
-  if (random.below(2) == 1) flip(rgb, size, size);
+  if (random.uniform_int(2) == 1) flip_horizontal(rgb, size, size);
 }
 
-void ImageDataset::make_centered(std::size_t index, std::uint8_t* rgb) {
+void ImageDataset::load_center_crop(std::size_t index, std::uint8_t* rgb) {
   std::string path;
-  const std::string& bytes = read(index, path);
+  const std::string& bytes = read_file(index, path);
   std::pair<std::int64_t, std::int64_t> sides;
-  const auto choose = [&](int width, int height) {
-    sides = shorter_side_to(width, height, static_cast<int>(options_.resize));
+  const auto choose_region = [&](int width, int height) {
+    sides = resized_size(width, height, static_cast<int>(options_.resize));
     if (sides.first * sides.second > kMaxJpegPixels)
       throw base::FormatError(path + ":0: the picture has " + std::to_string(width) + " x " + std::to_string(height) +
                               " pixels, which are too many when its shorter side is " +
                               std::to_string(options_.resize));
-    return JpegPart{{0, 0, width, height}};
+    return JpegRegion{{0, 0, width, height}};
   };
-  decode_jpeg(bytes, path, choose, pixels_);
+  decode_jpeg(bytes, path, choose_region, pixels_);
   resized_.resize(static_cast<std::size_t>(3 * sides.first * sides.second));
   resize(pixels_, sides.first, sides.second, resized_.data());
-  cut(resized_.data(), sides.first,
-      center_crop(static_cast<int>(sides.first), static_cast<int>(sides.second), static_cast<int>(options_.size)), rgb);
+  crop(resized_.data(), sides.first,
+       center_crop(static_cast<int>(sides.first), static_cast<int>(sides.second), static_cast<int>(options_.size)),
+       rgb);
 }
 
-void ImageDataset::make(std::size_t index, std::uint8_t* rgb, std::int64_t& target) {
-  SampleRandom random(options_.seed, epoch_, index);
-  for (int tried = 0;; ++tried) {
+void ImageDataset::load_sample(std::size_t index, std::uint8_t* rgb, std::int64_t& target) {
+  SampleRng random(options_.seed, epoch_, index);
+  for (int num_attempts = 0;; ++num_attempts) {
     try {
-      options_.augment ? make_augmented(index, random, rgb) : make_centered(index, rgb);
+      options_.augment ? load_augmented(index, random, rgb) : load_center_crop(index, rgb);
       target = folder_->label(index);
       return;
     } catch (const base::FormatError& error) {
-      if (options_.broken == BrokenImages::kRefuse || tried == kMaxReplacements) throw;
-      if (options_.broken == BrokenImages::kMark) {
-        warned_->tell(index, error.what(), "it is not counted");
+      if (options_.broken_images == BrokenImagePolicy::kThrow || num_attempts == kMaxReplacements) throw;
+      if (options_.broken_images == BrokenImagePolicy::kIgnore) {
+        warn_once_->warn(index, error.what(), "it is not counted");
         std::fill_n(rgb, 3 * options_.size * options_.size, std::uint8_t{0});
-        target = kNoTarget;
+        target = kIgnoreIndex;
         return;
       }
-      warned_->tell(index, error.what(), "another image takes its place");
+      warn_once_->warn(index, error.what(), "another image takes its place");
     }
     index = static_cast<std::size_t>(random.next() % size());
   }
@@ -139,7 +140,7 @@ Example ImageDataset::get_batch(const std::vector<std::size_t>& indices) {
   auto* rgb = batch.data.data_ptr<std::uint8_t>();
   auto* target = batch.target.data_ptr<std::int64_t>();
   for (const std::size_t index : indices) {
-    make(index, rgb, *target++);
+    load_sample(index, rgb, *target++);
     rgb += 3 * options_.size * options_.size;
   }
   return batch;

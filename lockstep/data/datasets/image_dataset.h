@@ -16,16 +16,16 @@
 namespace lockstep::data {
 
 /// What happens where a file is no JPEG, or a damaged one.
-enum class BrokenImages {
-  kRefuse,   ///< FormatError that names the file
+enum class BrokenImagePolicy {
+  kThrow,    ///< FormatError that names the file
   kReplace,  ///< a warning, once a file, and another image of the folder in its place: batches stay as large, and all
              ///< ranks have equally many. For training
-  kMark,     ///< a warning, once a file, and a black picture whose target is kNoTarget, which cross_entropy() and an
+  kIgnore,   ///< a warning, once a file, and a black picture whose target is kIgnoreIndex, which cross_entropy() and an
              ///< honest count pass over. For evaluation
 };
 
 /// torch's ignore_index.
-inline constexpr std::int64_t kNoTarget = -100;
+inline constexpr std::int64_t kIgnoreIndex = -100;
 
 struct ImageOptions {
   std::int64_t size = 224;  ///< of a sample's sides, 8 to 4096
@@ -35,7 +35,7 @@ struct ImageOptions {
   std::int64_t resize = 0;  ///< size to 8192; 0: 8/7 of size, which is 256 for 224
   CropOptions crop;         ///< with augment
   std::uint64_t seed = 0;   ///< of crops and flips
-  BrokenImages broken = BrokenImages::kRefuse;
+  BrokenImagePolicy broken_images = BrokenImagePolicy::kThrow;
   /// With augment, a crop that is at least twice as large as a sample is decoded in half the size, or a quarter, or an
   /// eighth. false: resized from the whole, always.
   bool shrink_in_decoder = true;
@@ -50,7 +50,7 @@ struct ImageOptions {
 /// disk that is gone is no broken image.
 class ImageDataset {
  public:
-  /// Throws UsageError for an option out of its range, and where JPEG files cannot be read (jpeg_missing()).
+  /// Throws UsageError for an option out of its range, and where JPEG files cannot be read (jpeg_unavailable_reason()).
   ImageDataset(ImageFolder folder, const ImageOptions& options);
 
   Example get(std::size_t index);
@@ -62,15 +62,15 @@ class ImageDataset {
   const ImageFolder& folder() const { return *folder_; }
 
  private:
-  class Warned;
+  class WarnOnce;
 
-  void make(std::size_t index, std::uint8_t* rgb, std::int64_t& target);
-  void make_augmented(std::size_t index, SampleRandom& random, std::uint8_t* rgb);
-  void make_centered(std::size_t index, std::uint8_t* rgb);
-  const std::string& read(std::size_t index, std::string& path);
+  void load_sample(std::size_t index, std::uint8_t* rgb, std::int64_t& target);
+  void load_augmented(std::size_t index, SampleRng& random, std::uint8_t* rgb);
+  void load_center_crop(std::size_t index, std::uint8_t* rgb);
+  const std::string& read_file(std::size_t index, std::string& path);
 
   std::shared_ptr<const ImageFolder> folder_;  // copies share it, and who has been told of what
-  std::shared_ptr<Warned> warned_;
+  std::shared_ptr<WarnOnce> warn_once_;
   ImageOptions options_;
   std::uint64_t epoch_ = 0;
   std::string bytes_;

@@ -22,13 +22,13 @@ void resize(const Pixels& from, std::int64_t width, std::int64_t height, std::ui
   at::_upsample_bilinear2d_aa_out(out, in, {height, width}, /*align_corners=*/false);
 }
 
-void flip(std::uint8_t* rgb, std::int64_t width, std::int64_t height) {
+void flip_horizontal(std::uint8_t* rgb, std::int64_t width, std::int64_t height) {
   for (std::int64_t y = 0; y < height; ++y, rgb += 3 * width)
     for (std::int64_t a = 0, b = width - 1; a < b; ++a, --b)
       std::swap_ranges(rgb + 3 * a, rgb + 3 * a + 3, rgb + 3 * b);
 }
 
-void cut(const std::uint8_t* rgb, std::int64_t width, const Box& box, std::uint8_t* to) {
+void crop(const std::uint8_t* rgb, std::int64_t width, const Box& box, std::uint8_t* to) {
   const std::int64_t row = 3 * std::int64_t{box.width};
   for (std::int64_t y = box.top; y < box.top + box.height; ++y, to += row)
     std::memcpy(to, rgb + 3 * (y * width + box.left), static_cast<std::size_t>(row));

@@ -12,9 +12,9 @@ namespace lockstep::data {
 void resize(const Pixels& from, std::int64_t width, std::int64_t height, std::uint8_t* to);
 
 /// Left becomes right, in each row.
-void flip(std::uint8_t* rgb, std::int64_t width, std::int64_t height);
+void flip_horizontal(std::uint8_t* rgb, std::int64_t width, std::int64_t height);
 
 /// Rows of `box` out of a picture `width` wide.
-void cut(const std::uint8_t* rgb, std::int64_t width, const Box& box, std::uint8_t* to);
+void crop(const std::uint8_t* rgb, std::int64_t width, const Box& box, std::uint8_t* to);
 
 }  // namespace lockstep::data

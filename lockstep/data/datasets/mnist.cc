@@ -14,17 +14,17 @@
 namespace lockstep::data {
 namespace {
 
-struct Names {
+struct MnistFiles {
   const char* images;
   const char* labels;
 };
 
-Names names_of(Mnist::Part part) {
-  if (part == Mnist::Part::kTrain) return {"train-images-idx3-ubyte", "train-labels-idx1-ubyte"};
+MnistFiles file_names(Mnist::Mode mode) {
+  if (mode == Mnist::Mode::kTrain) return {"train-images-idx3-ubyte", "train-labels-idx1-ubyte"};
   return {"t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
 }
 
-std::optional<std::string> find(const std::string& folder, const std::string& name) {
+std::optional<std::string> find_file(const std::string& folder, const std::string& name) {
   for (const char* const suffix : {"", ".gz"}) {
     const std::string path = (std::filesystem::path(folder) / (name + suffix)).string();
     std::error_code error;
@@ -33,14 +33,14 @@ std::optional<std::string> find(const std::string& folder, const std::string& na
   return std::nullopt;
 }
 
-std::string find_or_throw(const std::string& folder, const std::string& name) {
-  if (auto path = find(folder, name)) return *path;
+std::string find_file_or_throw(const std::string& folder, const std::string& name) {
+  if (auto path = find_file(folder, name)) return *path;
   throw base::UsageError("the folder " + folder + " has neither " + name + " nor " + name + ".gz");
 }
 
 // Reads a file that must have `num_dimensions`, at least one entry.
-IdxBytes read_checked(const std::string& path, std::size_t num_dimensions) {
-  IdxBytes idx = read_idx(path);
+IdxArray read_idx_checked(const std::string& path, std::size_t num_dimensions) {
+  IdxArray idx = read_idx(path);
   if (idx.shape.size() != num_dimensions)
     throw base::FormatError(path + ":3: the file has " + std::to_string(idx.shape.size()) + " dimensions; expected " +
                             std::to_string(num_dimensions));
@@ -48,7 +48,7 @@ IdxBytes read_checked(const std::string& path, std::size_t num_dimensions) {
   return idx;
 }
 
-at::Tensor as_tensor(const IdxBytes& idx) {
+at::Tensor as_tensor(const IdxArray& idx) {
   at::Tensor tensor = torch::empty(idx.shape, torch::kUInt8);
   std::memcpy(tensor.data_ptr<std::uint8_t>(), idx.values.data(), idx.values.size());
   return tensor;
@@ -56,17 +56,17 @@ at::Tensor as_tensor(const IdxBytes& idx) {
 
 }  // namespace
 
-bool Mnist::exists(const std::string& folder, Part part) {
-  const Names names = names_of(part);
-  return find(folder, names.images) && find(folder, names.labels);
+bool Mnist::exists(const std::string& folder, Mode mode) {
+  const MnistFiles names = file_names(mode);
+  return find_file(folder, names.images) && find_file(folder, names.labels);
 }
 
-Mnist Mnist::load(const std::string& folder, Part part) {
-  const Names names = names_of(part);
-  const std::string images_path = find_or_throw(folder, names.images);
-  const std::string labels_path = find_or_throw(folder, names.labels);
-  const IdxBytes images = read_checked(images_path, 3);
-  const IdxBytes labels = read_checked(labels_path, 1);
+Mnist Mnist::load(const std::string& folder, Mode mode) {
+  const MnistFiles names = file_names(mode);
+  const std::string images_path = find_file_or_throw(folder, names.images);
+  const std::string labels_path = find_file_or_throw(folder, names.labels);
+  const IdxArray images = read_idx_checked(images_path, 3);
+  const IdxArray labels = read_idx_checked(labels_path, 1);
   if (images.shape[0] != labels.shape[0])
     throw base::FormatError(labels_path + ":4: " + std::to_string(labels.shape[0]) + " labels for the " +
                             std::to_string(images.shape[0]) + " images of " + images_path);

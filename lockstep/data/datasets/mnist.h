@@ -15,14 +15,14 @@ namespace lockstep::data {
 /// Images and their labels, in memory as bytes. Copies share them.
 class Mnist {
  public:
-  enum class Part { kTrain, kTest };
+  enum class Mode { kTrain, kTest };
 
   /// Reads train-images-idx3-ubyte and train-labels-idx1-ubyte, or the two t10k- files, from `folder`, each plain or
   /// with .gz. Throws UsageError listing the names looked for when one is missing, and FormatError as read_idx(), when
   /// there are no images, when labels and images are not equally many, or when a label is above 9.
-  static Mnist load(const std::string& folder, Part part);
+  static Mnist load(const std::string& folder, Mode mode);
   /// Whether load() would find both files.
-  static bool exists(const std::string& folder, Part part);
+  static bool exists(const std::string& folder, Mode mode);
 
   /// The `count` images from number `first`. Throws UsageError when there are not so many.
   Mnist slice(std::size_t first, std::size_t count) const;

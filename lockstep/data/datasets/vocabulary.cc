@@ -14,16 +14,16 @@ std::size_t symbol_length(std::string_view text) { return std::max<std::size_t>(
 
 }  // namespace
 
-Vocabulary Vocabulary::of(std::string_view text) {
+Vocabulary Vocabulary::from_text(std::string_view text) {
   std::array<bool, 256> seen{};
   std::set<std::string, std::less<>> symbols;
   while (!text.empty()) {
     const std::size_t length = symbol_length(text);
     const auto symbol = text.substr(0, length);
     text.remove_prefix(length);
-    auto& known = seen[static_cast<unsigned char>(symbol[0])];
-    if (length == 1 && known) continue;
-    if (length == 1) known = true;
+    auto& is_known = seen[static_cast<unsigned char>(symbol[0])];
+    if (length == 1 && is_known) continue;
+    if (length == 1) is_known = true;
     if (!symbols.contains(symbol)) symbols.emplace(symbol);
   }
   return Vocabulary(std::vector<std::string>(symbols.begin(), symbols.end()));
@@ -36,21 +36,21 @@ Vocabulary Vocabulary::bytes() {
 }
 
 Vocabulary::Vocabulary(std::vector<std::string> symbols) : symbols_(std::move(symbols)) {
-  single_.fill(-1);
+  single_byte_ids_.fill(-1);
   for (std::size_t i = 0; i < symbols_.size(); ++i) {
     const std::string& symbol = symbols_[i];
     if (symbol.empty() || symbol.size() != symbol_length(symbol))
       throw base::UsageError("symbol " + std::to_string(i) + " of the vocabulary is " + base::quoted(symbol, 80) +
                              "; allowed is one character of UTF-8, or one byte");
     const auto id = static_cast<std::int32_t>(i);
-    auto& place = symbol.size() == 1 ? single_[static_cast<unsigned char>(symbol[0])]
-                                     : longer_.try_emplace(symbol, -1).first->second;
-    if (place != -1)
+    auto& slot = symbol.size() == 1 ? single_byte_ids_[static_cast<unsigned char>(symbol[0])]
+                                    : multi_byte_ids_.try_emplace(symbol, -1).first->second;
+    if (slot != -1)
       throw base::UsageError("symbol " + base::quoted(symbol) + " is in the vocabulary twice, at " +
-                             std::to_string(place) + " and " + std::to_string(id));
-    place = id;
+                             std::to_string(slot) + " and " + std::to_string(id));
+    slot = id;
   }
-  bytes_ = longer_.empty() && symbols_.size() == 256;
+  is_byte_level_ = multi_byte_ids_.empty() && symbols_.size() == 256;
 }
 
 std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
@@ -58,11 +58,11 @@ std::vector<std::int32_t> Vocabulary::encode(std::string_view text) const {
   ids.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
     const auto rest = text.substr(at);
-    const auto symbol = rest.substr(0, bytes_ ? 1 : symbol_length(rest));
+    const auto symbol = rest.substr(0, is_byte_level_ ? 1 : symbol_length(rest));
     std::int32_t id = -1;
     if (symbol.size() == 1)
-      id = single_[static_cast<unsigned char>(symbol[0])];
-    else if (const auto found = longer_.find(symbol); found != longer_.end())
+      id = single_byte_ids_[static_cast<unsigned char>(symbol[0])];
+    else if (const auto found = multi_byte_ids_.find(symbol); found != multi_byte_ids_.end())
       id = found->second;
     if (id < 0)
       throw base::UsageError("the character " + base::quoted(symbol) + " at byte " + std::to_string(at) +

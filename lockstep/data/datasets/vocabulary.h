@@ -15,7 +15,7 @@ namespace lockstep::data {
 class Vocabulary {
  public:
   /// The symbols that occur in `text`, in the order of their bytes.
-  static Vocabulary of(std::string_view text);
+  static Vocabulary from_text(std::string_view text);
   /// All 256 bytes: encodes anything, without a look at the text.
   static Vocabulary bytes();
   /// These symbols in this order, as symbols() returned them. Throws UsageError for one that is there twice, empty, or
@@ -32,9 +32,9 @@ class Vocabulary {
 
  private:
   std::vector<std::string> symbols_;
-  std::array<std::int32_t, 256> single_;                     // id of a symbol of one byte, -1: none
-  std::map<std::string, std::int32_t, std::less<>> longer_;  // of the others
-  bool bytes_ = false;                                       // all symbols are single bytes: no UTF-8 is looked for
+  std::array<std::int32_t, 256> single_byte_ids_;                    // id of a symbol of one byte, -1: none
+  std::map<std::string, std::int32_t, std::less<>> multi_byte_ids_;  // of the others
+  bool is_byte_level_ = false;  // all symbols are single bytes: no UTF-8 is looked for
 };
 
 }  // namespace lockstep::data

@@ -17,29 +17,29 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int kMaxScans = 500;    // a file of a few kilobytes can ask for thousands, each as slow as a decoding;
-                                  // libjpeg-turbo's own fuzzers draw the line here
-constexpr int kBeyondTheBox = 2;  // columns that upsampling of colours looks at
+constexpr int kMaxScans = 500;        // a file of a few kilobytes can ask for thousands, each as slow as a decoding;
+                                      // libjpeg-turbo's own fuzzers draw the line here
+constexpr int kUpsamplingMargin = 2;  // columns that upsampling of colours looks at
 
 /// libjpeg's errors leave its functions by longjmp, which must not jump over destructors: what runs between setjmp and
 /// libjpeg (begin, start, rows) has nothing but plain values.
-struct Decoder {
+struct LibjpegDecoder {
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
   jpeg_progress_mgr progress{};
   std::jmp_buf failed;
   std::array<char, JMSG_LENGTH_MAX> reason{};
 
-  Decoder() = default;
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
-  ~Decoder() { jpeg_destroy_decompress(&info); }
+  LibjpegDecoder() = default;
+  LibjpegDecoder(const LibjpegDecoder&) = delete;
+  LibjpegDecoder& operator=(const LibjpegDecoder&) = delete;
+  ~LibjpegDecoder() { jpeg_destroy_decompress(&info); }
 };
 
-Decoder& decoder_of(j_common_ptr info) { return *static_cast<Decoder*>(info->client_data); }
+LibjpegDecoder& decoder_of(j_common_ptr info) { return *static_cast<LibjpegDecoder*>(info->client_data); }
 
-[[noreturn]] void fail(j_common_ptr info) {
-  Decoder& decoder = decoder_of(info);
+[[noreturn]] void error_exit(j_common_ptr info) {
+  LibjpegDecoder& decoder = decoder_of(info);
   info->err->format_message(info, decoder.reason.data());
   std::longjmp(decoder.failed, 1);
 }
@@ -50,22 +50,22 @@ bool is_damage(int code) {
   return std::find(kDamage.begin(), kDamage.end(), code) != kDamage.end();
 }
 
-void hear(j_common_ptr info, int level) {
-  if (level < 0 && is_damage(info->err->msg_code)) fail(info);
+void emit_message(j_common_ptr info, int level) {
+  if (level < 0 && is_damage(info->err->msg_code)) error_exit(info);
 }
 
 void count_scans(j_common_ptr info) {
   if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= kMaxScans) return;
-  Decoder& decoder = decoder_of(info);
+  LibjpegDecoder& decoder = decoder_of(info);
   std::snprintf(decoder.reason.data(), decoder.reason.size(), "more than %d scans", kMaxScans);
   std::longjmp(decoder.failed, 1);
 }
 
-bool begin(Decoder& decoder, std::string_view bytes) {
+bool begin(LibjpegDecoder& decoder, std::string_view bytes) {
   jpeg_decompress_struct& info = decoder.info;
   info.err = jpeg_std_error(&decoder.errors);
-  decoder.errors.error_exit = fail;
-  decoder.errors.emit_message = hear;
+  decoder.errors.error_exit = error_exit;
+  decoder.errors.emit_message = emit_message;
   info.client_data = &decoder;
   if (setjmp(decoder.failed) != 0) return false;
   jpeg_create_decompress(&info);
@@ -77,7 +77,7 @@ bool begin(Decoder& decoder, std::string_view bytes) {
 }
 
 /// `left` and `columns` are of the shrunken picture; afterwards of what libjpeg decodes for it.
-bool start(Decoder& decoder, int shrink, JDIMENSION& left, JDIMENSION& columns) {
+bool start_decompress(LibjpegDecoder& decoder, int shrink, JDIMENSION& left, JDIMENSION& columns) {
   jpeg_decompress_struct& info = decoder.info;
   if (setjmp(decoder.failed) != 0) return false;
   info.scale_num = 1;
@@ -88,68 +88,70 @@ bool start(Decoder& decoder, int shrink, JDIMENSION& left, JDIMENSION& columns) 
   return true;
 }
 
-bool skip_rows(Decoder& decoder, JDIMENSION count) {
+bool skip_rows(LibjpegDecoder& decoder, JDIMENSION count) {
   if (setjmp(decoder.failed) != 0) return false;
   if (count > 0) jpeg_skip_scanlines(&decoder.info, count);
   return true;
 }
 
-bool read_row(Decoder& decoder, JSAMPLE* row) {
+bool read_row(LibjpegDecoder& decoder, JSAMPLE* row) {
   if (setjmp(decoder.failed) != 0) return false;
   jpeg_read_scanlines(&decoder.info, &row, 1);
   return true;
 }
 
 /// Which file this is, by its first bytes; empty when they say nothing.
-std::string kind_of(std::string_view bytes) {
-  struct Kind {
+std::string file_type_of(std::string_view bytes) {
+  struct FileType {
     std::string_view magic, name;
   };
   using namespace std::string_view_literals;
-  constexpr std::array kKinds{Kind{"\x89PNG"sv, "a PNG"},
-                              Kind{"GIF8"sv, "a GIF"},
-                              Kind{"BM"sv, "a BMP"},
-                              Kind{"RIFF"sv, "a WebP or another RIFF"},
-                              Kind{"II*\0"sv, "a TIFF"},
-                              Kind{"MM\0*"sv, "a TIFF"},
-                              Kind{"<"sv, "a page of HTML or XML"},
-                              Kind{"%PDF"sv, "a PDF"}};
-  for (const Kind& kind : kKinds)
-    if (bytes.starts_with(kind.magic)) return std::string(kind.name);
+  constexpr std::array kFileTypes{FileType{"\x89PNG"sv, "a PNG"},
+                                  FileType{"GIF8"sv, "a GIF"},
+                                  FileType{"BM"sv, "a BMP"},
+                                  FileType{"RIFF"sv, "a WebP or another RIFF"},
+                                  FileType{"II*\0"sv, "a TIFF"},
+                                  FileType{"MM\0*"sv, "a TIFF"},
+                                  FileType{"<"sv, "a page of HTML or XML"},
+                                  FileType{"%PDF"sv, "a PDF"}};
+  for (const FileType& type : kFileTypes)
+    if (bytes.starts_with(type.magic)) return std::string(type.name);
   return {};
 }
 
 /// One picture, with errors as exceptions.
-class Picture {
+class JpegFile {
  public:
-  Picture(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {
-    if (bytes.empty()) refuse(0, "the file is empty");
+  JpegFile(std::string_view bytes, const std::string& name) : bytes_(bytes), name_(name) {
+    if (bytes.empty()) throw_format_error(0, "the file is empty");
     if (!bytes.starts_with("\xff\xd8")) {
-      const std::string kind = kind_of(bytes);
-      refuse(0, kind.empty() ? "it is no JPEG" : "it is no JPEG but " + kind);
+      const std::string type = file_type_of(bytes);
+      throw_format_error(0, type.empty() ? "it is no JPEG" : "it is no JPEG but " + type);
     }
-    if (!begin(decoder_, bytes)) refuse();
+    if (!begin(decoder_, bytes)) throw_format_error();
     const jpeg_decompress_struct& info = decoder_.info;
     if (std::int64_t{info.image_width} * info.image_height > kMaxJpegPixels)
-      refuse(offset(), "the picture has " + std::to_string(info.image_width) + " x " +
-                           std::to_string(info.image_height) + " pixels; allowed are " +
-                           std::to_string(kMaxJpegPixels));
+      throw_format_error(offset(), "the picture has " + std::to_string(info.image_width) + " x " +
+                                       std::to_string(info.image_height) + " pixels; allowed are " +
+                                       std::to_string(kMaxJpegPixels));
     // Inside a picture's data the two bytes do not occur; before it they may, in a thumbnail.
     const std::size_t end = bytes.rfind("\xff\xd9");
-    if (end == std::string_view::npos || end < offset()) refuse(bytes.size(), "the file ends before the picture does");
+    if (end == std::string_view::npos || end < offset())
+      throw_format_error(bytes.size(), "the file ends before the picture does");
   }
 
   int width() const { return static_cast<int>(decoder_.info.image_width); }
   int height() const { return static_cast<int>(decoder_.info.image_height); }
 
-  void decode(const JpegPart& part, Pixels& out) {
-    const Box box{part.box.left / part.shrink, part.box.top / part.shrink, part.box.width / part.shrink,
-                  part.box.height / part.shrink};
-    auto left = static_cast<JDIMENSION>(std::max(0, box.left - kBeyondTheBox));
-    const int whole = (width() + part.shrink - 1) / part.shrink;
-    auto columns = static_cast<JDIMENSION>(std::min(whole, box.left + box.width + kBeyondTheBox)) - left;
-    if (!start(decoder_, part.shrink, left, columns) || !skip_rows(decoder_, static_cast<JDIMENSION>(box.top)))
-      refuse();
+  void decode(const JpegRegion& region, RgbImage& out) {
+    const Box box{region.box.left / region.shrink, region.box.top / region.shrink, region.box.width / region.shrink,
+                  region.box.height / region.shrink};
+    auto left = static_cast<JDIMENSION>(std::max(0, box.left - kUpsamplingMargin));
+    const int whole = (width() + region.shrink - 1) / region.shrink;
+    auto columns = static_cast<JDIMENSION>(std::min(whole, box.left + box.width + kUpsamplingMargin)) - left;
+    if (!start_decompress(decoder_, region.shrink, left, columns) ||
+        !skip_rows(decoder_, static_cast<JDIMENSION>(box.top)))
+      throw_format_error();
     const jpeg_decompress_struct& info = decoder_.info;
     row_.resize(std::size_t{info.output_width} * static_cast<std::size_t>(info.output_components));
     out.width = box.width;
@@ -159,9 +161,9 @@ class Picture {
     const std::size_t first =
         (static_cast<std::size_t>(box.left) - left) * static_cast<std::size_t>(info.output_components);
     for (int y = 0; y < box.height; ++y, to += 3 * box.width) {
-      if (!read_row(decoder_, row_.data())) refuse();
+      if (!read_row(decoder_, row_.data())) throw_format_error();
       if (info.output_components == 4)
-        from_cmyk(row_.data() + first, box.width, to);
+        convert_cmyk(row_.data() + first, box.width, to);
       else
         std::memcpy(to, row_.data() + first, 3 * static_cast<std::size_t>(box.width));
     }
@@ -170,7 +172,7 @@ class Picture {
  private:
   /// Adobe's programs, which nearly all such files are from, store the complement. As PIL: the paper's light less each
   /// ink's, less black's.
-  void from_cmyk(const JSAMPLE* cmyk, int count, std::uint8_t* rgb) const {
+  void convert_cmyk(const JSAMPLE* cmyk, int count, std::uint8_t* rgb) const {
     const int flip = decoder_.info.saw_Adobe_marker ? 0 : 255;
     for (int x = 0; x < count; ++x, cmyk += 4)
       for (int color = 0; color < 3; ++color)
@@ -180,34 +182,36 @@ class Picture {
   std::size_t offset() const {
     return bytes_.size() - (decoder_.info.src ? decoder_.info.src->bytes_in_buffer : bytes_.size());
   }
-  [[noreturn]] void refuse() const { refuse(std::min(offset(), bytes_.size()), decoder_.reason.data()); }
-  [[noreturn]] void refuse(std::size_t at, const std::string& reason) const {
+  [[noreturn]] void throw_format_error() const {
+    throw_format_error(std::min(offset(), bytes_.size()), decoder_.reason.data());
+  }
+  [[noreturn]] void throw_format_error(std::size_t at, const std::string& reason) const {
     throw base::FormatError(name_ + ":" + std::to_string(at) + ": " + reason);
   }
 
   std::string_view bytes_;
   const std::string& name_;
-  Decoder decoder_;
+  LibjpegDecoder decoder_;
   std::vector<JSAMPLE> row_;
 };
 
-bool lies_in(const JpegPart& part, int width, int height) {
-  const Box& box = part.box;
-  const int s = part.shrink;
+bool is_inside(const JpegRegion& region, int width, int height) {
+  const Box& box = region.box;
+  const int s = region.shrink;
   return (s == 1 || s == 2 || s == 4 || s == 8) && box.left >= 0 && box.top >= 0 && box.width >= s && box.height >= s &&
          box.width <= width - box.left && box.height <= height - box.top;
 }
 
 }  // namespace
 
-std::string jpeg_missing() { return {}; }
+std::string jpeg_unavailable_reason() { return {}; }
 
-void decode_jpeg(std::string_view bytes, const std::string& name, const std::function<JpegPart(int, int)>& choose,
-                 Pixels& out) {
-  Picture picture(bytes, name);
-  const JpegPart part = choose(picture.width(), picture.height());
-  LOCKSTEP_CHECK(lies_in(part, picture.width(), picture.height()));
-  picture.decode(part, out);
+void decode_jpeg(std::string_view bytes, const std::string& name,
+                 const std::function<JpegRegion(int, int)>& choose_region, RgbImage& out) {
+  JpegFile file(bytes, name);
+  const JpegRegion region = choose_region(file.width(), file.height());
+  LOCKSTEP_CHECK(is_inside(region, file.width(), file.height()));
+  file.decode(region, out);
 }
 
 }  // namespace lockstep::data

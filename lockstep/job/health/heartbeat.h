@@ -36,6 +36,6 @@ class Heartbeat {
 
 /// How far ranks have come, as one text that differs when any of them has got on: what their heartbeats have put into
 /// the store. Throws CommError kCoordinatorLost.
-std::string progress_of(Store& store, const std::vector<int>& ranks, base::Deadline deadline);
+std::string read_progress(Store& store, const std::vector<int>& ranks, base::Deadline deadline);
 
 }  // namespace lockstep::job

@@ -4,20 +4,21 @@
 
 namespace lockstep::job {
 
-std::optional<Finding> find_stuck(const std::vector<Pulse>& pulses, int world_size, const PulseLimits& limits) {
+std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size,
+                                     const HealthLimits& limits) {
   constexpr std::chrono::milliseconds kForEver{0};
-  Finding silent{base::Cause::kRankStalled, {}};
-  Finding idle{base::Cause::kRankStuck, {}};
-  bool any_gets_on = false;
-  for (const Pulse& pulse : pulses) {
-    if (limits.stall != kForEver && pulse.silent >= limits.stall) silent.ranks.push_back(pulse.rank);
-    if (!pulse.in_world) continue;
-    if (pulse.idle < limits.hang) any_gets_on = true;
-    idle.ranks.push_back(pulse.rank);
+  HangFinding silent{base::Cause::kRankStalled, {}};
+  HangFinding idle{base::Cause::kRankStuck, {}};
+  bool any_progress = false;
+  for (const RankHealth& one : health) {
+    if (limits.stall != kForEver && one.since_heartbeat >= limits.stall) silent.ranks.push_back(one.rank);
+    if (!one.is_in_world) continue;
+    if (one.since_progress < limits.hang) any_progress = true;
+    idle.ranks.push_back(one.rank);
   }
   if (!silent.ranks.empty()) return silent;
-  if (limits.hang == kForEver || any_gets_on || idle.ranks.empty()) return std::nullopt;
-  if ((world_size == 1 || idle.ranks.size() == 1) && !limits.also_alone) return std::nullopt;
+  if (limits.hang == kForEver || any_progress || idle.ranks.empty()) return std::nullopt;
+  if ((world_size == 1 || idle.ranks.size() == 1) && !limits.judge_last_rank) return std::nullopt;
   return idle;
 }
 

@@ -12,43 +12,43 @@ namespace lockstep::job {
 
 /// How long something has stood still, from looks at its count, about once a second. The first look begins it. Time in
 /// which nobody looked does not count: then whoever looks stood still as well.
-class StandingStill {
+class StallTimer {
  public:
   using Clock = std::chrono::steady_clock;
-  void look(std::uint64_t count, Clock::time_point now) {
-    if (now - looked_ > kLooksAreDue) since_ += now - looked_;
-    if (count != count_ || looked_ == Clock::time_point{}) since_ = now;
+  void sample(std::uint64_t count, Clock::time_point now) {
+    if (now - last_sample_ > kMaxSampleGap) since_ += now - last_sample_;
+    if (count != count_ || last_sample_ == Clock::time_point{}) since_ = now;
     count_ = count;
-    looked_ = now;
+    last_sample_ = now;
   }
-  std::chrono::milliseconds lasts(Clock::time_point now) const {
+  std::chrono::milliseconds stalled_for(Clock::time_point now) const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(now - since_);
   }
 
  private:
-  static constexpr std::chrono::seconds kLooksAreDue{5};
+  static constexpr std::chrono::seconds kMaxSampleGap{5};
   std::uint64_t count_ = 0;
   Clock::time_point since_{};
-  Clock::time_point looked_{};
+  Clock::time_point last_sample_{};
 };
 
 /// What an agent tells of a rank, about once a second.
-struct Pulse {
+struct RankHealth {
   int rank = -1;
-  std::chrono::milliseconds silent{0};  ///< since its last beat; 0 while a debugger holds it
-  std::chrono::milliseconds idle{0};    ///< since its last progress
-  bool in_world = true;                 ///< others may wait for it: init() has returned, and its world has not ended
-  char state = '?';                     ///< of its process, as /proc shows it: R, S, D, T ...
+  std::chrono::milliseconds since_heartbeat{0};  ///< since its last beat; 0 while a debugger holds it
+  std::chrono::milliseconds since_progress{0};   ///< since its last progress
+  bool is_in_world = true;   ///< others may wait for it: init() has returned, and its world has not ended
+  char process_state = '?';  ///< of its process, as /proc shows it: R, S, D, T ...
 };
 
-struct PulseLimits {
+struct HealthLimits {
   std::chrono::milliseconds stall{30000};  ///< without a beat; 0: for ever
   std::chrono::milliseconds hang{300000};  ///< without progress; 0: for ever
-  bool also_alone = false;                 ///< the second one counts for a rank too that no other can wait for
+  bool judge_last_rank = false;            ///< the second one counts for a rank too that no other can wait for
 };
 
 /// Ranks that a job cannot go on with.
-struct Finding {
+struct HangFinding {
   base::Cause cause = base::Cause::kInternal;
   std::vector<int> ranks;  ///< those that are silent, or all that do not get on
 };
@@ -57,6 +57,6 @@ struct Finding {
 /// kRankStuck: of several ranks that are still in their world none has got on for too long; who is to blame their
 /// operations tell. A rank that waits for one that gets on, however slowly, is not stuck; one that is alone, or the
 /// last, holds nobody up, and is judged only if the limits say so. Pure.
-std::optional<Finding> find_stuck(const std::vector<Pulse>& pulses, int world_size, const PulseLimits& limits);
+std::optional<HangFinding> find_hang(const std::vector<RankHealth>& health, int world_size, const HealthLimits& limits);
 
 }  // namespace lockstep::job

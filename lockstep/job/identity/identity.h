@@ -22,16 +22,16 @@ enum class StoreKind {
 
 struct Identity {
   std::string
-      contract;  ///< "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", "explicit" or "none": who told us
+      source;  ///< "lockstep", "torchrun", "env://", "mpi", "slurm", "pmi", "pmix", "explicit" or "none": who told us
   int rank = 0;
   int world_size = 1;
-  int local_rank = -1;          ///< -1: not told; job::join() finds it by counting who shares the host
-  int local_world_size = -1;    ///< likewise
-  int node_rank = -1;           ///< likewise
-  int num_nodes = -1;           ///< likewise
-  std::vector<int> neighbours;  ///< the ranks on this host, this one included, ascending; job::join() finds them
-  std::vector<int> hosts;  ///< of each rank, the number of its host, as far as sharing memory goes; numbered from 0 as
-                           ///< their first ranks come; job::join() finds them
+  int local_rank = -1;            ///< -1: not told; job::join() finds it by counting who shares the host
+  int local_world_size = -1;      ///< likewise
+  int node_rank = -1;             ///< likewise
+  int num_nodes = -1;             ///< likewise
+  std::vector<int> local_ranks;   ///< the ranks on this host, this one included, ascending; job::join() finds them
+  std::vector<int> host_indices;  ///< of each rank, the number of its host, as far as sharing memory goes; numbered
+                                  ///< from 0 as their first ranks come; job::join() finds them
   StoreKind store = StoreKind::kLocal;
   base::Address address{};
   std::string job = "0";  ///< keeps two jobs at one address apart
@@ -60,7 +60,7 @@ Identity identify(const base::Env& env, const ExplicitIdentity& given = {});
 /// The contract that identify() reads, before any value is looked at: "lockstep", "torchrun", "env://", "mpi", "slurm",
 /// "pmi", "pmix", or "none" when LOCKSTEP_ENV_FROM says so. Empty when no launcher has made this process a rank, so
 /// that it may start ranks of its own. Throws UsageError for LOCKSTEP_ENV_FROM.
-std::string_view contract_of(const base::Env& env);
+std::string_view identity_source(const base::Env& env);
 
 /// Where rank 0 of a SLURM step listens: 15000 to 24999, another one for each of 10000 steps of a job that follow each
 /// other.

@@ -13,24 +13,25 @@ namespace {
 constexpr std::size_t kMaxName = 255;
 constexpr std::size_t kMaxDigits = 18;  // what fits into 64 bits
 constexpr std::int64_t kMaxCount = 1 << 20;
-constexpr const char* kHostsForm = "host names and ranges, as in h[1-3,07-09],x5";
-constexpr const char* kCountsForm = "counts, as in 2(x2),1";
+constexpr const char* kHostsFormat = "host names and ranges, as in h[1-3,07-09],x5";
+constexpr const char* kCountsFormat = "counts, as in 2(x2),1";
 
 /// A text that is read from left to right.
-class Reader {
+class ListParser {
  public:
-  Reader(std::string_view what, std::string_view text, const char* form) : what_(what), text_(text), form_(form) {}
+  ListParser(std::string_view what, std::string_view text, const char* format)
+      : what_(what), text_(text), format_(format) {}
 
   [[noreturn]] void fail(const std::string& why) const { fail(why, at_); }
-  [[noreturn]] void fail(const std::string& why, std::size_t place) const {
+  [[noreturn]] void fail(const std::string& why, std::size_t position) const {
     throw base::UsageError(std::string(what_) + " is " + base::quoted(text_, 80) + ": " + why + " at column " +
-                           std::to_string(place + 1) + "; allowed are " + form_);
+                           std::to_string(position + 1) + "; allowed are " + format_);
   }
-  std::size_t place() const { return at_; }
-  bool over() const { return at_ == text_.size(); }
-  bool at(char c) const { return !over() && text_[at_] == c; }
+  std::size_t position() const { return at_; }
+  bool at_end() const { return at_ == text_.size(); }
+  bool next_is(char c) const { return !at_end() && text_[at_] == c; }
   bool take(char c) {
-    if (!at(c)) return false;
+    if (!next_is(c)) return false;
     ++at_;
     return true;
   }
@@ -39,15 +40,15 @@ class Reader {
   }
   /// As many as `allowed` says, at most `limit`; none is an error.
   template <typename Allowed>
-  std::string_view some(const char* name, std::size_t limit, Allowed allowed) {
+  std::string_view take_while(const char* name, std::size_t limit, Allowed allowed) {
     const std::size_t begin = at_;
-    while (!over() && allowed(static_cast<unsigned char>(text_[at_]))) ++at_;
+    while (!at_end() && allowed(static_cast<unsigned char>(text_[at_]))) ++at_;
     if (at_ == begin) fail(std::string(name) + " is missing");
     if (at_ - begin > limit) fail(std::string(name) + " is too long");
     return text_.substr(begin, at_ - begin);
   }
   std::string_view digits() {
-    return some("a number", kMaxDigits, [](unsigned char c) { return std::isdigit(c) != 0; });
+    return take_while("a number", kMaxDigits, [](unsigned char c) { return std::isdigit(c) != 0; });
   }
   std::int64_t number(std::int64_t low, std::int64_t high) {
     const std::size_t begin = at_;
@@ -56,18 +57,18 @@ class Reader {
       fail("a number that is not from " + std::to_string(low) + " to " + std::to_string(high), begin);
     return value;
   }
-  void allow(std::uint64_t entries) const {
+  void check_count(std::uint64_t entries) const {
     if (entries > kMaxNodes) fail("there are more than " + std::to_string(kMaxNodes) + " entries");
   }
 
  private:
   std::string_view what_;
   std::string_view text_;
-  const char* form_;
+  const char* format_;
   std::size_t at_ = 0;
 };
 
-bool in_name(unsigned char c) { return (c < 0x80 && std::isalnum(c)) || c == '-' || c == '_' || c == '.'; }
+bool is_name_char(unsigned char c) { return (c < 0x80 && std::isalnum(c)) || c == '-' || c == '_' || c == '.'; }
 
 std::string padded(std::int64_t number, std::size_t width) {
   std::string text = std::to_string(number);
@@ -76,17 +77,17 @@ std::string padded(std::int64_t number, std::size_t width) {
 }
 
 /// "1-3,07-09]": what stands in a bracket, as texts. Each of `names` will be there with each of them.
-std::vector<std::string> read_bracket(Reader& in, std::size_t names) {
+std::vector<std::string> parse_bracket(ListParser& in, std::size_t names) {
   std::vector<std::string> numbers;
   do {
-    const std::size_t begin = in.place();
+    const std::size_t begin = in.position();
     const std::string_view first_text = in.digits();
     const std::int64_t first = base::parse_int(first_text).value_or(0);
     const std::int64_t last = in.take('-') ? base::parse_int(in.digits()).value_or(0) : first;
     if (last < first) in.fail("a range that goes down", begin);
     const auto more = static_cast<std::uint64_t>(last - first) + 1;
-    in.allow(more);
-    in.allow((numbers.size() + more) * names);
+    in.check_count(more);
+    in.check_count((numbers.size() + more) * names);
     for (std::int64_t number = first; number <= last; ++number) numbers.push_back(padded(number, first_text.size()));
   } while (in.take(','));
   in.expect(']');
@@ -94,42 +95,43 @@ std::vector<std::string> read_bracket(Reader& in, std::size_t names) {
 }
 
 /// Every one of `names` with every one of `ends`.
-std::vector<std::string> each_with_each(const std::vector<std::string>& names, const std::vector<std::string>& ends) {
+std::vector<std::string> cartesian_product(const std::vector<std::string>& names,
+                                           const std::vector<std::string>& suffixes) {
   std::vector<std::string> all;
   for (const std::string& name : names)
-    for (const std::string& end : ends) all.push_back(name + end);
+    for (const std::string& end : suffixes) all.push_back(name + end);
   return all;
 }
 
 /// One name with its brackets: the hosts that it means. `before`: how many there are already.
-std::vector<std::string> read_name(Reader& in, std::size_t before) {
+std::vector<std::string> parse_name(ListParser& in, std::size_t before) {
   std::vector<std::string> names = {""};
-  if (in.at('-')) in.fail("a name that begins with '-'");
+  if (in.next_is('-')) in.fail("a name that begins with '-'");
   do {
     if (in.take('['))
-      names = each_with_each(names, read_bracket(in, names.size()));
+      names = cartesian_product(names, parse_bracket(in, names.size()));
     else
-      names = each_with_each(names, {std::string(in.some("a name", kMaxName, in_name))});
+      names = cartesian_product(names, {std::string(in.take_while("a name", kMaxName, is_name_char))});
     if (std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.size() > kMaxName; }))
       in.fail("a name is too long");
-  } while (!in.over() && !in.at(','));
-  in.allow(before + names.size());
+  } while (!in.at_end() && !in.next_is(','));
+  in.check_count(before + names.size());
   return names;
 }
 
 }  // namespace
 
 std::vector<std::string> expand_hosts(std::string_view what, std::string_view list) {
-  Reader in(what, list, kHostsForm);
+  ListParser in(what, list, kHostsFormat);
   std::vector<std::string> hosts;
   do {
-    for (std::string& name : read_name(in, hosts.size())) hosts.push_back(std::move(name));
+    for (std::string& name : parse_name(in, hosts.size())) hosts.push_back(std::move(name));
   } while (in.take(','));
   return hosts;
 }
 
 std::vector<int> expand_counts(std::string_view what, std::string_view text) {
-  Reader in(what, text, kCountsForm);
+  ListParser in(what, text, kCountsFormat);
   std::vector<int> counts;
   do {
     const auto count = static_cast<int>(in.number(0, kMaxCount));
@@ -139,10 +141,10 @@ std::vector<int> expand_counts(std::string_view what, std::string_view text) {
       times = static_cast<std::size_t>(in.number(1, kMaxNodes));
       in.expect(')');
     }
-    in.allow(counts.size() + times);
+    in.check_count(counts.size() + times);
     counts.insert(counts.end(), times, count);
   } while (in.take(','));
-  if (!in.over()) in.fail("what is no count");
+  if (!in.at_end()) in.fail("what is no count");
   return counts;
 }
 

@@ -8,8 +8,8 @@
 
 #include "lockstep/base/check.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
 
 namespace lockstep::job {
 namespace {
@@ -20,7 +20,7 @@ using base::Deadline;
 
 constexpr std::size_t kMaxLine = 4096;
 constexpr std::size_t kMaxText = 400;  // as hexadecimal digits it fits into the smallest value that is in use, of 1024
-constexpr const char* kKey = "lockstep-meeting";
+constexpr const char* kStoreAddressKey = "lockstep-meeting";
 
 std::string to_hex(std::string_view bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -42,22 +42,22 @@ std::string from_hex(std::string_view hex) {
   return bytes;
 }
 
-class Session {
+class PmiSession {
  public:
-  Session(int fd, int rank, Deadline deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
+  PmiSession(int fd, int rank, Deadline deadline) : fd_(fd), rank_(rank), deadline_(deadline) {}
 
   /// Sends a line and takes its answer, which must be of `kind`.
-  std::string ask(const std::string& line, std::string_view kind) {
+  std::string request(const std::string& line, std::string_view kind) {
     send(line + "\n");
     std::string answer = receive();
     const std::string result = pmi_field(answer, "rc");
     if (pmi_field(answer, "cmd") != kind || (!result.empty() && result != "0"))
-      throw failed(Cause::kProtocol, "answers " + base::quoted(line, 80) + " by " + base::quoted(answer, 200));
+      throw make_error(Cause::kProtocol, "answers " + base::quoted(line, 80) + " by " + base::quoted(answer, 200));
     return answer;
   }
 
  private:
-  CommError failed(Cause cause, const std::string& what) const {
+  CommError make_error(Cause cause, const std::string& what) const {
     return {cause,
             "init",
             rank_,
@@ -65,19 +65,19 @@ class Session {
             "the launcher (PMI_FD is " + std::to_string(fd_) + ") " + what,
             "LOCKSTEP_STORE=HOST:PORT, with the host of rank 0, does without it"};
   }
-  CommError late() const {
-    return failed(Cause::kJoinTimeout, "did not answer in time; does every rank call lockstep::init()?");
+  CommError timeout_error() const {
+    return make_error(Cause::kJoinTimeout, "did not answer in time; does every rank call lockstep::init()?");
   }
 
   // The descriptor is shared with other processes, so its mode is left alone: no call here is made that could wait.
   void send(std::string_view bytes) {
     while (!bytes.empty()) {
-      if (!base::wait_writable(fd_, deadline_)) throw late();
+      if (!base::wait_writable(fd_, deadline_)) throw timeout_error();
       const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent >= 0)
         bytes.remove_prefix(static_cast<std::size_t>(sent));
       else if (errno != EINTR && errno != EAGAIN)
-        throw failed(Cause::kCoordinatorLost, std::string("cannot be asked: ") + std::strerror(errno));
+        throw make_error(Cause::kCoordinatorLost, std::string("cannot be asked: ") + std::strerror(errno));
     }
   }
 
@@ -86,15 +86,15 @@ class Session {
     std::string line;
     while (line.empty() || line.back() != '\n') {
       if (line.size() >= kMaxLine)
-        throw failed(Cause::kProtocol, "answers by a line of more than " + std::to_string(kMaxLine) + " bytes");
-      if (!base::wait_readable(fd_, deadline_)) throw late();
+        throw make_error(Cause::kProtocol, "answers by a line of more than " + std::to_string(kMaxLine) + " bytes");
+      if (!base::wait_readable(fd_, deadline_)) throw timeout_error();
       char bytes[kMaxLine];
       const ssize_t got = ::recv(fd_, bytes, kMaxLine - line.size(), MSG_DONTWAIT);
       if (got > 0)
         line.append(bytes, static_cast<std::size_t>(got));
       else if (got == 0 || (errno != EINTR && errno != EAGAIN))
-        throw failed(Cause::kCoordinatorLost,
-                     std::string("does not answer: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
+        throw make_error(Cause::kCoordinatorLost,
+                         std::string("does not answer: ") + (got == 0 ? "it has ended" : std::strerror(errno)));
     }
     line.pop_back();
     return line;
@@ -114,17 +114,17 @@ std::string pmi_field(std::string_view line, std::string_view name) {
   return "";
 }
 
-std::string broadcast_by_pmi(int fd, int rank, std::string_view text, Deadline deadline) {
+std::string pmi_broadcast(int fd, int rank, std::string_view text, Deadline deadline) {
   LOCKSTEP_CHECK(text.size() <= kMaxText);
-  Session session(fd, rank, deadline);
-  session.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init");
-  const std::string table = "kvsname=" + pmi_field(session.ask("cmd=get_my_kvsname", "my_kvsname"), "kvsname");
-  const std::string entry = table + " key=" + kKey;
-  if (rank == 0) session.ask("cmd=put " + entry + " value=" + to_hex(text), "put_result");
-  session.ask("cmd=barrier_in", "barrier_out");
-  std::string heard = from_hex(pmi_field(session.ask("cmd=get " + entry, "get_result"), "value"));
-  session.ask("cmd=finalize", "finalize_ack");
-  return heard;
+  PmiSession session(fd, rank, deadline);
+  session.request("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init");
+  const std::string table = "kvsname=" + pmi_field(session.request("cmd=get_my_kvsname", "my_kvsname"), "kvsname");
+  const std::string entry = table + " key=" + kStoreAddressKey;
+  if (rank == 0) session.request("cmd=put " + entry + " value=" + to_hex(text), "put_result");
+  session.request("cmd=barrier_in", "barrier_out");
+  std::string received = from_hex(pmi_field(session.request("cmd=get " + entry, "get_result"), "value"));
+  session.request("cmd=finalize", "finalize_ack");
+  return received;
 }
 
 }  // namespace lockstep::job

@@ -17,7 +17,7 @@ namespace lockstep::job {
 ///
 /// Throws CommError kJoinTimeout when not all ranks come before `deadline`, kCoordinatorLost when the launcher is gone,
 /// kProtocol for lines that are not of PMI-1 or longer than 4096 bytes.
-std::string broadcast_by_pmi(int fd, int rank, std::string_view text, base::Deadline deadline);
+std::string pmi_broadcast(int fd, int rank, std::string_view text, base::Deadline deadline);
 
 /// The value of `name` in "cmd=... name=value ..."; "" when it is not there.
 std::string pmi_field(std::string_view line, std::string_view name);

@@ -17,17 +17,17 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/launch/agent/agent_setup.h"
-#include "lockstep/launch/slurm/step_task.h"
-#include "lockstep/launch/cli/interface_filter.h"
-#include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/frame_queue.h"
-#include "lockstep/launch/process/process.h"
+#include "lockstep/launch/agent/oom_kills.h"
 #include "lockstep/launch/agent/rank_monitor.h"
+#include "lockstep/launch/cli/interface_filter.h"
+#include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/stack_dump.h"
 #include "lockstep/launch/protocol/frames.h"
+#include "lockstep/launch/slurm/step_task.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -35,70 +35,72 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kUnkillableAfter = 5s;  // after SIGKILL
-constexpr auto kKillAgain = 50ms;      // a process may fork between our look at /proc and the signal
-constexpr auto kPulseEvery = 1s;
-constexpr auto kAgentEnds = 8s;     // after its channel: it kills at once, and gives up 5 s later
-constexpr auto kStacksWithin = 4s;  // eu-stack takes 0.2 to 1 s for a rank with libtorch
+constexpr auto kUnkillableTimeout = 5s;    // after SIGKILL
+constexpr auto kKillRetryInterval = 50ms;  // a process may fork between our look at /proc and the signal
+constexpr auto kRankHealthInterval = 1s;
+constexpr auto kGuardTimeout = 8s;      // after its channel: it kills at once, and gives up 5 s later
+constexpr auto kStackDumpTimeout = 4s;  // eu-stack takes 0.2 to 1 s for a rank with libtorch
 
 struct RankProcess {
   int rank = -1;
   pid_t pid = -1;                     // -1: not started, or reaped
   std::array<base::Fd, 2> streams{};  // what it writes to stdout and stderr
-  RankWatch watch;
+  RankMonitor watch;
 };
 
 class Agent {
  public:
-  explicit Agent(const AgentOptions& options) : shipped_(options.shipped) {}
+  explicit Agent(const AgentOptions& options) : staged_program_(options.staged_program) {}
   int run();
 
  private:
   // What an epoll event is about: one of these, or 2 * index + stream of a rank's pipe.
-  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kTether = ~3ULL;
+  static constexpr std::uint64_t kInput = ~0ULL, kSignals = ~1ULL, kOutput = ~2ULL, kLiveness = ~3ULL;
 
   bool prepare(JobPlan& job);
   void start_ranks(const JobPlan& job);
   void start_rank(const JobPlan& job, const RankPlan& plan, RankStreams streams);
   void watch(int fd, std::uint64_t about, unsigned events);
-  void turn();
+  void poll_once();
   void read_input();
-  void obey(const Frame& frame);
-  void pass_on(std::size_t index, std::size_t stream, std::size_t most);
-  void reap();
-  void ended(std::size_t index, int status);
+  void handle_frame(const Frame& frame);
+  void forward_output(std::size_t index, std::size_t stream, std::size_t most);
+  void reap_children();
+  void on_rank_exit(std::size_t index, int status);
   void report_start_failures();
-  void stop(const Stop& order);
+  void stop(const StopRequest& order);
   void signal_ranks(int signal, bool also_in_world);
-  void tell_pulses();
-  void tell_flights();
-  void tell_saved(const RankProcess& process);
+  void send_rank_health();
+  void send_snapshots();
+  void send_saved_checkpoint(const RankProcess& process);
   void write_stacks(const std::vector<int>& ranks);
-  void look_at_clock();
-  void launcher_is_gone();
-  void say(FrameKind kind, int rank, std::string payload = {}) { outbox_.push({kind, rank, std::move(payload)}); }
+  void check_timers();
+  void on_launcher_lost();
+  void queue_frame(FrameKind kind, int rank, std::string payload = {}) {
+    queue_.push({kind, rank, std::move(payload)});
+  }
 
   base::Fd epoll_{::epoll_create1(EPOLL_CLOEXEC)};
   base::Fd signals_;
-  FrameReader input_{kMaxJobFrame};
-  Outbox outbox_{STDOUT_FILENO};
-  base::Fd tether_;
+  FrameReader input_{kMaxJobFrameBytes};
+  FrameQueue queue_{STDOUT_FILENO};
+  base::Fd liveness_fd_;
   base::Pipe failures_;
   std::vector<RankProcess> ranks_;
-  std::size_t running_ = 0;  // ranks with a pid
-  bool children_ = true;     // any child, ours or inherited
-  bool lingering_ = false;   // all ranks have ended, and something they started has not
-  bool gone_ = false;        // the launcher
-  const std::int64_t oom_kills_ = oom_kills();
+  std::size_t num_running_ = 0;  // ranks with a pid
+  bool has_children_ = true;     // any child, ours or inherited
+  bool lingering_ = false;       // all ranks have ended, and something they started has not
+  bool launcher_lost_ = false;   // the launcher
+  const std::int64_t initial_oom_kills_ = oom_kills();
   bool any_failed_ = false;  // of the ranks
   std::chrono::milliseconds fail_grace_{0};
-  const std::string shipped_;
+  const std::string staged_program_;
   std::string run_dir_;
   std::vector<StackDump> dumps_;  // under way
-  std::optional<Stop> stop_after_dumps_;
-  std::int64_t saved_ = 0;  // the newest checkpoint that was told
-  int signal_ = 0;          // to be sent at signal_at_
-  Deadline pulse_at_ = Deadline::never();
+  std::optional<StopRequest> stop_after_dumps_;
+  std::int64_t last_saved_ = 0;  // the newest checkpoint that was told
+  int signal_ = 0;               // to be sent at signal_at_
+  Deadline rank_health_at_ = Deadline::never();
   Deadline dumps_end_at_ = Deadline::never();
   Deadline signal_at_ = Deadline::never();
   Deadline kill_at_ = Deadline::never();
@@ -121,7 +123,7 @@ void check_interfaces(const Environment& environment) {
   for (const std::string& variable : environment)
     for (const std::string name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
       const std::string complaint =
-          variable.rfind(name + "=", 0) == 0 ? complaint_about(name, variable.substr(name.size() + 1), names) : "";
+          variable.rfind(name + "=", 0) == 0 ? socket_ifname_error(name, variable.substr(name.size() + 1), names) : "";
       if (!complaint.empty())
         throw base::UsageError(complaint, "without it lockstep sets the one that the hosts reach each other by");
     }
@@ -132,13 +134,13 @@ bool Agent::prepare(JobPlan& job) {
   try {
     if (!job.directory.empty() && ::chdir(job.directory.c_str()) != 0)
       throw base::SystemError("cannot enter the directory " + base::quoted(job.directory, 256), errno);
-    if (!shipped_.empty()) job.program = shipped_;
-    if (job.add_to_own)
-      job.environment = without(merged(own_environment(), job.environment), job.ranks.front().environment);
-    if (tether_) check_interfaces(job.environment);
+    if (!staged_program_.empty()) job.program = staged_program_;
+    if (job.extends_own_environment)
+      job.environment = remove_variables(merged(current_environment(), job.environment), job.ranks.front().environment);
+    if (liveness_fd_) check_interfaces(job.environment);
     return true;
   } catch (const base::Error& error) {
-    say(FrameKind::kRefused, -1, encode_texts({error.what(), error.hint()}));
+    queue_frame(FrameKind::kRefused, -1, encode_texts({error.what(), error.hint()}));
     return false;
   }
 }
@@ -148,7 +150,7 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
   base::Pipe err = base::make_pipe();
   streams.out = out.write.get();
   streams.err = err.write.get();
-  RankProcess process{.rank = plan.rank, .watch = RankWatch(plan.rank, job.key)};
+  RankProcess process{.rank = plan.rank, .watch = RankMonitor(plan.rank, job.key)};
   streams.page = process.watch.descriptor();
   process.pid = spawn_rank(job, plan, streams);
   process.streams = {std::move(out.read), std::move(err.read)};
@@ -156,17 +158,17 @@ void Agent::start_rank(const JobPlan& job, const RankPlan& plan, RankStreams str
     base::set_nonblocking(process.streams[stream].get());
     watch(process.streams[stream].get(), 2 * ranks_.size() + stream, EPOLLIN);
   }
-  say(FrameKind::kStarted, plan.rank, encode_numbers({process.pid}));
+  queue_frame(FrameKind::kStarted, plan.rank, encode_numbers({process.pid}));
   ranks_.push_back(std::move(process));
-  ++running_;
+  ++num_running_;
 }
 
 void Agent::start_ranks(const JobPlan& job) {
   fail_grace_ = job.fail_grace;
   run_dir_ = job.run_dir;
-  pulse_at_ = Deadline::in(kPulseEvery);
+  rank_health_at_ = Deadline::in(kRankHealthInterval);
   RankStreams streams;
-  streams.max_files = base::allow_files(3 * job.ranks.size() + 64);
+  streams.max_files = base::raise_fd_limit(3 * job.ranks.size() + 64);
   const base::Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   streams.in = null.get();
   streams.failure = failures_.write.get();
@@ -174,8 +176,8 @@ void Agent::start_ranks(const JobPlan& job) {
     try {
       start_rank(job, plan, streams);
     } catch (const base::SystemError& error) {
-      say(FrameKind::kStartFailed, plan.rank,
-          encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
+      queue_frame(FrameKind::kStartFailed, plan.rank,
+                  encode_numbers({static_cast<int>(StartStep::kFork), error.error_number()}));
       stop({.signal = SIGKILL});
       return;
     }
@@ -185,18 +187,18 @@ void Agent::start_ranks(const JobPlan& job) {
 void Agent::read_input() {
   char bytes[4096];
   const ssize_t size = ::read(STDIN_FILENO, bytes, sizeof bytes);
-  if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) return launcher_is_gone();
+  if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) return on_launcher_lost();
   if (size > 0) input_.feed({bytes, static_cast<std::size_t>(size)});
-  while (const auto frame = input_.next()) obey(*frame);
+  while (const auto frame = input_.next()) handle_frame(*frame);
 }
 
-void Agent::obey(const Frame& frame) {
+void Agent::handle_frame(const Frame& frame) {
   if (frame.kind == FrameKind::kStop) {
     stop(decode_stop(frame.payload));
-  } else if (frame.kind == FrameKind::kLook) {
-    tell_flights();
-    say(FrameKind::kLooked, -1);
-  } else if (frame.kind == FrameKind::kStacks) {
+  } else if (frame.kind == FrameKind::kSnapshotRequest) {
+    send_snapshots();
+    queue_frame(FrameKind::kSnapshotsDone, -1);
+  } else if (frame.kind == FrameKind::kWriteStacks) {
     write_stacks(decode_ranks(frame.payload));
   } else if (frame.kind == FrameKind::kSignal) {
     const int signal = static_cast<int>(decode_numbers(frame.payload, 1)[0]);
@@ -206,53 +208,54 @@ void Agent::obey(const Frame& frame) {
 }
 
 /// SIGKILL reaches every process of the job, other signals the process groups of the ranks that run; SIGKILL follows.
-void Agent::stop(const Stop& order) {
+void Agent::stop(const StopRequest& order) {
   if (order.signal != SIGKILL && !dumps_.empty()) {
     stop_after_dumps_ = order;
     return;
   }
-  kill_at_ = earlier(kill_at_, Deadline::in(order.signal == SIGKILL ? 0ms : order.warning + order.grace));
+  kill_at_ = earlier(kill_at_, Deadline::in(order.signal == SIGKILL ? 0ms : order.notice_period + order.grace));
   if (order.signal == SIGKILL) return;
-  if (order.warning > 0ms)
-    for (RankProcess& process : ranks_) process.watch.tell_of_failure();
-  signal_ranks(order.signal, order.warning == 0ms);
+  if (order.notice_period > 0ms)
+    for (RankProcess& process : ranks_) process.watch.notify_failure();
+  signal_ranks(order.signal, order.notice_period == 0ms);
   signal_ = order.signal;
-  if (order.warning > 0ms) signal_at_ = Deadline::in(order.warning);
+  if (order.notice_period > 0ms) signal_at_ = Deadline::in(order.notice_period);
 }
 
 void Agent::signal_ranks(int signal, bool also_in_world) {
   for (const RankProcess& process : ranks_) {
-    if (process.pid <= 0 || (!also_in_world && process.watch.in_world())) continue;
+    if (process.pid <= 0 || (!also_in_world && process.watch.is_in_world())) continue;
     // The group does not exist before the child has called setsid.
     if (::kill(-process.pid, signal) != 0) ::kill(process.pid, signal);
     ::kill(-process.pid, SIGCONT);
   }
 }
 
-void Agent::tell_pulses() {
-  const auto now = job::StandingStill::Clock::now();
+void Agent::send_rank_health() {
+  const auto now = job::StallTimer::Clock::now();
   for (RankProcess& process : ranks_) {
-    if (process.pid > 0) say(FrameKind::kPulse, process.rank, encode_pulse(process.watch.pulse(process.pid, now)));
-    tell_saved(process);
+    if (process.pid > 0)
+      queue_frame(FrameKind::kRankHealth, process.rank, encode_rank_health(process.watch.pulse(process.pid, now)));
+    send_saved_checkpoint(process);
   }
-  if (outbox_.empty()) say(FrameKind::kAlive, -1);
+  if (queue_.empty()) queue_frame(FrameKind::kAlive, -1);
 }
 
-void Agent::tell_flights() {
+void Agent::send_snapshots() {
   for (const RankProcess& process : ranks_)
-    if (const auto seen = process.watch.seen()) say(FrameKind::kFlight, process.rank, encode_seen(*seen));
+    if (const auto seen = process.watch.seen()) queue_frame(FrameKind::kSnapshot, process.rank, encode_snapshot(*seen));
 }
 
 /// At once after a death, and each second, for then the whole host may be lost.
-void Agent::tell_saved(const RankProcess& process) {
+void Agent::send_saved_checkpoint(const RankProcess& process) {
   const std::int64_t saved = process.watch.saved();
-  if (saved <= saved_) return;
-  saved_ = saved;
-  say(FrameKind::kSaved, process.rank, encode_numbers({saved}));
+  if (saved <= last_saved_) return;
+  last_saved_ = saved;
+  queue_frame(FrameKind::kCheckpointSaved, process.rank, encode_numbers({saved}));
 }
 
 void Agent::write_stacks(const std::vector<int>& ranks) {
-  dumps_end_at_ = Deadline::in(kStacksWithin);
+  dumps_end_at_ = Deadline::in(kStackDumpTimeout);
   const std::vector<pid_t> ours = descendants();
   for (const RankProcess& process : ranks_) {
     if (process.pid <= 0 || std::find(ranks.begin(), ranks.end(), process.rank) == ranks.end()) continue;
@@ -267,14 +270,14 @@ void Agent::write_stacks(const std::vector<int>& ranks) {
   }
 }
 
-void Agent::launcher_is_gone() {
-  if (std::exchange(gone_, true)) return;
+void Agent::on_launcher_lost() {
+  if (std::exchange(launcher_lost_, true)) return;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, STDIN_FILENO, nullptr);
-  if (tether_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, tether_.get(), nullptr);
+  if (liveness_fd_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, liveness_fd_.get(), nullptr);
   stop({.signal = SIGKILL});
 }
 
-void Agent::pass_on(std::size_t index, std::size_t stream, std::size_t most) {
+void Agent::forward_output(std::size_t index, std::size_t stream, std::size_t most) {
   base::Fd& fd = ranks_[index].streams[stream];
   char bytes[1 << 16];
   while (fd && most > 0) {
@@ -283,60 +286,60 @@ void Agent::pass_on(std::size_t index, std::size_t stream, std::size_t most) {
     if (size < 0 && errno == EAGAIN) return;
     if (size <= 0) return fd.reset();  // closing takes it out of the epoll set
     most -= static_cast<std::size_t>(size);
-    say(stream == 0 ? FrameKind::kStdout : FrameKind::kStderr, ranks_[index].rank,
-        std::string(bytes, static_cast<std::size_t>(size)));
+    queue_frame(stream == 0 ? FrameKind::kStdout : FrameKind::kStderr, ranks_[index].rank,
+                std::string(bytes, static_cast<std::size_t>(size)));
   }
 }
 
 void Agent::report_start_failures() {
   StartFailure failure;
   while (::read(failures_.read.get(), &failure, sizeof failure) == static_cast<ssize_t>(sizeof failure))
-    say(FrameKind::kStartFailed, failure.rank, encode_numbers({static_cast<int>(failure.step), failure.error}));
+    queue_frame(FrameKind::kStartFailed, failure.rank, encode_numbers({static_cast<int>(failure.step), failure.error}));
 }
 
-void Agent::ended(std::size_t index, int status) {
+void Agent::on_rank_exit(std::size_t index, int status) {
   RankProcess& process = ranks_[index];
   report_start_failures();
   // First what it has written up to now: a child of its own may hold the pipe and go on writing for ever.
   for (std::size_t stream = 0; stream < 2; ++stream) {
     int waiting = 0;
     if (process.streams[stream] && ::ioctl(process.streams[stream].get(), FIONREAD, &waiting) == 0)
-      pass_on(index, stream, static_cast<std::size_t>(waiting));
+      forward_output(index, stream, static_cast<std::size_t>(waiting));
   }
-  RankEnd end{.rank = process.rank, .pid = process.pid};
+  RankExit end{.rank = process.rank, .pid = process.pid};
   if (WIFSIGNALED(status))
     end.signal = WTERMSIG(status);
   else
     end.code = WEXITSTATUS(status);
-  if (end.signal == SIGKILL) end.oom_kills = oom_kills() - oom_kills_;
+  if (end.signal == SIGKILL) end.oom_kills = oom_kills() - initial_oom_kills_;
   // The launcher will ask, but then the others may be gone as well.
-  if (end.failed() && !std::exchange(any_failed_, true)) tell_flights();
-  tell_saved(process);
-  say(FrameKind::kEnded, process.rank, encode_end(end));
+  if (end.failed() && !std::exchange(any_failed_, true)) send_snapshots();
+  send_saved_checkpoint(process);
+  queue_frame(FrameKind::kRankExited, process.rank, encode_rank_exit(end));
   process.pid = -1;
-  --running_;
+  --num_running_;
 }
 
-void Agent::reap() {
+void Agent::reap_children() {
   for (;;) {
-    const auto reaped = reap_one();
-    children_ = reaped.has_value();
+    const auto reaped = try_reap();
+    has_children_ = reaped.has_value();
     if (!reaped || reaped->pid == 0) break;
     for (std::size_t index = 0; index < ranks_.size(); ++index)
-      if (ranks_[index].pid == reaped->pid) ended(index, reaped->status);
+      if (ranks_[index].pid == reaped->pid) on_rank_exit(index, reaped->status);
     std::erase_if(dumps_, [&](const StackDump& dump) { return dump.tool() == reaped->pid; });
   }
-  if (running_ > 0 || !children_ || lingering_) return;
+  if (num_running_ > 0 || !has_children_ || lingering_) return;
   // What the ranks have left behind ends with the job; some of it is about to end by itself.
   lingering_ = true;
   for (const pid_t pid : descendants()) ::kill(pid, SIGTERM);
   kill_at_ = earlier(kill_at_, Deadline::in(fail_grace_));
 }
 
-void Agent::look_at_clock() {
-  if (pulse_at_.expired()) {
-    tell_pulses();
-    pulse_at_ = Deadline::in(kPulseEvery);
+void Agent::check_timers() {
+  if (rank_health_at_.expired()) {
+    send_rank_health();
+    rank_health_at_ = Deadline::in(kRankHealthInterval);
   }
   if (dumps_end_at_.expired()) {
     for (StackDump& dump : dumps_) dump.give_up();
@@ -350,21 +353,22 @@ void Agent::look_at_clock() {
   }
   if (kill_at_.expired()) {
     for (const pid_t pid : descendants()) ::kill(pid, SIGKILL);
-    if (give_up_at_.is_never()) give_up_at_ = Deadline::in(kUnkillableAfter);
-    kill_at_ = Deadline::in(kKillAgain);
+    if (give_up_at_.is_never()) give_up_at_ = Deadline::in(kUnkillableTimeout);
+    kill_at_ = Deadline::in(kKillRetryInterval);
   }
-  if (give_up_at_.expired() && children_) {
+  if (give_up_at_.expired() && has_children_) {
     for (const RankProcess& process : ranks_)
-      if (process.pid > 0) say(FrameKind::kUnkillable, process.rank, encode_numbers({process.pid}));
-    if (running_ == 0)
-      for (const pid_t pid : descendants()) say(FrameKind::kUnkillable, -1, encode_numbers({pid}));
-    children_ = false;
+      if (process.pid > 0) queue_frame(FrameKind::kUnkillable, process.rank, encode_numbers({process.pid}));
+    if (num_running_ == 0)
+      for (const pid_t pid : descendants()) queue_frame(FrameKind::kUnkillable, -1, encode_numbers({pid}));
+    has_children_ = false;
   }
 }
 
-void Agent::turn() {
+void Agent::poll_once() {
   std::array<epoll_event, 64> events;
-  const Deadline next = earlier(earlier(kill_at_, give_up_at_), earlier(signal_at_, earlier(dumps_end_at_, pulse_at_)));
+  const Deadline next =
+      earlier(earlier(kill_at_, give_up_at_), earlier(signal_at_, earlier(dumps_end_at_, rank_health_at_)));
   const int wait_ms = next.poll_ms();
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), wait_ms);
   bool signalled = false;
@@ -372,28 +376,28 @@ void Agent::turn() {
     const std::uint64_t about = events[static_cast<std::size_t>(i)].data.u64;
     if (about == kInput)
       read_input();
-    else if (about == kTether)
-      launcher_is_gone();  // nothing is ever said there
+    else if (about == kLiveness)
+      on_launcher_lost();  // nothing is ever said there
     else if (about == kSignals)
       signalled = true;
     else if (about != kOutput)
-      pass_on(about / 2, about % 2, 1 << 16);
+      forward_output(about / 2, about % 2, 1 << 16);
   }
   if (signalled) {
-    while (next_signal(signals_.get())) {
+    while (read_signal(signals_.get())) {
     }
-    reap();
+    reap_children();
   }
-  look_at_clock();
-  if (!gone_ && !outbox_.flush()) launcher_is_gone();
+  check_timers();
+  if (!launcher_lost_ && !queue_.flush()) on_launcher_lost();
 }
 
 int Agent::run() {
-  signals_ = signal_descriptor({SIGCHLD});
+  signals_ = make_signal_fd({SIGCHLD});
   become_subreaper();
   failures_ = base::make_pipe();
   base::set_nonblocking(failures_.read.get());
-  std::optional<AgentStart> start = start_of_agent(input_);
+  std::optional<AgentSetup> start = set_up_agent(input_);
   if (!start) return 0;
   JobPlan& job = start->job;
   base::set_nonblocking(STDIN_FILENO);
@@ -401,18 +405,18 @@ int Agent::run() {
   watch(STDIN_FILENO, kInput, EPOLLIN);
   watch(signals_.get(), kSignals, EPOLLIN);
   watch(STDOUT_FILENO, kOutput, EPOLLOUT | EPOLLET);
-  tether_ = std::move(start->tether);
-  if (tether_) watch(tether_.get(), kTether, EPOLLIN);
+  liveness_fd_ = std::move(start->liveness_fd);
+  if (liveness_fd_) watch(liveness_fd_.get(), kLiveness, EPOLLIN);
   if (prepare(job)) start_ranks(job);
-  reap();
-  while (children_) turn();
+  reap_children();
+  while (has_children_) poll_once();
 
   // Nobody writes any more; what lies in the pipes is all there is.
   for (std::size_t index = 0; index < ranks_.size(); ++index)
-    for (std::size_t stream = 0; stream < 2; ++stream) pass_on(index, stream, std::size_t{1} << 20);
-  say(FrameKind::kDone, -1);
+    for (std::size_t stream = 0; stream < 2; ++stream) forward_output(index, stream, std::size_t{1} << 20);
+  queue_frame(FrameKind::kDone, -1);
   const Deadline deadline = Deadline::in(5s);
-  while (!gone_ && outbox_.flush() && !outbox_.empty() && base::wait_writable(STDOUT_FILENO, deadline)) {
+  while (!launcher_lost_ && queue_.flush() && !queue_.empty() && base::wait_writable(STDOUT_FILENO, deadline)) {
   }
   return 0;
 }
@@ -421,36 +425,36 @@ int Agent::run() {
 
 namespace {
 
-/// Whether the agent goes on for kAgentEnds after its channel has ended: it was stopped, or hangs in the kernel.
+/// Whether the agent goes on for kGuardTimeout after its channel has ended: it was stopped, or hangs in the kernel.
 void watch_agent(pid_t agent, int channel, int signals, int& status) {
   Deadline ends_by = Deadline::never();  // bounded: by the channel's end
   while (::waitpid(agent, &status, WNOHANG) == 0) {
     pollfd entries[] = {{ends_by.is_never() ? channel : -1, POLLRDHUP, 0}, {signals, POLLIN, 0}};
     ::poll(entries, 2, ends_by.poll_ms());
-    while (next_signal(signals)) {
+    while (read_signal(signals)) {
     }
-    if (entries[0].revents) ends_by = Deadline::in(kAgentEnds);
+    if (entries[0].revents) ends_by = Deadline::in(kGuardTimeout);
     if (!ends_by.expired()) continue;
     ::kill(agent, SIGKILL);
-    ends_by = Deadline::in(kAgentEnds);
+    ends_by = Deadline::in(kGuardTimeout);
   }
 }
 
 /// Returns in a child, whom this process outlives: when the child dies, whatever it has started ends, and this process
 /// like the child. A signal for all processes, as SLURM sends it before it ends a job, is the ranks' to heed.
-void guard() {
+void fork_guarded_agent() {
   become_subreaper();
   const pid_t agent = ::fork();
   if (agent < 0) throw base::SystemError("cannot start the agent", errno);
   if (agent == 0) return;
-  const base::Fd signals = signal_descriptor({SIGCHLD});
+  const base::Fd signals = make_signal_fd({SIGCHLD});
   const base::Fd channel(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
   // What is said there is for the agent alone.
   const base::Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO}) ::dup2(null.get(), fd);
   int status = 0;
   watch_agent(agent, channel.get(), signals.get(), status);
-  kill_descendants({}, Deadline::in(kUnkillableAfter));
+  kill_descendants({}, Deadline::in(kUnkillableTimeout));
   ::_exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
 }
 
@@ -459,11 +463,10 @@ void guard() {
 int agent_main(const AgentOptions& options) {
   ::prctl(PR_SET_DUMPABLE, 0);
   try {
-    const base::Fd attendant =
-        options.attended_by.empty()
-            ? base::Fd()
-            : meet_attendant(options.attended_by);  // shared with the guard, which outlives the agent
-    if (options.guarded) guard();
+    const base::Fd task = options.slurm_step.empty()
+                              ? base::Fd()
+                              : connect_to_task(options.slurm_step);  // shared with the guard, which outlives the agent
+    if (options.guarded) fork_guarded_agent();
     return Agent(options).run();
   } catch (const base::Error& error) {
     const std::string line = std::string("lockstep agent: ") + error.what() + "\n";

@@ -9,11 +9,11 @@
 #include <optional>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/net/socket.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/launch/cli/interface_filter.h"
 #include "lockstep/launch/doctor/doctor_responder.h"
+#include "lockstep/launch/protocol/connectivity_probe.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -21,50 +21,50 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kJobComes = 600s;  // the other hosts may be slow to answer
-constexpr auto kConnects = 5s;
-constexpr auto kOtherWays = 300ms;  // after the first that was found
+constexpr auto kJobTimeout = 600s;  // the other hosts may be slow to answer
+constexpr auto kConnectTimeout = 5s;
+constexpr auto kMoreRoutesWait = 300ms;  // after the first that was found
 
-struct LauncherIsGone {};
+struct LauncherLost {};
 
-void say(FrameKind kind, const std::string& payload) {
+void send_frame(FrameKind kind, const std::string& payload) {
   const std::string bytes = encode({kind, -1, payload});
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t size = ::write(STDOUT_FILENO, bytes.data() + done, bytes.size() - done);
-    if (size < 0 && errno != EINTR) throw LauncherIsGone();
+    if (size < 0 && errno != EINTR) throw LauncherLost();
     done += static_cast<std::size_t>(std::max<ssize_t>(size, 0));
   }
 }
 
 /// An agent's part in meet().
-class Guest {
+class NetworkResponder {
  public:
-  std::vector<pollfd> entries() const { return crossing_ ? crossing_->entries() : std::vector<pollfd>(); }
+  std::vector<pollfd> entries() const { return connectivity_ ? connectivity_->entries() : std::vector<pollfd>(); }
   void handle(const std::vector<pollfd>& entries) {
-    if (crossing_) crossing_->handle(entries);
+    if (connectivity_) connectivity_->handle(entries);
   }
-  void meet(MeetOrder order);
-  void probe(const ProbeOrder& order);
+  void find_routes(RouteRequest order);
+  void probe_peers(const ProbeRequest& order);
   Deadline deadline() const { return deadline_; }
   /// Answers when it is time to.
-  void look();
-  base::Fd take_tether() { return std::move(tether_); }
+  void answer_when_due();
+  base::Fd take_liveness_fd() { return std::move(liveness_fd_); }
 
  private:
-  struct Way {
+  struct RouteAttempt {
     int launcher = 0;
-    std::size_t dialled = 0;
+    std::size_t outgoing = 0;
   };
-  void answer_meet();
-  void answer_probe();
+  void send_routes();
+  void send_probe_failures();
 
-  enum class Doing { kNothing, kMeeting, kProbing } doing_ = Doing::kNothing;
-  MeetOrder order_;
-  std::vector<base::InterfaceAddress> own_;
-  std::vector<Way> ways_;
-  std::optional<Crossing> crossing_;
-  std::size_t first_probe_ = 0;  // in crossing_->dialled()
-  base::Fd tether_;
+  enum class Phase { kIdle, kFindingRoutes, kProbing } phase_ = Phase::kIdle;
+  RouteRequest order_;
+  std::vector<base::InterfaceAddress> own_addresses_;
+  std::vector<RouteAttempt> attempts_;
+  std::optional<ConnectivityProbe> connectivity_;
+  std::size_t first_probe_ = 0;  // in connectivity_->dialled()
+  base::Fd liveness_fd_;
   Deadline deadline_ = Deadline::never();
 };
 
@@ -72,136 +72,137 @@ bool same_family(const std::string& a, const std::string& b) {
   return (a.find(':') == std::string::npos) == (b.find(':') == std::string::npos);
 }
 
-void Guest::meet(MeetOrder order) {
+void NetworkResponder::find_routes(RouteRequest order) {
   order_ = std::move(order);
-  own_ = base::interface_addresses();
-  std::erase_if(own_, [](const base::InterfaceAddress& one) {
+  own_addresses_ = base::interface_addresses();
+  std::erase_if(own_addresses_, [](const base::InterfaceAddress& one) {
     return one.loopback || one.address.find('%') != std::string::npos;
   });
-  crossing_.emplace(order_.self, order_.token);
-  const InterfaceChoice choice =
-      order_.interface.empty() ? InterfaceChoice() : parse_interface_choice("--interface", order_.interface);
+  connectivity_.emplace(order_.self, order_.token);
+  const InterfaceFilter filter =
+      order_.interface.empty() ? InterfaceFilter() : parse_interface_filter("--interface", order_.interface);
   for (std::size_t i = 0; i < order_.launcher.size(); ++i) {
-    std::vector<std::string> sources = choice ? std::vector<std::string>() : std::vector<std::string>{""};
-    for (const base::InterfaceAddress& own : own_)
-      if (choice && same_family(own.address, order_.launcher[i].host) && allows(choice, own.interface, own.address))
+    std::vector<std::string> sources = filter ? std::vector<std::string>() : std::vector<std::string>{""};
+    for (const base::InterfaceAddress& own : own_addresses_)
+      if (filter && same_family(own.address, order_.launcher[i].host) && allows(filter, own.interface, own.address))
         sources.push_back(own.address);
     for (const std::string& source : sources) {
-      ways_.push_back({static_cast<int>(i), crossing_->dialled().size()});
-      crossing_->dial(order_.launcher[i], -1, source);
+      attempts_.push_back({static_cast<int>(i), connectivity_->outgoing().size()});
+      connectivity_->connect_to(order_.launcher[i], -1, source);
     }
   }
-  doing_ = Doing::kMeeting;
-  deadline_ = Deadline::in(kConnects);
+  phase_ = Phase::kFindingRoutes;
+  deadline_ = Deadline::in(kConnectTimeout);
 }
 
-void Guest::answer_meet() {
-  MeetReply reply;
+void NetworkResponder::send_routes() {
+  RouteReply reply;
   std::string tried;
-  for (const Way& way : ways_) {
-    const Crossing::Dialled& dialled = crossing_->dialled()[way.dialled];
-    const std::string& target = order_.launcher[static_cast<std::size_t>(way.launcher)].host;
-    if (!dialled.fd) {
-      tried += (tried.empty() ? "" : "; ") + target + ": " + dialled.error;
+  for (const RouteAttempt& attempt : attempts_) {
+    const ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[attempt.outgoing];
+    const std::string& target = order_.launcher[static_cast<std::size_t>(attempt.launcher)].host;
+    if (!outgoing.fd) {
+      tried += (tried.empty() ? "" : "; ") + target + ": " + outgoing.error;
       continue;
     }
-    const auto own = std::find_if(own_.begin(), own_.end(),
-                                  [&](const base::InterfaceAddress& one) { return one.address == dialled.from; });
-    reply.doors.push_back({way.launcher, static_cast<std::uint32_t>(way.dialled), crossing_->listen(dialled.from),
-                           own == own_.end() ? "" : own->interface});
+    const auto own = std::find_if(own_addresses_.begin(), own_addresses_.end(),
+                                  [&](const base::InterfaceAddress& one) { return one.address == outgoing.from; });
+    reply.routes.push_back({attempt.launcher, static_cast<std::uint32_t>(attempt.outgoing),
+                            connectivity_->listen(outgoing.from), own == own_addresses_.end() ? "" : own->interface});
   }
   std::string has;
-  for (const base::InterfaceAddress& one : own_) has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
-  if (reply.doors.empty())
-    reply.error = ways_.empty() ? "no address of its own fits --interface " + base::quoted(order_.interface, 80) +
-                                      "; it has " + has
-                                : tried + "; its own addresses are " + has;
-  say(FrameKind::kMet, encode_met(reply));
+  for (const base::InterfaceAddress& one : own_addresses_)
+    has += (has.empty() ? "" : ", ") + one.interface + " " + one.address;
+  if (reply.routes.empty())
+    reply.error = attempts_.empty() ? "no address of its own fits --interface " + base::quoted(order_.interface, 80) +
+                                          "; it has " + has
+                                    : tried + "; its own addresses are " + has;
+  send_frame(FrameKind::kRouteReply, encode_route_reply(reply));
 }
 
-void Guest::probe(const ProbeOrder& order) {
-  if (!crossing_) throw base::Error(base::Cause::kProtocol, "a probe before the meeting");
-  for (const Way& way : ways_)
-    if (way.launcher == order.launcher && !tether_ && crossing_->dialled()[way.dialled].fd)
-      tether_ = std::move(crossing_->dialled()[way.dialled].fd);
-  first_probe_ = crossing_->dialled().size();
-  base::allow_files(2 * order.peers.size() + 64);
+void NetworkResponder::probe_peers(const ProbeRequest& order) {
+  if (!connectivity_) throw base::Error(base::Cause::kProtocol, "a probe before the meeting");
+  for (const RouteAttempt& attempt : attempts_)
+    if (attempt.launcher == order.launcher && !liveness_fd_ && connectivity_->outgoing()[attempt.outgoing].fd)
+      liveness_fd_ = std::move(connectivity_->outgoing()[attempt.outgoing].fd);
+  first_probe_ = connectivity_->outgoing().size();
+  base::raise_fd_limit(2 * order.peers.size() + 64);
   for (std::size_t node = 0; node < order.peers.size(); ++node)
-    crossing_->dial(order.peers[node], static_cast<int>(node));
-  doing_ = Doing::kProbing;
-  deadline_ = Deadline::in(kConnects);
+    connectivity_->connect_to(order.peers[node], static_cast<int>(node));
+  phase_ = Phase::kProbing;
+  deadline_ = Deadline::in(kConnectTimeout);
 }
 
-void Guest::answer_probe() {
+void NetworkResponder::send_probe_failures() {
   std::vector<ProbeFailure> failures;
-  for (std::size_t i = first_probe_; i < crossing_->dialled().size(); ++i) {
-    Crossing::Dialled& dialled = crossing_->dialled()[i];
-    if (!dialled.fd) failures.push_back({static_cast<int>(i - first_probe_), dialled.error});
-    dialled.fd.reset();
+  for (std::size_t i = first_probe_; i < connectivity_->outgoing().size(); ++i) {
+    ConnectivityProbe::Outgoing& outgoing = connectivity_->outgoing()[i];
+    if (!outgoing.fd) failures.push_back({static_cast<int>(i - first_probe_), outgoing.error});
+    outgoing.fd.reset();
   }
-  say(FrameKind::kProbed, encode_probed(failures));
+  send_frame(FrameKind::kProbeReply, encode_probe_failures(failures));
 }
 
-void Guest::look() {
-  if (doing_ == Doing::kNothing) return;
-  const auto& dialled = crossing_->dialled();
-  if (doing_ == Doing::kMeeting && std::any_of(dialled.begin(), dialled.end(), [](const Crossing::Dialled& one) {
-        return static_cast<bool>(one.fd) && one.decided;
-      }))
-    deadline_ = earlier(deadline_, Deadline::in(kOtherWays));
-  if (!crossing_->all_decided() && !deadline_.expired()) return;
-  crossing_->give_up();
-  if (doing_ == Doing::kMeeting)
-    answer_meet();
+void NetworkResponder::answer_when_due() {
+  if (phase_ == Phase::kIdle) return;
+  const auto& outgoing = connectivity_->outgoing();
+  if (phase_ == Phase::kFindingRoutes &&
+      std::any_of(outgoing.begin(), outgoing.end(),
+                  [](const ConnectivityProbe::Outgoing& one) { return static_cast<bool>(one.fd) && one.decided; }))
+    deadline_ = earlier(deadline_, Deadline::in(kMoreRoutesWait));
+  if (!connectivity_->all_decided() && !deadline_.expired()) return;
+  connectivity_->fail_undecided();
+  if (phase_ == Phase::kFindingRoutes)
+    send_routes();
   else
-    answer_probe();
-  doing_ = Doing::kNothing;
+    send_probe_failures();
+  phase_ = Phase::kIdle;
   deadline_ = Deadline::never();  // bounded: nothing is waited for
 }
 
 }  // namespace
 
-std::optional<AgentStart> start_of_agent(FrameReader& input) try {
-  AgentStart start;
+std::optional<AgentSetup> set_up_agent(FrameReader& input) try {
+  AgentSetup start;
   start.master_port = base::reserve_port({"0.0.0.0", 0});  // nobody listens; a program that meets there binds it too
-  Site site = look_around();
-  site.master_port = base::local_address(start.master_port.get()).port;
-  say(FrameKind::kSite, encode_site(site));
+  HostInfo info = collect_host_info();
+  info.master_port = base::local_address(start.master_port.get()).port;
+  send_frame(FrameKind::kHostInfo, encode_host_info(info));
 
-  Guest guest;
-  Patient patient(say, STDIN_FILENO);
-  const Deadline deadline = Deadline::in(kJobComes);
+  NetworkResponder responder;
+  DoctorResponder doctor(send_frame, STDIN_FILENO);
+  const Deadline deadline = Deadline::in(kJobTimeout);
   char bytes[1 << 16];
   for (;;) {
-    std::vector<pollfd> entries = guest.entries();
+    std::vector<pollfd> entries = responder.entries();
     entries.push_back({STDIN_FILENO, POLLIN, 0});
-    ::poll(entries.data(), entries.size(), earlier(deadline, guest.deadline()).poll_ms());
+    ::poll(entries.data(), entries.size(), earlier(deadline, responder.deadline()).poll_ms());
     if (deadline.expired()) throw base::Error(base::Cause::kProtocol, "the agent got no job");
-    const bool told = entries.back().revents != 0;
+    const bool has_input = entries.back().revents != 0;
     entries.pop_back();
-    guest.handle(entries);
-    guest.look();
-    if (!told) continue;
+    responder.handle(entries);
+    responder.answer_when_due();
+    if (!has_input) continue;
     const ssize_t size = ::read(STDIN_FILENO, bytes, sizeof bytes);
-    if (size == 0) throw LauncherIsGone();
+    if (size == 0) throw LauncherLost();
     if (size > 0) input.feed({bytes, static_cast<std::size_t>(size)});
     while (const auto frame = input.next()) {
-      if (frame->kind == FrameKind::kMeet)
-        guest.meet(decode_meet(frame->payload));
-      else if (frame->kind == FrameKind::kProbe)
-        guest.probe(decode_probe(frame->payload));
-      else if (patient.take(*frame))
+      if (frame->kind == FrameKind::kRouteRequest)
+        responder.find_routes(decode_route_request(frame->payload));
+      else if (frame->kind == FrameKind::kProbeRequest)
+        responder.probe_peers(decode_probe_request(frame->payload));
+      else if (doctor.handle(*frame))
         continue;
       else if (frame->kind != FrameKind::kJob)
         throw base::Error(base::Cause::kProtocol, "a frame that is no job");
       else {
         start.job = decode_job(frame->payload);
-        start.tether = guest.take_tether();
+        start.liveness_fd = responder.take_liveness_fd();
         return start;
       }
     }
   }
-} catch (const LauncherIsGone&) {
+} catch (const LauncherLost&) {
   return std::nullopt;
 }
 

@@ -9,14 +9,14 @@
 
 namespace lockstep::launcher {
 
-struct AgentStart {
+struct AgentSetup {
   JobPlan job;
-  base::Fd tether;       ///< its connection to the launcher beside stdin and stdout; none when all ranks are here
+  base::Fd liveness_fd;  ///< its connection to the launcher beside stdin and stdout; none when all ranks are here
   base::Fd master_port;  ///< kept for the job
 };
 
 /// Talks with the launcher by stdin and stdout until the job has come; 10 minutes at most. What comes after it stays in
 /// `input`. Nothing when the launcher is gone before: it has said why. Throws Error kProtocol.
-std::optional<AgentStart> start_of_agent(FrameReader& input);
+std::optional<AgentSetup> set_up_agent(FrameReader& input);
 
 }  // namespace lockstep::launcher

@@ -6,27 +6,27 @@
 
 namespace lockstep::launcher {
 
-void Outbox::push(const Frame& frame) {
+void FrameQueue::push(const Frame& frame) {
   const bool droppable = frame.kind == FrameKind::kStdout || frame.kind == FrameKind::kStderr;
-  const bool pulse = frame.kind == FrameKind::kPulse;
-  if (pulse && replace_pulse(frame)) return;
+  const bool pulse = frame.kind == FrameKind::kRankHealth;
+  if (pulse && replace_rank_health(frame)) return;
   queue_.push_back({encode(frame), droppable, pulse ? frame.rank : -1});
   if (!droppable) return;
   droppable_bytes_ += queue_.back().bytes.size();
   if (droppable_bytes_ > limit_) drop_oldest();
 }
 
-bool Outbox::replace_pulse(const Frame& frame) {
+bool FrameQueue::replace_rank_health(const Frame& frame) {
   // The first entry may be half written already.
   for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size(); ++i) {
-    if (queue_[i].pulse_of != frame.rank) continue;
+    if (queue_[i].health_of_rank != frame.rank) continue;
     queue_[i].bytes = encode(frame);
     return true;
   }
   return false;
 }
 
-void Outbox::drop_oldest() {
+void FrameQueue::drop_oldest() {
   // The first entry may be half written already, so it stays.
   for (std::size_t i = written_ > 0 ? 1 : 0; i < queue_.size() && droppable_bytes_ > limit_;) {
     if (!queue_[i].droppable) {
@@ -39,7 +39,7 @@ void Outbox::drop_oldest() {
   }
 }
 
-bool Outbox::flush() {
+bool FrameQueue::flush() {
   while (!queue_.empty()) {
     Entry& entry = queue_.front();
     const ssize_t size = ::write(fd_, entry.bytes.data() + written_, entry.bytes.size() - written_);
@@ -51,7 +51,7 @@ bool Outbox::flush() {
     queue_.pop_front();
     written_ = 0;
     if (dropped_bytes_ > 0) {
-      queue_.push_front({.bytes = encode({FrameKind::kDropped, -1, encode_numbers({dropped_bytes_})})});
+      queue_.push_front({.bytes = encode({FrameKind::kOutputDropped, -1, encode_numbers({dropped_bytes_})})});
       dropped_bytes_ = 0;
     }
   }

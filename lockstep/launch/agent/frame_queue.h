@@ -13,9 +13,9 @@ namespace lockstep::launcher {
 /// A queue of frames in front of a non-blocking descriptor. Output of ranks is bounded: when the launcher does not read
 /// (a person has stopped it), the oldest is dropped and counted, so that no rank ever waits. Of a rank's pulses the
 /// newest is kept. All other frames are kept.
-class Outbox {
+class FrameQueue {
  public:
-  explicit Outbox(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
+  explicit FrameQueue(int fd, std::size_t limit = std::size_t{8} << 20) : fd_(fd), limit_(limit) {}
 
   void push(const Frame& frame);
   /// Writes what can be written now. False when nobody can read it any more.
@@ -26,9 +26,9 @@ class Outbox {
   struct Entry {
     std::string bytes;
     bool droppable = false;
-    int pulse_of = -1;  // a rank
+    int health_of_rank = -1;  // a rank
   };
-  bool replace_pulse(const Frame& frame);
+  bool replace_rank_health(const Frame& frame);
   void drop_oldest();
 
   int fd_;

@@ -9,7 +9,7 @@
 namespace lockstep::launcher {
 namespace {
 
-std::string content(const std::string& path) {
+std::string read_file(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
@@ -18,7 +18,7 @@ std::string content(const std::string& path) {
 
 }  // namespace
 
-std::int64_t oom_kills_in(std::string_view text) {
+std::int64_t parse_oom_kills(std::string_view text) {
   constexpr std::string_view kName = "oom_kill ";
   for (const std::string& line : base::split(text, '\n'))
     if (line.rfind(kName, 0) == 0) return base::parse_int(std::string_view(line).substr(kName.size())).value_or(0);
@@ -27,18 +27,18 @@ std::int64_t oom_kills_in(std::string_view text) {
 
 std::int64_t oom_kills() {
   // Lines of /proc/self/cgroup: "4:memory:/path" (v1), "0::/path" (v2).
-  for (const std::string& line : base::split(content("/proc/self/cgroup"), '\n')) {
+  for (const std::string& line : base::split(read_file("/proc/self/cgroup"), '\n')) {
     const std::size_t path = line.find(":/");
     if (path == std::string::npos) continue;
     const std::string folder = line.substr(path + 1);
     std::string text;
     if (line.find(":memory:") != std::string::npos)
-      text = content("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
+      text = read_file("/sys/fs/cgroup/memory" + folder + "/memory.oom_control");
     else if (line.rfind("0::", 0) == 0)
-      text = content("/sys/fs/cgroup" + folder + "/memory.events");
-    if (text.find("oom_kill ") != std::string::npos) return oom_kills_in(text);
+      text = read_file("/sys/fs/cgroup" + folder + "/memory.events");
+    if (text.find("oom_kill ") != std::string::npos) return parse_oom_kills(text);
   }
-  return oom_kills_in(content("/proc/vmstat"));
+  return parse_oom_kills(read_file("/proc/vmstat"));
 }
 
 }  // namespace lockstep::launcher

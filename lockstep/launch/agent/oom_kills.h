@@ -8,7 +8,7 @@ namespace lockstep::launcher {
 
 /// The number that the kernel counts in `text`, the content of memory.events, memory.oom_control or /proc/vmstat: its
 /// line "oom_kill N"; 0 when there is none. Pure.
-std::int64_t oom_kills_in(std::string_view text);
+std::int64_t parse_oom_kills(std::string_view text);
 
 /// The kills counted now for the cgroup of this process, or for the machine when the cgroup has no counter.
 std::int64_t oom_kills();

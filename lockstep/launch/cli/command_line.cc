@@ -16,7 +16,7 @@ namespace {
 constexpr int kMaxRanks = 4096;
 constexpr int kMaxHosts = 65536;
 constexpr int kMaxRestarts = 1000000;
-constexpr double kLongestPause = 60;  // seconds
+constexpr double kMaxRestartPause = 60;  // seconds
 
 const char* const kUsage =
     "usage: lockstep COMMAND\n"
@@ -44,8 +44,8 @@ const char* const kStatusUsage =
     "  --json                      one object a line, sizes in bytes\n";
 
 /// The options as text; CLI11 finds them, and values are checked here, so that all messages have one form.
-struct RawRun {
-  RawHosts hosts;
+struct RawRunOptions {
+  RawHostOptions hosts;
   std::string gpus, ranks, transport, hang_timeout, stall_timeout, join_timeout, bind, output, name, inject, grace,
       fail_grace, max_restarts, restart_pause, min_hosts;
 };
@@ -57,7 +57,7 @@ class RunFormatter : public CLI::Formatter {
   }
 };
 
-void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
+void declare_run_options(CLI::App& app, RawRunOptions& raw, RunOptions& run) {
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<RunFormatter>());
   const auto option = [&](const char* name, std::string& value, const char* type, const char* text) {
@@ -66,7 +66,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
   option("-n,--ranks", raw.ranks, "N",
          "number of ranks, 1 to 4096 (also -np); default: all slots of the hosts, of one without slots the visible "
          "GPUs, else the physical cores");
-  declare_hosts(app, raw.hosts);
+  declare_host_options(app, raw.hosts);
   app.add_flag("--ship", run.ship,
                "copy lockstep, and a program named by a path, to hosts that lack them: ~/.cache/lockstep there, by "
                "their content");
@@ -79,7 +79,7 @@ void declare(CLI::App& app, RawRun& raw, RunOptions& run) {
          "GPUs that ranks may use, as CUDA_VISIBLE_DEVICES takes them; the rank with local rank K uses the K-th");
   app.add_flag("--isolate-gpus", run.isolate_gpus, "each rank sees its own GPU only, as number 0");
   app.add_flag("--share-gpus", run.share_gpus, "allow more ranks than GPUs: they take turns");
-  app.add_option("--attended", run.attended)->group("");  // launch() sets it
+  app.add_option("--attended", run.slurm_step)->group("");  // launch() sets it
   option("--transport", raw.transport, "NAME",
          "how ranks exchange data: auto (default), self, shm, hierarchy, gloo, mpi or nccl");
   option("--bind", raw.bind, "HOW", "cores: every rank has its own cores (default); none: no rank is bound");
@@ -150,33 +150,34 @@ std::string checked_name(const std::string& name) {
   return name;
 }
 
-void check_restarts(const CLI::App& app, const RawRun& raw, RunOptions& run) {
+void check_restarts(const CLI::App& app, const RawRunOptions& raw, RunOptions& run) {
   if (is_given(app, "--max-restarts"))
-    run.max_restarts = static_cast<int>(base::parse_int_in("--max-restarts", raw.max_restarts, 0, kMaxRestarts));
+    run.max_restarts = static_cast<int>(base::parse_int_in_range("--max-restarts", raw.max_restarts, 0, kMaxRestarts));
   for (const char* name : {"--restart-pause", "--min-hosts"})
     if (is_given(app, name) && !is_given(app, "--max-restarts"))
       throw base::UsageError(std::string("lockstep run: ") + name +
                              " is given without --max-restarts; allowed is it with that");
   if (is_given(app, "--min-hosts"))
-    run.min_hosts = static_cast<int>(base::parse_int_in("--min-hosts", raw.min_hosts, 1, kMaxHosts));
+    run.min_hosts = static_cast<int>(base::parse_int_in_range("--min-hosts", raw.min_hosts, 1, kMaxHosts));
   if (!is_given(app, "--restart-pause")) return;
-  if (base::parse_double(raw.restart_pause).value_or(-1) > kLongestPause)
+  if (base::parse_double(raw.restart_pause).value_or(-1) > kMaxRestartPause)
     throw base::UsageError("--restart-pause is " + base::quoted(raw.restart_pause, 80) +
                            "; allowed are seconds, 0 to 60");
   run.restart_pause = milliseconds("--restart-pause", raw.restart_pause);
 }
 
-void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
+void check_run_options(const CLI::App& app, const RawRunOptions& raw, RunOptions& run) {
   const auto given = [&](const char* name) { return is_given(app, name); };
-  if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in("-n", raw.ranks, 1, kMaxRanks));
-  check_hosts(app, "run", raw.hosts, run);
+  if (given("-n")) run.ranks = static_cast<int>(base::parse_int_in_range("-n", raw.ranks, 1, kMaxRanks));
+  check_host_options(app, "run", raw.hosts, run);
   for (const std::string& variable : run.exports)
     if (variable.empty() || variable[0] == '=')
       throw base::UsageError("-x is " + base::quoted(variable, 80) + "; allowed is NAME or NAME=VALUE");
   if (given("--gpus")) run.gpus = checked_gpus(raw.gpus);
   if (given("--transport"))
-    run.transport = one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"});
-  if (given("--bind")) run.bind = one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
+    run.transport =
+        check_one_of("--transport", raw.transport, {"auto", "self", "shm", "hierarchy", "gloo", "mpi", "nccl"});
+  if (given("--bind")) run.bind = check_one_of("--bind", raw.bind, {"cores", "none"}) == "cores";
   if (given("--grace")) run.grace = milliseconds("--grace", raw.grace);
   if (given("--fail-grace")) run.fail_grace = milliseconds("--fail-grace", raw.fail_grace);
   const auto keep = [&](const char* name, const std::string& text, std::string& kept) {
@@ -193,51 +194,52 @@ void check_values(const CLI::App& app, const RawRun& raw, RunOptions& run) {
     run.inject = raw.inject;
   }
   if (given("--name")) run.name = checked_name(raw.name);
-  if (given("--output")) run.output_dir = not_empty("--output", raw.output, "the name of a folder");
+  if (given("--output")) run.output_dir = check_not_empty("--output", raw.output, "the name of a folder");
   check_argument_name(run.local_rank_argument);
 }
 
-Command parse_run(std::vector<std::string> words) {
-  Command command;
-  RawRun raw;
+CommandLine parse_run(std::vector<std::string> words) {
+  CommandLine command;
+  RawRunOptions raw;
   CLI::App app("Starts N ranks of a program, here or on several hosts, and ends all of them when one fails.");
-  declare(app, raw, command.run);
+  declare_run_options(app, raw, command.run);
 
-  auto program = parse_words(app, "run", std::move(words));
+  auto program = parse_options(app, "run", std::move(words));
   if (!program) {
     command.text = app.help();
     return command;
   }
-  check_values(app, raw, command.run);
+  check_run_options(app, raw, command.run);
 
   command.run.command = std::move(*program);
   if (command.run.command.empty() || command.run.command.front().empty())
     throw base::UsageError(
         "lockstep run: no program is named; allowed is: lockstep run [options] [--] program [arguments...]");
-  command.verb = Verb::kRun;
+  command.subcommand = Subcommand::kRun;
   return command;
 }
 
-Command parse_status(const std::vector<std::string>& words) {
-  if (words.empty()) return {Verb::kStatus, {}, "", {}};
-  if (words.size() == 1 && words[0] == "--json") return {Verb::kStatus, {}, "", {}, true};
-  if (words.size() == 1 && (words[0] == "--help" || words[0] == "-h")) return {Verb::kPrint, {}, kStatusUsage, {}};
+CommandLine parse_status(const std::vector<std::string>& words) {
+  if (words.empty()) return {Subcommand::kStatus, {}, "", {}};
+  if (words.size() == 1 && words[0] == "--json") return {Subcommand::kStatus, {}, "", {}, true};
+  if (words.size() == 1 && (words[0] == "--help" || words[0] == "-h"))
+    return {Subcommand::kPrint, {}, kStatusUsage, {}};
   throw base::UsageError("lockstep status: " + base::quoted(words.back(), 80) +
                          " is not known; allowed are --json and --help");
 }
 
 /// No person types this.
-Command parse_agent(const std::vector<std::string>& words) {
-  Command command{.verb = Verb::kAgent};
+CommandLine parse_agent(const std::vector<std::string>& words) {
+  CommandLine command{.subcommand = Subcommand::kAgent};
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] == "--guarded")
       command.agent.guarded = true;
     else if (words[i] == "--attended" && i + 1 < words.size())
-      command.agent.attended_by = words[++i];
+      command.agent.slurm_step = words[++i];
     else if (words[i] == "--shipped" && i + 1 < words.size())
-      command.agent.shipped = words[++i];
+      command.agent.staged_program = words[++i];
     else if (words[i] == "--attend" && i + 1 < words.size())
-      command.agent.attends = words[++i];
+      command.agent.waits_in_step = words[++i];
     else
       throw base::UsageError("lockstep agent: " + base::quoted(words[i], 80) +
                              " is not known; lockstep starts its agents itself");
@@ -247,29 +249,30 @@ Command parse_agent(const std::vector<std::string>& words) {
 
 }  // namespace
 
-Command parse_command_line(std::vector<std::string> arguments) {
-  const std::string verb = arguments.empty() ? "" : arguments.front();
-  if (verb == "run") {
+CommandLine parse_command_line(std::vector<std::string> arguments) {
+  const std::string subcommand = arguments.empty() ? "" : arguments.front();
+  if (subcommand == "run") {
     arguments.erase(arguments.begin());
     return parse_run(std::move(arguments));
   }
-  if (verb == "doctor") {
-    Command command;
-    command.doctor = parse_doctor({arguments.begin() + 1, arguments.end()}, command.text);
-    if (command.text.empty()) command.verb = Verb::kDoctor;
+  if (subcommand == "doctor") {
+    CommandLine command;
+    command.doctor = parse_doctor_options({arguments.begin() + 1, arguments.end()}, command.text);
+    if (command.text.empty()) command.subcommand = Subcommand::kDoctor;
     return command;
   }
-  if (verb == "status") return parse_status({arguments.begin() + 1, arguments.end()});
-  if (verb == "submit") return {Verb::kSubmit, {}, "", {arguments.begin() + 1, arguments.end()}};
-  if (verb == "bench") return {Verb::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
-  if (verb == "agent") return parse_agent({arguments.begin() + 1, arguments.end()});
-  if (verb == "--help" || verb == "-h" || verb == "help") return {Verb::kPrint, {}, kUsage, {}};
-  if (verb == "--version") return {Verb::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
+  if (subcommand == "status") return parse_status({arguments.begin() + 1, arguments.end()});
+  if (subcommand == "submit") return {Subcommand::kSubmit, {}, "", {arguments.begin() + 1, arguments.end()}};
+  if (subcommand == "bench") return {Subcommand::kBench, {}, "", {arguments.begin() + 1, arguments.end()}};
+  if (subcommand == "agent") return parse_agent({arguments.begin() + 1, arguments.end()});
+  if (subcommand == "--help" || subcommand == "-h" || subcommand == "help") return {Subcommand::kPrint, {}, kUsage, {}};
+  if (subcommand == "--version")
+    return {Subcommand::kPrint, {}, std::string("lockstep ") + LOCKSTEP_VERSION + "\n", {}};
   throw base::UsageError(
-      verb.empty()
+      subcommand.empty()
           ? std::string(
                 "lockstep: no command is named; allowed are run, submit, doctor, status, bench, --help and --version")
-          : "lockstep: the command is " + base::quoted(verb, 80) +
+          : "lockstep: the command is " + base::quoted(subcommand, 80) +
                 "; allowed are run, submit, doctor, status, bench, --help and --version");
 }
 

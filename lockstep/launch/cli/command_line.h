@@ -40,26 +40,26 @@ struct RunOptions : HostOptions {
   std::vector<std::string> command;               ///< the program and its arguments; never empty
 };
 
-enum class Verb {
+enum class Subcommand {
   kRun,     ///< start ranks
-  kSubmit,  ///< queue a batch job that starts ranks: submit() goes on with Command::words
+  kSubmit,  ///< queue a batch job that starts ranks: submit() goes on with CommandLine::words
   kDoctor,  ///< look at hosts before anything is started
   kStatus,  ///< show the ranks that run here
-  kBench,   ///< measure: the program lockstep-bench, which has torch, goes on with Command::words
+  kBench,   ///< measure: the program lockstep-bench, which has torch, goes on with CommandLine::words
   kAgent,   ///< be the agent of a host; the launcher calls this, not a person
-  kPrint,   ///< help or version: show Command::text
+  kPrint,   ///< help or version: show CommandLine::text
 };
 
 /// What `lockstep agent` is to be.
 struct AgentOptions {
-  bool guarded = false;     ///< a process of its own ends what it leaves when it dies
-  std::string shipped;      ///< path of the program to run, whatever the job says; empty: as that says
-  std::string attended_by;  ///< of this SLURM step a task waits for its end; empty: none
-  std::string attends;      ///< it is that task, of this step; empty: an agent
+  bool guarded = false;        ///< a process of its own ends what it leaves when it dies
+  std::string staged_program;  ///< path of the program to run, whatever the job says; empty: as that says
+  std::string slurm_step;      ///< of this SLURM step a task waits for its end; empty: none
+  std::string waits_in_step;   ///< it is that task, of this step; empty: an agent
 };
 
-struct Command {
-  Verb verb = Verb::kPrint;
+struct CommandLine {
+  Subcommand subcommand = Subcommand::kPrint;
   RunOptions run;
   std::string text;
   std::vector<std::string> words;
@@ -71,6 +71,6 @@ struct Command {
 /// Reads the arguments after the program's name. Pure, but for the file that --hostfile names. Throws UsageError, one
 /// line that names the argument, the value got and the values allowed. Options end at the first word that is none, or
 /// at `--`; the rest belongs to the program.
-Command parse_command_line(std::vector<std::string> arguments);
+CommandLine parse_command_line(std::vector<std::string> arguments);
 
 }  // namespace lockstep::launcher

@@ -18,15 +18,15 @@ class DoctorFormatter : public CLI::Formatter {
 };
 
 /// "250M": decimal multiples, as networks count.
-std::uint64_t bytes_of(const char* what, const std::string& text) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 50;
+std::uint64_t parse_bytes(const char* what, const std::string& text) {
+  constexpr std::int64_t kMaxBytes = std::int64_t{1} << 50;
   std::string digits = text;
   std::int64_t unit = 1;
-  for (const auto& [letter, size] : {std::pair{'K', 1'000}, std::pair{'M', 1'000'000}, std::pair{'G', 1'000'000'000}})
-    if (!digits.empty() && digits.back() == letter) unit = size;
+  for (const auto& [suffix, size] : {std::pair{'K', 1'000}, std::pair{'M', 1'000'000}, std::pair{'G', 1'000'000'000}})
+    if (!digits.empty() && digits.back() == suffix) unit = size;
   if (unit > 1) digits.pop_back();
   const auto number = base::parse_int(digits);
-  if (!number || *number < 1 || *number > kMost / unit)
+  if (!number || *number < 1 || *number > kMaxBytes / unit)
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
                            "; allowed are bytes, 1 or more, or with K, M or G behind: 250M is 250,000,000");
   return static_cast<std::uint64_t>(*number * unit);
@@ -34,29 +34,29 @@ std::uint64_t bytes_of(const char* what, const std::string& text) {
 
 }  // namespace
 
-DoctorOptions parse_doctor(std::vector<std::string> words, std::string& help) {
+DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& help) {
   DoctorOptions options;
-  RawHosts raw;
+  RawHostOptions raw;
   std::string model_bytes;
   CLI::App app(
       "Looks at each host for what would keep a program from running there, and says what to do. Nothing is started or "
       "changed.");
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<DoctorFormatter>());
-  declare_hosts(app, raw);
+  declare_host_options(app, raw);
   app.add_flag("--mpi", options.mpi, "look for what mpirun needs on each host, as well");
   declare_option(
       app, "--model-bytes", model_bytes, "N",
       "bytes of gradients that a step sends, for what the network costs; K, M and G are decimal (default 250M)");
   app.add_flag("--json", options.json, "one object with all findings");
   app.footer("The exit code is 0 when nothing is bad, 1 when something is; 64 means that nobody was asked.");
-  auto command = parse_words(app, "doctor", std::move(words));
+  auto command = parse_options(app, "doctor", std::move(words));
   if (!command) {
     help = app.help();
     return options;
   }
-  check_hosts(app, "doctor", raw, options);
-  if (is_given(app, "--model-bytes")) options.model_bytes = bytes_of("--model-bytes", model_bytes);
+  check_host_options(app, "doctor", raw, options);
+  if (is_given(app, "--model-bytes")) options.model_bytes = parse_bytes("--model-bytes", model_bytes);
   options.command = std::move(*command);
   if (!options.command.empty() && options.command.front().empty())
     throw base::UsageError(

@@ -18,6 +18,6 @@ struct DoctorOptions : HostOptions {
 };
 
 /// Reads the words after the verb. The help text, when that was asked for, into `help`. Throws UsageError.
-DoctorOptions parse_doctor(std::vector<std::string> words, std::string& help);
+DoctorOptions parse_doctor_options(std::vector<std::string> words, std::string& help);
 
 }  // namespace lockstep::launcher

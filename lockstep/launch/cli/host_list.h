@@ -26,7 +26,7 @@ struct Host {
 /// The value of -H: HOST[:SLOTS],…, each [user@]name, an IPv4 address, or an IPv6 address in brackets (without, it has
 /// no slots). A host that is named again takes more ranks: they stay neighbours. Throws UsageError "-H:1:COLUMN: …"
 /// with what stands there and what is allowed.
-std::vector<Host> parse_hosts(std::string_view text);
+std::vector<Host> parse_host_list(std::string_view text);
 
 /// A host file: a host a line, as in -H, then words name=value (slots, port, user, path, interface); from '#' on a
 /// comment; empty lines. `name` of the file. Throws FormatError "NAME:LINE:COLUMN: …"; a file without a host is one as
@@ -34,6 +34,6 @@ std::vector<Host> parse_hosts(std::string_view text);
 std::vector<Host> parse_host_file(const std::string& name, std::string_view text);
 
 /// As ssh's last words take it: "user@name", or the name alone.
-std::string destination_of(const Host& host);
+std::string ssh_destination(const Host& host);
 
 }  // namespace lockstep::launcher

@@ -8,7 +8,7 @@
 
 namespace lockstep::launcher {
 
-void declare_hosts(CLI::App& app, RawHosts& raw) {
+void declare_host_options(CLI::App& app, RawHostOptions& raw) {
   declare_option(app, "-H,--hosts", raw.hosts, "HOST[:SLOTS],...",
                  "where they run: names, [user@] in front, IPv6 in brackets; one ssh a host; default: those of the "
                  "SLURM allocation, else here");
@@ -26,21 +26,22 @@ void declare_hosts(CLI::App& app, RawHosts& raw) {
   declare_option(app, "--cwd", raw.cwd, "DIR", "directory that the ranks start in, on every host (default: this one)");
 }
 
-void check_hosts(const CLI::App& app, const std::string& verb, const RawHosts& raw, HostOptions& options) {
+void check_host_options(const CLI::App& app, const std::string& verb, const RawHostOptions& raw, HostOptions& options) {
   const auto given = [&](const char* name) { return is_given(app, name); };
   if (given("-H") && given("--hostfile"))
     throw base::UsageError("lockstep " + verb + ": both -H and --hostfile are given; allowed is one of them");
-  if (given("-H")) options.hosts = parse_hosts(raw.hosts);
-  if (given("--hostfile")) options.hosts = parse_host_file(raw.host_file, content_of("--hostfile", raw.host_file));
+  if (given("-H")) options.hosts = parse_host_list(raw.hosts);
+  if (given("--hostfile"))
+    options.hosts = parse_host_file(raw.host_file, read_option_file("--hostfile", raw.host_file));
   if (given("--connect-timeout"))
     options.connect_timeout =
-        std::chrono::seconds(base::parse_int_in("--connect-timeout", raw.connect_timeout, 1, 3600));
+        std::chrono::seconds(base::parse_int_in_range("--connect-timeout", raw.connect_timeout, 1, 3600));
   if (given("--remote-path"))
-    options.remote_path = not_empty("--remote-path", raw.remote_path, "the path of lockstep on the other hosts");
-  if (given("--env-from")) options.env_from = one_of("--env-from", raw.env_from, {"auto", "slurm", "none"});
-  if (given("--cwd")) options.directory = not_empty("--cwd", raw.cwd, "a directory");
+    options.remote_path = check_not_empty("--remote-path", raw.remote_path, "the path of lockstep on the other hosts");
+  if (given("--env-from")) options.env_from = check_one_of("--env-from", raw.env_from, {"auto", "slurm", "none"});
+  if (given("--cwd")) options.directory = check_not_empty("--cwd", raw.cwd, "a directory");
   if (!given("--interface")) return;
-  parse_interface_choice("--interface", raw.interface);
+  parse_interface_filter("--interface", raw.interface);
   options.interface = raw.interface;
 }
 

@@ -12,7 +12,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kMaxParts = 64;
+constexpr std::size_t kMaxPatterns = 64;
 
 /// The bytes of a number, 4 or 16; none when it is none.
 std::vector<unsigned char> bytes_of(std::string_view address) {
@@ -49,18 +49,18 @@ bool is_name(std::string_view text) {
 
 }  // namespace
 
-InterfaceChoice parse_interface_choice(std::string_view what, std::string_view text) {
-  InterfaceChoice choice;
-  choice.excluded = !text.empty() && text[0] == '^';
-  choice.parts = base::split(text.substr(choice.excluded ? 1 : 0), ',');
-  const bool good = text.size() <= 4096 && choice.parts.size() <= kMaxParts &&
-                    std::all_of(choice.parts.begin(), choice.parts.end(),
+InterfaceFilter parse_interface_filter(std::string_view what, std::string_view text) {
+  InterfaceFilter filter;
+  filter.excluded = !text.empty() && text[0] == '^';
+  filter.patterns = base::split(text.substr(filter.excluded ? 1 : 0), ',');
+  const bool good = text.size() <= 4096 && filter.patterns.size() <= kMaxPatterns &&
+                    std::all_of(filter.patterns.begin(), filter.patterns.end(),
                                 [](const std::string& part) { return is_name(part) || parse_network(part); });
   if (!good)
     throw base::UsageError(std::string(what) + " is " + base::quoted(text, 80) +
                            "; allowed are names of interfaces and networks such as 10.0.0.0/8, with commas between, "
                            "and ^ in front of all to exclude them");
-  return choice;
+  return filter;
 }
 
 bool is_in_network(std::string_view network_text, std::string_view address_text) {
@@ -72,19 +72,19 @@ bool is_in_network(std::string_view network_text, std::string_view address_text)
   return true;
 }
 
-bool allows(const InterfaceChoice& choice, std::string_view name, std::string_view address) {
-  const bool named = std::any_of(choice.parts.begin(), choice.parts.end(),
+bool allows(const InterfaceFilter& filter, std::string_view name, std::string_view address) {
+  const bool named = std::any_of(filter.patterns.begin(), filter.patterns.end(),
                                  [&](const std::string& part) { return part == name || is_in_network(part, address); });
-  return !choice || named != choice.excluded;
+  return !filter || named != filter.excluded;
 }
 
-std::string complaint_about(std::string_view variable, std::string_view value,
-                            const std::vector<std::string>& interfaces) {
+std::string socket_ifname_error(std::string_view variable, std::string_view value,
+                                const std::vector<std::string>& interfaces) {
   const bool nccl = variable == "NCCL_SOCKET_IFNAME";
   const bool whole = !nccl || value.substr(0, 1) == "=" || value.substr(0, 2) == "^=";
   const bool excluded = nccl && value.substr(0, 1) == "^";
   const std::string_view list = nccl ? value.substr(std::min(value.find_first_not_of("^="), value.size())) : value;
-  const std::vector<std::string> parts = base::split(list, ',');
+  const std::vector<std::string> patterns = base::split(list, ',');
   const auto fits = [&](const std::string& name, const std::string& part) {
     return whole ? name == part : name.rfind(part, 0) == 0;
   };
@@ -92,11 +92,11 @@ std::string complaint_about(std::string_view variable, std::string_view value,
     return std::any_of(interfaces.begin(), interfaces.end(), [&](const std::string& name) { return fits(name, part); });
   };
   const auto left = [&](const std::string& name) {
-    return std::none_of(parts.begin(), parts.end(), [&](const std::string& part) { return fits(name, part); });
+    return std::none_of(patterns.begin(), patterns.end(), [&](const std::string& part) { return fits(name, part); });
   };
   const bool good = excluded ? std::any_of(interfaces.begin(), interfaces.end(), left)
-                    : nccl   ? std::any_of(parts.begin(), parts.end(), there)
-                             : std::all_of(parts.begin(), parts.end(), there);
+                    : nccl   ? std::any_of(patterns.begin(), patterns.end(), there)
+                             : std::all_of(patterns.begin(), patterns.end(), there);
   if (good) return "";
   std::string has;
   for (const std::string& name : interfaces) has += (has.empty() ? "" : ", ") + name;

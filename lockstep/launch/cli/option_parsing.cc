@@ -32,8 +32,8 @@ void declare_option(CLI::App& app, const char* name, std::string& value, const c
 
 bool is_given(const CLI::App& app, const char* name) { return app.get_option(name)->count() > 0; }
 
-std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::string& verb,
-                                                    std::vector<std::string> words) {
+std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::string& verb,
+                                                      std::vector<std::string> words) {
   const std::size_t end = end_of_options(app, words);
   // CLI11 takes the words in reverse order.
   std::vector<std::string> options(words.rend() - static_cast<std::ptrdiff_t>(end), words.rend());
@@ -52,7 +52,7 @@ std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::st
   return std::vector<std::string>(words.begin() + static_cast<std::ptrdiff_t>(begin), words.end());
 }
 
-std::string one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed) {
+std::string check_one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed) {
   std::string list;
   for (const char* one : allowed) {
     if (got == one) return got;
@@ -61,7 +61,7 @@ std::string one_of(const char* what, const std::string& got, std::initializer_li
   throw base::UsageError(std::string(what) + " is " + base::quoted(got, 80) + "; allowed are " + list);
 }
 
-const std::string& not_empty(const char* what, const std::string& text, const char* allowed) {
+const std::string& check_not_empty(const char* what, const std::string& text, const char* allowed) {
   if (text.empty()) throw base::UsageError(std::string(what) + " is \"\"; allowed is " + allowed);
   return text;
 }

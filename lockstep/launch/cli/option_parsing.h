@@ -22,13 +22,13 @@ bool is_given(const CLI::App& app, const char* name);
 /// Reads the options at the front of `words` into what `app` declares; -np is -n. The rest is returned, without a `--`
 /// before it: a program and its words. Nothing when the help was asked for. Throws UsageError that begins with
 /// "lockstep VERB: ".
-std::optional<std::vector<std::string>> parse_words(CLI::App& app, const std::string& verb,
-                                                    std::vector<std::string> words);
+std::optional<std::vector<std::string>> parse_options(CLI::App& app, const std::string& verb,
+                                                      std::vector<std::string> words);
 
 /// `got`, which must be one of those that are allowed. Throws UsageError.
-std::string one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed);
+std::string check_one_of(const char* what, const std::string& got, std::initializer_list<const char*> allowed);
 /// `text`, which must not be empty. Throws UsageError.
-const std::string& not_empty(const char* what, const std::string& text, const char* allowed);
+const std::string& check_not_empty(const char* what, const std::string& text, const char* allowed);
 /// A number of seconds, at least `low` and at most ten years. Throws UsageError.
 double seconds(const char* what, const std::string& text, double low);
 std::chrono::milliseconds milliseconds(const char* what, const std::string& text);

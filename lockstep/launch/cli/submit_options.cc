@@ -15,52 +15,52 @@ namespace {
 
 constexpr int kMaxRanks = 4096;  // as lockstep run
 constexpr int kMaxNodes = 4096;
-constexpr int kMaxOnANode = 1024;
+constexpr int kMaxPerNode = 1024;
 constexpr int kMaxSignalBefore = 65535;  // SLURM's
 constexpr std::string_view kUsage = "lockstep submit [options] [--] program [arguments...]";
 
 // Options of sbatch 22.05 that never take the next word as a value.
-constexpr std::array<std::string_view, 23> kStandAlone = {"--contiguous",
-                                                          "--exclusive",
-                                                          "--get-user-env",
-                                                          "--hold",
-                                                          "--ignore-pbs",
-                                                          "--nice",
-                                                          "--no-kill",
-                                                          "--overcommit",
-                                                          "--oversubscribe",
-                                                          "--propagate",
-                                                          "--quiet",
-                                                          "--reboot",
-                                                          "--spread-job",
-                                                          "--use-min-nodes",
-                                                          "--verbose",
-                                                          "--no-bell",
-                                                          "--share",
-                                                          "-H",
-                                                          "-k",
-                                                          "-O",
-                                                          "-Q",
-                                                          "-s",
-                                                          "-v"};
+constexpr std::array<std::string_view, 23> kSbatchFlags = {"--contiguous",
+                                                           "--exclusive",
+                                                           "--get-user-env",
+                                                           "--hold",
+                                                           "--ignore-pbs",
+                                                           "--nice",
+                                                           "--no-kill",
+                                                           "--overcommit",
+                                                           "--oversubscribe",
+                                                           "--propagate",
+                                                           "--quiet",
+                                                           "--reboot",
+                                                           "--spread-job",
+                                                           "--use-min-nodes",
+                                                           "--verbose",
+                                                           "--no-bell",
+                                                           "--share",
+                                                           "-H",
+                                                           "-k",
+                                                           "-O",
+                                                           "-Q",
+                                                           "-s",
+                                                           "-v"};
 
-struct Refused {
+struct RefusedOption {
   std::string_view option;
   std::string_view instead;
 };
 // What the script depends on, or submit itself.
-constexpr std::array<Refused, 9> kRefused = {{{"-o", "--output DIR, for a folder"},
-                                              {"-D", "to submit from that folder"},
-                                              {"--chdir", "to submit from that folder"},
-                                              {"--open-mode", "none: a job that is requeued goes on in its file"},
-                                              {"--signal", "--signal-before SECONDS"},
-                                              {"--test-only", "--dry-run"},
-                                              {"-W", "--follow"},
-                                              {"--wait", "--follow"},
-                                              {"--wrap", "to name the program after the options"}}};
+constexpr std::array<RefusedOption, 9> kRefused = {{{"-o", "--output DIR, for a folder"},
+                                                    {"-D", "to submit from that folder"},
+                                                    {"--chdir", "to submit from that folder"},
+                                                    {"--open-mode", "none: a job that is requeued goes on in its file"},
+                                                    {"--signal", "--signal-before SECONDS"},
+                                                    {"--test-only", "--dry-run"},
+                                                    {"-W", "--follow"},
+                                                    {"--wait", "--follow"},
+                                                    {"--wrap", "to name the program after the options"}}};
 
 /// The options as text; values are checked here, so that all messages have one form.
-struct RawSubmit {
+struct RawSubmitOptions {
   std::string ranks, ranks_per_node, cpus_per_rank, signal_before;
   bool requeue = false, no_requeue = false;
 };
@@ -70,7 +70,7 @@ class SubmitFormatter : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override { return "usage: " + std::string(kUsage) + "\n"; }
 };
 
-void declare(CLI::App& app, RawSubmit& raw, SubmitOptions& submit) {
+void declare_submit_options(CLI::App& app, RawSubmitOptions& raw, SubmitOptions& submit) {
   app.set_help_flag("-h,--help", "show this text");
   app.formatter(std::make_shared<SubmitFormatter>());
   const auto option = [&](const char* name, auto& value, const char* type, const char* text) {
@@ -97,7 +97,7 @@ void declare(CLI::App& app, RawSubmit& raw, SubmitOptions& submit) {
          "before the time limit the ranks get SIGUSR1, to save and leave (default 120, at most a quarter of --time; 0: "
          "they do not)");
   option("--remote-path", submit.remote_path, "PATH", "of lockstep on the nodes; default: as here");
-  option("--run", submit.run_words, "WORD",
+  option("--run", submit.run_options, "WORD",
          "an option for lockstep run, as --run=--hang-timeout=600; as often as needed");
   app.get_option("--run")->allow_extra_args(false);
   app.add_flag("--dry-run", submit.dry_run, "show the script, and do nothing");
@@ -113,25 +113,25 @@ void declare(CLI::App& app, RawSubmit& raw, SubmitOptions& submit) {
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-' && word != "--"; }
 
 /// "--qos=high" -> "--qos", "-wn1" -> "-w".
-std::string name_in(const std::string& word) {
+std::string option_name(const std::string& word) {
   return word[1] == '-' ? word.substr(0, word.find('=')) : word.substr(0, 2);
 }
 
 /// The command line in three parts.
-struct Parts {
-  std::vector<std::string> ours;  ///< every value attached, so that none is taken for an option
-  std::vector<std::vector<std::string>> passed_on;
+struct SplitArguments {
+  std::vector<std::string> own_options;  ///< every value attached, so that none is taken for an option
+  std::vector<std::vector<std::string>> sbatch_options;
   std::vector<std::string> command;
 };
 
-std::vector<std::string> of_sbatch(const std::vector<std::string>& words, std::size_t at) {
+std::vector<std::string> parse_sbatch_option(const std::vector<std::string>& words, std::size_t at) {
   const std::string& word = words[at];
-  const std::string name = name_in(word);
-  for (const Refused& refused : kRefused)
+  const std::string name = option_name(word);
+  for (const RefusedOption& refused : kRefused)
     if (name == refused.option)
       throw base::UsageError("lockstep submit: " + name + " is not passed on to sbatch; allowed is " +
                              std::string(refused.instead));
-  const bool alone = name != word || std::find(kStandAlone.begin(), kStandAlone.end(), name) != kStandAlone.end();
+  const bool alone = name != word || std::find(kSbatchFlags.begin(), kSbatchFlags.end(), name) != kSbatchFlags.end();
   if (alone || at + 1 == words.size() || words[at + 1].starts_with('-')) return {word};
   const std::string& next = words[at + 1];
   if (next.empty())
@@ -145,13 +145,13 @@ std::vector<std::string> of_sbatch(const std::vector<std::string>& words, std::s
 }
 
 /// Our own option at `at`, as CLI11 is to see it; `at` moves on to its value where that is a word of its own.
-std::string of_ours(const CLI::Option& option, const std::vector<std::string>& words, std::size_t& at) {
+std::string parse_own_option(const CLI::Option& option, const std::vector<std::string>& words, std::size_t& at) {
   const std::string& word = words[at];
   const std::string name = "--" + option.get_lnames().front();
-  std::string value = word.substr(name_in(word).size());
+  std::string value = word.substr(option_name(word).size());
   if (word[1] == '-' && !value.empty()) value.erase(0, 1);
-  if (option.get_items_expected_max() == 0) return name_in(word) == word ? name : word;
-  if (word == name_in(word)) {
+  if (option.get_items_expected_max() == 0) return option_name(word) == word ? name : word;
+  if (word == option_name(word)) {
     if (++at == words.size())
       throw base::UsageError("lockstep submit: " + word + " is the last word; it takes a value");
     value = words[at];
@@ -160,15 +160,15 @@ std::string of_ours(const CLI::Option& option, const std::vector<std::string>& w
   return name + "=" + value;
 }
 
-Parts take_apart(const CLI::App& app, const std::vector<std::string>& words) {
-  Parts parts;
+SplitArguments split_arguments(const CLI::App& app, const std::vector<std::string>& words) {
+  SplitArguments parts;
   std::size_t at = 0;
   for (; at < words.size() && is_option(words[at]); ++at) {
-    if (const CLI::Option* option = app.get_option_no_throw(name_in(words[at]))) {
-      parts.ours.push_back(of_ours(*option, words, at));
+    if (const CLI::Option* option = app.get_option_no_throw(option_name(words[at]))) {
+      parts.own_options.push_back(parse_own_option(*option, words, at));
     } else {
-      parts.passed_on.push_back(of_sbatch(words, at));
-      at += parts.passed_on.back().size() - 1;
+      parts.sbatch_options.push_back(parse_sbatch_option(words, at));
+      at += parts.sbatch_options.back().size() - 1;
     }
   }
   if (at < words.size() && words[at] == "--") ++at;
@@ -229,9 +229,9 @@ void check_nodes(const std::string& nodes) {
 int num_gpus(const std::string& text) {
   const std::size_t colon = text.find(':');
   const std::string number = colon == std::string::npos ? text : text.substr(colon + 1);
-  check(is_number(number) && std::stoi(number) >= 1 && std::stoi(number) <= kMaxOnANode &&
+  check(is_number(number) && std::stoi(number) >= 1 && std::stoi(number) <= kMaxPerNode &&
             (colon == std::string::npos || is_plain(text.substr(0, colon))),
-        "--gpus-per-node", text, "is an integer from 1 to " + std::to_string(kMaxOnANode) + ", or TYPE:N");
+        "--gpus-per-node", text, "is an integer from 1 to " + std::to_string(kMaxPerNode) + ", or TYPE:N");
   return std::stoi(number);
 }
 
@@ -239,7 +239,7 @@ void check_texts(const SubmitOptions& submit, const std::function<bool(const cha
   if (given("--nodes")) check_nodes(submit.nodes);
   if (given("--mem")) check(is_memory(submit.mem), "--mem", submit.mem, "is a number, with K, M, G or T behind it");
   if (given("--time"))
-    check(seconds_of_limit(submit.time).has_value(), "--time", submit.time,
+    check(parse_time_limit(submit.time).has_value(), "--time", submit.time,
           "are minutes, m:s, h:m:s, d-h, d-h:m and d-h:m:s, as in 90, 4:00:00 or 1-12");
   if (given("--partition"))
     check(is_word(submit.partition), "--partition", submit.partition, "is a name without spaces");
@@ -254,25 +254,25 @@ void check_texts(const SubmitOptions& submit, const std::function<bool(const cha
   check(std::none_of(submit.output.begin(), submit.output.end(),
                      [&](char c) { return is_control(static_cast<unsigned char>(c)) || c == '\\'; }),
         "--output", submit.output, "is a folder's name without line breaks and backslashes");
-  for (const auto& words : submit.passed_on)
+  for (const auto& words : submit.sbatch_options)
     for (const std::string& word : words)
       check(std::none_of(word.begin(), word.end(), [&](char c) { return is_control(static_cast<unsigned char>(c)); }),
             "an option of sbatch", word, "is one line");
 }
 
-void check_numbers(const RawSubmit& raw, SubmitOptions& submit, const std::function<bool(const char*)>& given) {
+void check_numbers(const RawSubmitOptions& raw, SubmitOptions& submit, const std::function<bool(const char*)>& given) {
   const auto number = [&](const char* name, const std::string& text, int& value, int low, int high) {
-    if (given(name)) value = static_cast<int>(base::parse_int_in(name, text, low, high));
+    if (given(name)) value = static_cast<int>(base::parse_int_in_range(name, text, low, high));
   };
   number("--ranks", raw.ranks, submit.ranks, 1, kMaxRanks);
-  number("--ranks-per-node", raw.ranks_per_node, submit.ranks_per_node, 1, kMaxOnANode);
+  number("--ranks-per-node", raw.ranks_per_node, submit.ranks_per_node, 1, kMaxPerNode);
   number("--cpus-per-rank", raw.cpus_per_rank, submit.cpus_per_rank, 1, 1 << 16);
   if (given("--gpus-per-node")) {
     const int gpus = num_gpus(submit.gpus_per_node);
     if (submit.ranks == 0 && submit.ranks_per_node == 0) submit.ranks_per_node = gpus;
   }
   // 0 is no limit.
-  const std::int64_t limit = seconds_of_limit(submit.time).value_or(0);
+  const std::int64_t limit = parse_time_limit(submit.time).value_or(0);
   if (limit > 0) submit.signal_before = static_cast<int>(std::min<std::int64_t>(submit.signal_before, limit / 4));
   number("--signal-before", raw.signal_before, submit.signal_before, 0, kMaxSignalBefore);
   if (limit > 0 && submit.signal_before >= limit)
@@ -282,27 +282,27 @@ void check_numbers(const RawSubmit& raw, SubmitOptions& submit, const std::funct
 }
 
 /// `lockstep run` is not to find out in the night that it has no such option.
-void check_run_words(const SubmitOptions& submit) {
+void check_options_for_run(const SubmitOptions& submit) {
   std::vector<std::string> words = {"run"};
-  words.insert(words.end(), submit.run_words.begin(), submit.run_words.end());
+  words.insert(words.end(), submit.run_options.begin(), submit.run_options.end());
   words.insert(words.end(), {"--", "program"});
-  const Command command = parse_command_line(words);
-  if (command.verb != Verb::kRun || command.run.command != std::vector<std::string>{"program"})
-    throw base::UsageError("--run is " + base::quoted(submit.run_words.back(), 80) +
+  const CommandLine command = parse_command_line(words);
+  if (command.subcommand != Subcommand::kRun || command.run.command != std::vector<std::string>{"program"})
+    throw base::UsageError("--run is " + base::quoted(submit.run_options.back(), 80) +
                            "; allowed are options of lockstep run and their values");
   if (!command.run.output_dir.empty())
     throw base::UsageError("--run is \"--output\"; allowed is --output of lockstep submit, which it is given");
 }
 
 /// "bin/my train.py" -> "my_train.py".
-std::string name_of(const std::string& program) {
+std::string job_name_for(const std::string& program) {
   std::string name = program.substr(program.rfind('/') + 1).substr(0, 128);
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' && c != '.') c = '_';
   return is_plain(name) ? name : "lockstep";
 }
 
-void check_all(const CLI::App& app, const RawSubmit& raw, SubmitOptions& submit) {
+void check_all(const CLI::App& app, const RawSubmitOptions& raw, SubmitOptions& submit) {
   const auto given = [&](const char* name) { return app.get_option(name)->count() > 0; };
   check_texts(submit, given);
   if (given("--ranks") && given("--ranks-per-node"))
@@ -313,15 +313,15 @@ void check_all(const CLI::App& app, const RawSubmit& raw, SubmitOptions& submit)
   submit.requeue = !raw.no_requeue;
   if (submit.follow && !submit.array.empty())
     throw base::UsageError("--follow is given with --array, which makes several jobs; allowed is one of them");
-  if (!submit.run_words.empty()) check_run_words(submit);
+  if (!submit.run_options.empty()) check_options_for_run(submit);
   if (submit.command.empty() || submit.command.front().empty())
     throw base::UsageError("lockstep submit: no program is named; allowed is: " + std::string(kUsage));
-  if (submit.name.empty()) submit.name = name_of(submit.command.front());
+  if (submit.name.empty()) submit.name = job_name_for(submit.command.front());
 }
 
 }  // namespace
 
-std::optional<std::int64_t> seconds_of_limit(std::string_view text) {
+std::optional<std::int64_t> parse_time_limit(std::string_view text) {
   const std::size_t dash = text.find('-');
   const bool has_days = dash != std::string_view::npos;
   const auto fields = base::split(has_days ? text.substr(dash + 1) : text, ':');
@@ -339,16 +339,16 @@ std::optional<std::int64_t> seconds_of_limit(std::string_view text) {
   return seconds;
 }
 
-Submission parse_submit(std::vector<std::string> words) {
-  Submission submission;
-  RawSubmit raw;
+SubmitCommand parse_submit_options(std::vector<std::string> words) {
+  SubmitCommand submission;
+  RawSubmitOptions raw;
   CLI::App app(
       "Writes a batch script for SLURM that starts N ranks of a program with lockstep run, shows it and submits it.");
-  declare(app, raw, submission.options);
-  Parts parts = take_apart(app, words);
-  std::reverse(parts.ours.begin(), parts.ours.end());  // as CLI11 takes them
+  declare_submit_options(app, raw, submission.options);
+  SplitArguments parts = split_arguments(app, words);
+  std::reverse(parts.own_options.begin(), parts.own_options.end());  // as CLI11 takes them
   try {
-    app.parse(parts.ours);
+    app.parse(parts.own_options);
   } catch (const CLI::CallForHelp&) {
     submission.help = app.help();
     return submission;
@@ -357,7 +357,7 @@ Submission parse_submit(std::vector<std::string> words) {
     throw base::UsageError("lockstep submit: " + text.substr(0, text.find('\n')) +
                            "; lockstep submit --help shows what is allowed");
   }
-  submission.options.passed_on = std::move(parts.passed_on);
+  submission.options.sbatch_options = std::move(parts.sbatch_options);
   submission.options.command = std::move(parts.command);
   check_all(app, raw, submission.options);
   return submission;

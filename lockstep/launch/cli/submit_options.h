@@ -22,19 +22,19 @@ struct SubmitOptions {
   std::string partition;
   std::string account;
   std::string array;
-  std::string name;                                 ///< of the job; never empty
-  std::string output = "logs";                      ///< folder of logs
-  bool requeue = true;                              ///< when the job ends with code 75
-  int signal_before = 120;                          ///< seconds before the time limit; 0: no signal
-  std::string remote_path;                          ///< of lockstep on the nodes; empty: as here
-  std::vector<std::string> run_words;               ///< options for `lockstep run`
-  std::vector<std::vector<std::string>> passed_on;  ///< options for sbatch, one or two words each
+  std::string name;                                      ///< of the job; never empty
+  std::string output = "logs";                           ///< folder of logs
+  bool requeue = true;                                   ///< when the job ends with code 75
+  int signal_before = 120;                               ///< seconds before the time limit; 0: no signal
+  std::string remote_path;                               ///< of lockstep on the nodes; empty: as here
+  std::vector<std::string> run_options;                  ///< options for `lockstep run`
+  std::vector<std::vector<std::string>> sbatch_options;  ///< options for sbatch, one or two words each
   bool dry_run = false;
   bool follow = false;
   std::vector<std::string> command;  ///< the program and its arguments; never empty
 };
 
-struct Submission {
+struct SubmitCommand {
   SubmitOptions options;
   std::string help;  ///< when help was asked for; then options mean nothing
 };
@@ -49,9 +49,9 @@ struct Submission {
 /// - when `--` follows later, the word is the value;
 /// - else nobody can tell it from the program, and that is an error.
 /// The program begins after the first `--`, or at the first word that is neither an option nor an option's value.
-Submission parse_submit(std::vector<std::string> words);
+SubmitCommand parse_submit_options(std::vector<std::string> words);
 
 /// The seconds of a time limit as SLURM writes it: minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s. Nothing for other texts.
-std::optional<std::int64_t> seconds_of_limit(std::string_view text);
+std::optional<std::int64_t> parse_time_limit(std::string_view text);
 
 }  // namespace lockstep::launcher

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 
-#include "lockstep/base/telemetry/flight_ring.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/flight_ring.h"
 #include "lockstep/launch/protocol/codec.h"
 
 namespace lockstep::launcher {
@@ -20,67 +20,67 @@ std::string printable_lines(const std::string& text) {
 }
 
 /// The fields in their order, for both directions: `each` gets every one of them.
-template <typename Found, typename Each>
-void each_text(Found& found, const Each& each) {
-  for (auto* text : {&found.program.path, &found.program.error, &found.program.hash, &found.program.loader,
-                     &found.program.python, &found.limited_by, &found.orted, &found.transparent_huge_pages})
+template <typename Facts, typename Each>
+void each_text(Facts& facts, const Each& each) {
+  for (auto* text : {&facts.program.path, &facts.program.error, &facts.program.hash, &facts.program.loader,
+                     &facts.program.python, &facts.limited_by, &facts.orted, &facts.transparent_huge_pages})
     each(*text);
 }
 
-template <typename Found, typename Each>
-void each_tool(Found& found, const Each& each) {
-  for (auto* tool : {&found.libraries, &found.python, &found.probe, &found.smi, &found.resolved, &found.mpirun})
+template <typename Facts, typename Each>
+void each_tool(Facts& facts, const Each& each) {
+  for (auto* tool : {&facts.libraries, &facts.python, &facts.probe, &facts.nvidia_smi, &facts.resolved, &facts.mpirun})
     each(*tool);
 }
 
-template <typename Found, typename Each>
-void each_size(Found& found, const Each& each) {
+template <typename Facts, typename Each>
+void each_size(Facts& facts, const Each& each) {
   for (auto* number :
-       {&found.memory_bytes, &found.available_bytes, &found.shm_bytes, &found.shm_free_bytes, &found.files_soft,
-        &found.files_hard, &found.huge_pages, &found.huge_pages_free, &found.huge_page_bytes})
+       {&facts.memory_bytes, &facts.available_bytes, &facts.shm_bytes, &facts.shm_free_bytes, &facts.files_soft,
+        &facts.files_hard, &facts.huge_pages, &facts.huge_pages_free, &facts.huge_page_bytes})
     each(*number);
 }
 
 }  // namespace
 
-std::string encode_examine(const ExamineOrder& order) {
+std::string encode_host_facts_request(const HostFactsRequest& order) {
   std::string bytes;
   put_texts(bytes, order.command);
   put_text(bytes, order.directory);
-  put(bytes, static_cast<std::uint8_t>(order.add_to_own));
+  put(bytes, static_cast<std::uint8_t>(order.extends_own_environment));
   put_texts(bytes, order.environment);
   put(bytes, static_cast<std::uint8_t>(order.mpi));
   return bytes;
 }
 
-ExamineOrder decode_examine(std::string_view bytes) {
-  Parser parser(bytes);
-  ExamineOrder order;
+HostFactsRequest decode_host_facts_request(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  HostFactsRequest order;
   order.command = parser.texts();
   order.directory = parser.text();
-  order.add_to_own = parser.number<std::uint8_t>() != 0;
+  order.extends_own_environment = parser.number<std::uint8_t>() != 0;
   order.environment = parser.texts();
   order.mpi = parser.number<std::uint8_t>() != 0;
   parser.end();
   return order;
 }
 
-std::string encode_examined(const Examination& found) {
+std::string encode_host_facts(const HostFacts& facts) {
   std::string bytes;
-  each_text(found, [&](const std::string& text) { put_text(bytes, text); });
-  each_size(found, [&](std::uint64_t number) { put(bytes, number); });
-  each_tool(found, [&](const ToolSaid& tool) {
+  each_text(facts, [&](const std::string& text) { put_text(bytes, text); });
+  each_size(facts, [&](std::uint64_t number) { put(bytes, number); });
+  each_tool(facts, [&](const ToolResult& tool) {
     put_text(bytes, tool.path);
     put(bytes, static_cast<std::int32_t>(tool.code));
     put_text(bytes, tool.out);
     put_text(bytes, tool.err);
   });
-  put(bytes, static_cast<std::int64_t>(found.memlock_bytes));
-  put(bytes, static_cast<std::int32_t>(found.cpus_online));
-  put(bytes, static_cast<std::uint8_t>(found.infiniband));
-  put(bytes, std::bit_cast<std::uint64_t>(found.copy_bytes_per_s));
-  put(bytes, static_cast<std::uint32_t>(found.addresses.size()));
-  for (const base::InterfaceAddress& one : found.addresses) {
+  put(bytes, static_cast<std::int64_t>(facts.memlock_bytes));
+  put(bytes, static_cast<std::int32_t>(facts.cpus_online));
+  put(bytes, static_cast<std::uint8_t>(facts.infiniband));
+  put(bytes, std::bit_cast<std::uint64_t>(facts.copy_bytes_per_s));
+  put(bytes, static_cast<std::uint32_t>(facts.addresses.size()));
+  for (const base::InterfaceAddress& one : facts.addresses) {
     put_text(bytes, one.interface);
     put_text(bytes, one.address);
     put(bytes, static_cast<std::uint8_t>(one.loopback));
@@ -88,32 +88,32 @@ std::string encode_examined(const Examination& found) {
   return bytes;
 }
 
-Examination decode_examined(std::string_view bytes) {
-  Parser parser(bytes);
-  Examination found;
-  each_text(found, [&](std::string& text) { text = base::printable(parser.text()); });
-  each_size(found, [&](std::uint64_t& number) { number = parser.number<std::uint64_t>(); });
-  each_tool(found, [&](ToolSaid& tool) {
+HostFacts decode_host_facts(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  HostFacts facts;
+  each_text(facts, [&](std::string& text) { text = base::printable(parser.text()); });
+  each_size(facts, [&](std::uint64_t& number) { number = parser.number<std::uint64_t>(); });
+  each_tool(facts, [&](ToolResult& tool) {
     tool.path = base::printable(parser.text());
     tool.code = parser.number<std::int32_t>();
     tool.out = printable_lines(parser.text());
     tool.err = printable_lines(parser.text());
   });
-  found.memlock_bytes = parser.number<std::int64_t>();
-  found.cpus_online = parser.number<std::int32_t>();
-  found.infiniband = parser.number<std::uint8_t>() != 0;
-  found.copy_bytes_per_s = std::bit_cast<double>(parser.number<std::uint64_t>());
-  found.addresses.resize(parser.count(9));
-  for (base::InterfaceAddress& one : found.addresses) {
+  facts.memlock_bytes = parser.number<std::int64_t>();
+  facts.cpus_online = parser.number<std::int32_t>();
+  facts.infiniband = parser.number<std::uint8_t>() != 0;
+  facts.copy_bytes_per_s = std::bit_cast<double>(parser.number<std::uint64_t>());
+  facts.addresses.resize(parser.count(9));
+  for (base::InterfaceAddress& one : facts.addresses) {
     one.interface = base::printable(parser.text());
     one.address = base::printable(parser.text());
     one.loopback = parser.number<std::uint8_t>() != 0;
   }
   parser.end();
-  return found;
+  return facts;
 }
 
-std::string encode_listen(const ListenOrder& order) {
+std::string encode_listen_request(const ListenRequest& order) {
   std::string bytes;
   put(bytes, static_cast<std::int32_t>(order.self));
   put(bytes, static_cast<std::int32_t>(order.caller));
@@ -122,9 +122,9 @@ std::string encode_listen(const ListenOrder& order) {
   return bytes;
 }
 
-ListenOrder decode_listen(std::string_view bytes) {
-  Parser parser(bytes);
-  ListenOrder order;
+ListenRequest decode_listen_request(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  ListenRequest order;
   order.self = parser.number<std::int32_t>();
   order.caller = parser.number<std::int32_t>();
   order.token = parser.text();
@@ -133,7 +133,7 @@ ListenOrder decode_listen(std::string_view bytes) {
   return order;
 }
 
-std::string encode_listening(const ListenReply& reply) {
+std::string encode_listen_reply(const ListenReply& reply) {
   std::string bytes;
   put_text(bytes, reply.address.host);
   put(bytes, reply.address.port);
@@ -141,8 +141,8 @@ std::string encode_listening(const ListenReply& reply) {
   return bytes;
 }
 
-ListenReply decode_listening(std::string_view bytes) {
-  Parser parser(bytes);
+ListenReply decode_listen_reply(std::string_view bytes) {
+  PayloadReader parser(bytes);
   ListenReply reply;
   reply.address.host = base::printable(parser.text());
   reply.address.port = parser.number<std::uint16_t>();
@@ -151,7 +151,7 @@ ListenReply decode_listening(std::string_view bytes) {
   return reply;
 }
 
-std::string encode_measure(const MeasureOrder& order) {
+std::string encode_measure_request(const MeasureRequest& order) {
   std::string bytes;
   put(bytes, static_cast<std::int32_t>(order.self));
   put(bytes, static_cast<std::int32_t>(order.peer));
@@ -161,9 +161,9 @@ std::string encode_measure(const MeasureOrder& order) {
   return bytes;
 }
 
-MeasureOrder decode_measure(std::string_view bytes) {
-  Parser parser(bytes);
-  MeasureOrder order;
+MeasureRequest decode_measure_request(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  MeasureRequest order;
   order.self = parser.number<std::int32_t>();
   order.peer = parser.number<std::int32_t>();
   order.token = parser.text();
@@ -173,7 +173,7 @@ MeasureOrder decode_measure(std::string_view bytes) {
   return order;
 }
 
-std::string encode_measured(const PairSpeed& speed) {
+std::string encode_link_speed(const LinkSpeed& speed) {
   std::string bytes;
   put(bytes, speed.round_trip_ns);
   put(bytes, speed.bytes);
@@ -182,9 +182,9 @@ std::string encode_measured(const PairSpeed& speed) {
   return bytes;
 }
 
-PairSpeed decode_measured(std::string_view bytes) {
-  Parser parser(bytes);
-  PairSpeed speed;
+LinkSpeed decode_link_speed(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  LinkSpeed speed;
   speed.round_trip_ns = parser.number<std::int64_t>();
   speed.bytes = parser.number<std::uint64_t>();
   speed.ns = parser.number<std::int64_t>();

@@ -10,21 +10,21 @@
 
 namespace lockstep::launcher {
 
-std::string encode_examine(const ExamineOrder& order);
-ExamineOrder decode_examine(std::string_view bytes);
+std::string encode_host_facts_request(const HostFactsRequest& order);
+HostFactsRequest decode_host_facts_request(std::string_view bytes);
 
 /// Lines of tools stay lines.
-std::string encode_examined(const Examination& found);
-Examination decode_examined(std::string_view bytes);
+std::string encode_host_facts(const HostFacts& facts);
+HostFacts decode_host_facts(std::string_view bytes);
 
-std::string encode_listen(const ListenOrder& order);
-ListenOrder decode_listen(std::string_view bytes);
-std::string encode_listening(const ListenReply& reply);
-ListenReply decode_listening(std::string_view bytes);
+std::string encode_listen_request(const ListenRequest& order);
+ListenRequest decode_listen_request(std::string_view bytes);
+std::string encode_listen_reply(const ListenReply& reply);
+ListenReply decode_listen_reply(std::string_view bytes);
 
-std::string encode_measure(const MeasureOrder& order);
-MeasureOrder decode_measure(std::string_view bytes);
-std::string encode_measured(const PairSpeed& speed);
-PairSpeed decode_measured(std::string_view bytes);
+std::string encode_measure_request(const MeasureRequest& order);
+MeasureRequest decode_measure_request(std::string_view bytes);
+std::string encode_link_speed(const LinkSpeed& speed);
+LinkSpeed decode_link_speed(std::string_view bytes);
 
 }  // namespace lockstep::launcher

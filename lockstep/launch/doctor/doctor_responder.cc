@@ -5,8 +5,8 @@
 #include <chrono>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
 #include "lockstep/launch/doctor/doctor_messages.h"
+#include "lockstep/launch/protocol/connectivity_probe.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -14,79 +14,80 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kConnects = 5s;
-constexpr auto kMeasures = 5s;  // beside the second of round trips and that of bytes, for a slow network
+constexpr auto kConnectTimeout = 5s;
+constexpr auto kMeasureTimeout = 5s;  // beside the second of round trips and that of bytes, for a slow network
 
 /// Polls the crossing, and `also` if it is no -1. False when that became readable, or at the deadline.
-bool turn(Crossing& crossing, int also, Deadline deadline) {
-  std::vector<pollfd> entries = crossing.entries();
+bool poll_once(ConnectivityProbe& connectivity, int also, Deadline deadline) {
+  std::vector<pollfd> entries = connectivity.entries();
   entries.push_back({also, POLLIN, 0});
   ::poll(entries.data(), entries.size(), deadline.poll_ms());
-  const bool told = entries.back().revents != 0;
+  const bool has_input = entries.back().revents != 0;
   entries.pop_back();
-  crossing.handle(entries);
-  return !told && !deadline.expired();
+  connectivity.handle(entries);
+  return !has_input && !deadline.expired();
 }
 
 }  // namespace
 
-void Patient::tell_time() const {
+void DoctorResponder::send_clock() const {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  say_(FrameKind::kClock, encode_numbers({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()}));
+  send_(FrameKind::kClockReply, encode_numbers({std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()}));
 }
 
-void Patient::listen(const std::string& payload) const {
-  const ListenOrder order = decode_listen(payload);
-  Crossing crossing(order.self, order.token);
+void DoctorResponder::listen(const std::string& payload) const {
+  const ListenRequest order = decode_listen_request(payload);
+  ConnectivityProbe connectivity(order.self, order.token);
   ListenReply reply;
   try {
-    reply.address = crossing.listen(order.host);
+    reply.address = connectivity.listen(order.host);
   } catch (const base::Error& error) {
     reply.error = error.what();
   }
-  say_(FrameKind::kListening, encode_listening(reply));
+  send_(FrameKind::kListenReply, encode_listen_reply(reply));
   if (!reply.error.empty()) return;
   base::Fd caller;
-  const Deadline deadline = Deadline::in(kConnects);
-  do caller = crossing.take_caller(order.caller, 0, 0);
-  while (!caller && turn(crossing, input_, deadline));
+  const Deadline deadline = Deadline::in(kConnectTimeout);
+  do caller = connectivity.take_incoming(order.caller, 0, 0);
+  while (!caller && poll_once(connectivity, input_, deadline));
   if (!caller) return;
   try {
-    serve_pair(caller.get(), Deadline::in(kMeasures));
+    serve_link(caller.get(), Deadline::in(kMeasureTimeout));
   } catch (const base::Error&) {
     // The caller tells.
   }
 }
 
-void Patient::measure(const std::string& payload) const {
-  const MeasureOrder order = decode_measure(payload);
-  PairSpeed speed;
+void DoctorResponder::measure(const std::string& payload) const {
+  const MeasureRequest order = decode_measure_request(payload);
+  LinkSpeed speed;
   try {
-    Crossing crossing(order.self, order.token);
-    crossing.dial(order.address, order.peer);
-    const Deadline deadline = Deadline::in(kConnects);
-    while (!crossing.all_decided() && turn(crossing, -1, deadline)) {
+    ConnectivityProbe connectivity(order.self, order.token);
+    connectivity.dial(order.address, order.peer);
+    const Deadline deadline = Deadline::in(kConnectTimeout);
+    while (!connectivity.all_decided() && poll_once(connectivity, -1, deadline)) {
     }
-    crossing.give_up();
-    Crossing::Dialled& way = crossing.dialled().front();
-    if (way.fd)
-      speed = measure_pair(way.fd.get(), Deadline::in(kMeasures));
+    connectivity.fail_undecided();
+    ConnectivityProbe::Outgoing& outgoing = connectivity.outgoing().front();
+    if (outgoing.fd)
+      speed = measure_link(outgoing.fd.get(), Deadline::in(kMeasureTimeout));
     else
-      speed.error = way.error;
+      speed.error = outgoing.error;
   } catch (const base::Error& error) {
     speed.error = error.what();
   }
-  say_(FrameKind::kMeasured, encode_measured(speed));
+  send_(FrameKind::kLinkSpeed, encode_link_speed(speed));
 }
 
-bool Patient::take(const Frame& frame) {
+bool DoctorResponder::handle(const Frame& frame) {
   switch (frame.kind) {
-    case FrameKind::kTime: tell_time(); return true;
-    case FrameKind::kExamine:
-      say_(FrameKind::kExamined, encode_examined(examine(decode_examine(frame.payload), input_)));
+    case FrameKind::kClockRequest: send_clock(); return true;
+    case FrameKind::kHostFactsRequest:
+      send_(FrameKind::kHostFacts,
+            encode_host_facts(collect_host_facts(decode_host_facts_request(frame.payload), input_)));
       return true;
-    case FrameKind::kListen: listen(frame.payload); return true;
-    case FrameKind::kMeasure: measure(frame.payload); return true;
+    case FrameKind::kListenRequest: listen(frame.payload); return true;
+    case FrameKind::kMeasureRequest: measure(frame.payload); return true;
     default: return false;
   }
 }

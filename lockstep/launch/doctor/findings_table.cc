@@ -9,9 +9,9 @@ namespace {
 
 constexpr std::size_t kWidth = 80;
 
-std::size_t count(const std::vector<Finding>& findings, State state) {
-  return static_cast<std::size_t>(
-      std::count_if(findings.begin(), findings.end(), [&](const Finding& finding) { return finding.state == state; }));
+std::size_t count(const std::vector<Finding>& findings, Severity severity) {
+  return static_cast<std::size_t>(std::count_if(findings.begin(), findings.end(),
+                                                [&](const Finding& finding) { return finding.severity == severity; }));
 }
 
 std::string padded(std::string text, std::size_t width) {
@@ -38,12 +38,12 @@ std::string wrapped(const std::string& head, const std::string& text) {
 
 }  // namespace
 
-const char* name_of(State state) {
+const char* severity_name(Severity severity) {
   constexpr const char* kNames[] = {"ok", "warn", "bad", "unknown"};
-  return kNames[static_cast<int>(state)];
+  return kNames[static_cast<int>(severity)];
 }
 
-std::string table_of(const std::vector<Finding>& findings) {
+std::string to_table(const std::vector<Finding>& findings) {
   std::size_t host = 4, check = 5;
   for (const Finding& finding : findings) {
     host = std::max(host, std::min<std::size_t>(finding.host.size(), 20));
@@ -52,34 +52,34 @@ std::string table_of(const std::vector<Finding>& findings) {
   std::string text;
   for (const Finding& finding : findings) {
     const std::string head = padded(finding.host, host) + "  " + padded(finding.check, check) + "  " +
-                             padded(finding.state == State::kBad       ? "BAD"
-                                    : finding.state == State::kUnknown ? "?"
-                                                                       : name_of(finding.state),
+                             padded(finding.severity == Severity::kBad       ? "BAD"
+                                    : finding.severity == Severity::kUnknown ? "?"
+                                                                             : severity_name(finding.severity),
                                     4) +
                              "  ";
     text += wrapped(head, finding.value);
     if (!finding.remedy.empty())
       text += wrapped(std::string(std::min<std::size_t>(head.size(), 24), ' ') + "-> ", finding.remedy);
   }
-  return text + std::to_string(count(findings, State::kBad)) + " bad, " +
-         std::to_string(count(findings, State::kWarn)) + " to look at, " +
-         std::to_string(count(findings, State::kUnknown)) + " unknown, " + std::to_string(count(findings, State::kOk)) +
-         " good\n";
+  return text + std::to_string(count(findings, Severity::kBad)) + " bad, " +
+         std::to_string(count(findings, Severity::kWarn)) + " to look at, " +
+         std::to_string(count(findings, Severity::kUnknown)) + " unknown, " +
+         std::to_string(count(findings, Severity::kOk)) + " good\n";
 }
 
-std::string json_of(const std::vector<Finding>& findings) {
-  nlohmann::ordered_json all = {{"bad", count(findings, State::kBad)},
-                                {"warn", count(findings, State::kWarn)},
+std::string to_json(const std::vector<Finding>& findings) {
+  nlohmann::ordered_json all = {{"bad", count(findings, Severity::kBad)},
+                                {"warn", count(findings, Severity::kWarn)},
                                 {"findings", nlohmann::ordered_json::array()}};
   for (const Finding& finding : findings)
     all["findings"].push_back({{"host", finding.host},
                                {"check", finding.check},
-                               {"state", name_of(finding.state)},
+                               {"state", severity_name(finding.severity)},
                                {"value", finding.value},
                                {"remedy", finding.remedy}});
   return all.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-bool any_bad(const std::vector<Finding>& findings) { return count(findings, State::kBad) > 0; }
+bool has_bad(const std::vector<Finding>& findings) { return count(findings, Severity::kBad) > 0; }
 
 }  // namespace lockstep::launcher

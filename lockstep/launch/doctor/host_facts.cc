@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr const char* kAskPython =
+constexpr const char* kPythonScript =
     "import sys, json\n"
     "d = {'python': '%d.%d.%d' % sys.version_info[:3]}\n"
     "try:\n"
@@ -50,28 +50,28 @@ std::string transparent_huge_pages() {
   return "";
 }
 
-void look_at_memory(Examination& found) {
-  found.memory_bytes = meminfo("MemTotal") * 1024;
+void read_memory(HostFacts& facts) {
+  facts.memory_bytes = meminfo("MemTotal") * 1024;
   const base::HostMemory memory = base::HostMemory::now();
-  found.available_bytes = memory.available_bytes;
-  found.limited_by = memory.limited_by;
-  found.huge_pages = meminfo("HugePages_Total");
-  found.huge_pages_free = meminfo("HugePages_Free");
-  found.huge_page_bytes = meminfo("Hugepagesize") * 1024;
-  found.transparent_huge_pages = transparent_huge_pages();
+  facts.available_bytes = memory.available_bytes;
+  facts.limited_by = memory.limited_by;
+  facts.huge_pages = meminfo("HugePages_Total");
+  facts.huge_pages_free = meminfo("HugePages_Free");
+  facts.huge_page_bytes = meminfo("Hugepagesize") * 1024;
+  facts.transparent_huge_pages = transparent_huge_pages();
   struct statvfs shm{};
   if (::statvfs("/dev/shm", &shm) != 0) return;
-  found.shm_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
-  found.shm_free_bytes = static_cast<std::uint64_t>(shm.f_bavail) * shm.f_frsize;
+  facts.shm_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
+  facts.shm_free_bytes = static_cast<std::uint64_t>(shm.f_bavail) * shm.f_frsize;
 }
 
-void look_at_limits(Examination& found) {
+void read_limits(HostFacts& facts) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0)
-    found.memlock_bytes = limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<std::int64_t>(limit.rlim_cur);
+    facts.memlock_bytes = limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<std::int64_t>(limit.rlim_cur);
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-    found.files_soft = limit.rlim_cur;
-    found.files_hard = limit.rlim_max;
+    facts.files_soft = limit.rlim_cur;
+    facts.files_hard = limit.rlim_max;
   }
 }
 
@@ -91,59 +91,64 @@ double copy_speed() {
 }
 
 /// The environment of the program, with which the loader only shows what it would load.
-Environment traced(Environment environment) {
+Environment with_loader_trace(Environment environment) {
   environment.push_back("LD_TRACE_LOADED_OBJECTS=1");
   return environment;
 }
 
 /// The program `name` in the folder of `path`; empty when there is none.
-std::string neighbour(const std::string& path, const std::string& name) {
+std::string sibling_program(const std::string& path, const std::string& name) {
   const std::string other = path.substr(0, path.rfind('/') + 1) + name;
   return !path.empty() && is_executable(other) ? other : "";
 }
 
-std::string host_tool(const std::string& name) { return tool_path(name, own_environment()); }
+std::string find_host_tool(const std::string& name) { return find_tool(name, current_environment()); }
 
-void ask_tools(Examination& found, const ExamineOrder& order, const Environment& environment, int quit) {
-  const ProgramFile& program = found.program;
-  const Environment own = own_environment();
+void run_host_tools(HostFacts& facts, const HostFactsRequest& order, const Environment& environment, int quit) {
+  const ProgramFile& program = facts.program;
+  const Environment own = current_environment();
   const bool loads = program.error.empty() && !program.loader.empty();
-  const std::vector<std::pair<ToolSaid*, ToolCall>> asked = {
-      {&found.libraries,
-       {loads ? program.loader : "", {program.loader, program.path}, traced(environment), order.directory, 20s}},
-      {&found.python, {program.python, {program.python, "-c", kAskPython}, environment, order.directory, 60s}},
-      {&found.probe, {neighbour(own_path(), "lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
-      {&found.smi,
-       {host_tool("nvidia-smi"),
+  const std::vector<std::pair<ToolResult*, ToolCommand>> asked = {
+      {&facts.libraries,
+       {loads ? program.loader : "",
+        {program.loader, program.path},
+        with_loader_trace(environment),
+        order.directory,
+        20s}},
+      {&facts.python, {program.python, {program.python, "-c", kPythonScript}, environment, order.directory, 60s}},
+      {&facts.probe, {sibling_program(executable_path(), "lockstep-probe"), {"lockstep-probe"}, environment, "", 60s}},
+      {&facts.nvidia_smi,
+       {find_host_tool("nvidia-smi"),
         {"nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"},
         own,
         "",
         30s}},
-      {&found.resolved, {host_tool("getent"), {"getent", "ahosts", base::host_name()}, own, "", 10s}},
-      {&found.mpirun, {neighbour(found.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
+      {&facts.resolved, {find_host_tool("getent"), {"getent", "ahosts", base::host_name()}, own, "", 10s}},
+      {&facts.mpirun, {sibling_program(facts.orted, "mpirun"), {"mpirun", "--version"}, own, "", 10s}},
   };
-  std::vector<ToolCall> calls;
+  std::vector<ToolCommand> calls;
   for (const auto& [said, call] : asked) calls.push_back(call);
-  std::vector<ToolSaid> said = run_tools(calls, quit);
+  std::vector<ToolResult> said = run_tools(calls, quit);
   for (std::size_t i = 0; i < asked.size(); ++i) *asked[i].first = std::move(said[i]);
 }
 
 }  // namespace
 
-Examination examine(const ExamineOrder& order, int quit) {
-  Examination found;
-  const Environment environment = order.add_to_own ? merged(own_environment(), order.environment) : order.environment;
+HostFacts collect_host_facts(const HostFactsRequest& order, int quit) {
+  HostFacts facts;
+  const Environment environment =
+      order.extends_own_environment ? merged(current_environment(), order.environment) : order.environment;
   std::error_code error;
-  found.cpus_online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  found.infiniband = !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
-  found.addresses = base::interface_addresses();
-  look_at_memory(found);
-  look_at_limits(found);
-  found.copy_bytes_per_s = copy_speed();
-  found.program = look_at_program(order.command, order.directory, environment);
-  if (order.mpi) found.orted = host_tool("orted");
-  ask_tools(found, order, environment, quit);
-  return found;
+  facts.cpus_online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  facts.infiniband = !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+  facts.addresses = base::interface_addresses();
+  read_memory(facts);
+  read_limits(facts);
+  facts.copy_bytes_per_s = copy_speed();
+  facts.program = inspect_program(order.command, order.directory, environment);
+  if (order.mpi) facts.orted = find_host_tool("orted");
+  run_host_tools(facts, order, environment, quit);
+  return facts;
 }
 
 }  // namespace lockstep::launcher

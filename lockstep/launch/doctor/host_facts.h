@@ -12,11 +12,11 @@
 namespace lockstep::launcher {
 
 /// What to look at.
-struct ExamineOrder {
+struct HostFactsRequest {
   std::vector<std::string>
       command;  ///< the program that is meant to run, found as on the launcher's host, and its arguments; empty: none
-  std::string directory;    ///< that it starts in; empty: the agent's own
-  bool add_to_own = false;  ///< as JobPlan has it
+  std::string directory;                 ///< that it starts in; empty: the agent's own
+  bool extends_own_environment = false;  ///< as JobPlan has it
   Environment environment;
   bool mpi = false;
 };
@@ -30,15 +30,15 @@ struct ProgramFile {
   std::string python;  ///< that runs it; empty: it is no script of Python
 };
 
-struct Examination {
+struct HostFacts {
   ProgramFile program;
-  ToolSaid libraries;  ///< what the loader says of the program, as ldd shows it
-  ToolSaid python;     ///< a line of JSON: python, torch, cuda, nccl, or error
-  ToolSaid probe;      ///< of lockstep-probe: a line of JSON
-  ToolSaid smi;        ///< nvidia-smi: name, memory in MiB and driver of each GPU, with commas between
-  ToolSaid resolved;   ///< getent ahosts of the host's own name
-  std::string orted;   ///< in the agent's own PATH; empty: not there, or not asked for
-  ToolSaid mpirun;     ///< its version: of the one beside orted, which cannot be asked itself
+  ToolResult libraries;   ///< what the loader says of the program, as ldd shows it
+  ToolResult python;      ///< a line of JSON: python, torch, cuda, nccl, or error
+  ToolResult probe;       ///< of lockstep-probe: a line of JSON
+  ToolResult nvidia_smi;  ///< nvidia-smi: name, memory in MiB and driver of each GPU, with commas between
+  ToolResult resolved;    ///< getent ahosts of the host's own name
+  std::string orted;      ///< in the agent's own PATH; empty: not there, or not asked for
+  ToolResult mpirun;      ///< its version: of the one beside orted, which cannot be asked itself
 
   std::vector<base::InterfaceAddress> addresses;
   int cpus_online = 0;
@@ -55,10 +55,10 @@ struct Examination {
 
 /// Looks at this host. Programs that it runs get 60 s at most, all at once, and are ended when the other end of `quit`
 /// is closed. Call it from the main thread.
-Examination examine(const ExamineOrder& order, int quit);
+HostFacts collect_host_facts(const HostFactsRequest& order, int quit);
 
 /// Of a file on this host. `environment` is what the program would get. Never throws for what is wrong with the file.
-ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory,
+ProgramFile inspect_program(const std::vector<std::string>& command, const std::string& directory,
                             const Environment& environment);
 
 }  // namespace lockstep::launcher

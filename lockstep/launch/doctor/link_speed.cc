@@ -19,21 +19,21 @@ using base::Deadline;
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr std::size_t kPing = 64;
+constexpr std::size_t kPingBytes = 64;
 constexpr int kRoundTrips = 100;
-constexpr std::uint64_t kMostBytes = std::uint64_t{64} << 20;
-constexpr auto kMostTime = 1s;
-constexpr char kAgain = 1, kBulk = 2;  // a ping's first byte: an answer is wanted, or bytes follow
+constexpr std::uint64_t kMaxBytes = std::uint64_t{64} << 20;
+constexpr auto kMaxTime = 1s;
+constexpr char kEcho = 1, kBulk = 2;  // a ping's first byte: an answer is wanted, or bytes follow
 
 std::int64_t ns_since(Clock::time_point begun) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begun).count();
 }
 
-std::int64_t round_trip(int fd, Deadline deadline) {
+std::int64_t median_round_trip(int fd, Deadline deadline) {
   std::vector<std::int64_t> times;
-  std::array<char, kPing> ping{};
-  ping[0] = kAgain;
-  const Deadline enough = Deadline::in(kMostTime);
+  std::array<char, kPingBytes> ping{};
+  ping[0] = kEcho;
+  const Deadline enough = Deadline::in(kMaxTime);
   while (times.empty() || (times.size() < kRoundTrips && !enough.expired())) {
     const auto begun = Clock::now();
     base::send_all(fd, {ping.data(), ping.size()}, deadline);
@@ -49,12 +49,12 @@ std::int64_t round_trip(int fd, Deadline deadline) {
 void send_until_answered(int fd, Deadline deadline) {
   const std::vector<char> bytes(std::size_t{256} << 10);
   for (std::uint64_t sent = 0; !deadline.expired();) {
-    pollfd entry = {fd, static_cast<short>(POLLIN | (sent < kMostBytes ? POLLOUT : 0)), 0};
+    pollfd entry = {fd, static_cast<short>(POLLIN | (sent < kMaxBytes ? POLLOUT : 0)), 0};
     ::poll(&entry, 1, deadline.poll_ms());
     if (entry.revents & ~POLLOUT) return;
     if (!(entry.revents & POLLOUT)) continue;
     const ssize_t size =
-        ::send(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), kMostBytes - sent), MSG_NOSIGNAL);
+        ::send(fd, bytes.data(), std::min<std::uint64_t>(bytes.size(), kMaxBytes - sent), MSG_NOSIGNAL);
     if (size < 0 && errno != EAGAIN && errno != EINTR)
       throw base::SystemError("send", errno, base::Cause::kPeerUnreachable);
     sent += static_cast<std::uint64_t>(std::max<ssize_t>(size, 0));
@@ -66,8 +66,8 @@ std::array<std::int64_t, 2> receive(int fd, Deadline deadline) {
   std::vector<char> bytes(std::size_t{256} << 10);
   std::uint64_t got = 0;
   const auto begun = Clock::now();
-  const Deadline enough = earlier(deadline, Deadline::in(kMostTime));
-  while (got < kMostBytes && base::wait_readable(fd, enough)) {
+  const Deadline enough = earlier(deadline, Deadline::in(kMaxTime));
+  while (got < kMaxBytes && base::wait_readable(fd, enough)) {
     const ssize_t size = ::recv(fd, bytes.data(), bytes.size(), 0);
     if (size == 0) break;
     if (size < 0 && errno != EAGAIN && errno != EINTR)
@@ -89,10 +89,10 @@ void drain(int fd, Deadline deadline) {
 
 }  // namespace
 
-PairSpeed measure_pair(int fd, Deadline deadline) {
-  PairSpeed speed;
-  speed.round_trip_ns = round_trip(fd, deadline);
-  std::array<char, kPing> ping{};
+LinkSpeed measure_link(int fd, Deadline deadline) {
+  LinkSpeed speed;
+  speed.round_trip_ns = median_round_trip(fd, deadline);
+  std::array<char, kPingBytes> ping{};
   ping[0] = kBulk;
   base::send_all(fd, {ping.data(), ping.size()}, deadline);
   send_until_answered(fd, deadline);
@@ -105,8 +105,8 @@ PairSpeed measure_pair(int fd, Deadline deadline) {
   return speed;
 }
 
-void serve_pair(int fd, Deadline deadline) {
-  std::array<char, kPing> ping{};
+void serve_link(int fd, Deadline deadline) {
+  std::array<char, kPingBytes> ping{};
   while (base::recv_all(fd, ping.data(), ping.size(), deadline)) {
     if (ping[0] != kBulk) {
       base::send_all(fd, {ping.data(), ping.size()}, deadline);

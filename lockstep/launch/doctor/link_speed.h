@@ -10,10 +10,10 @@
 namespace lockstep::launcher {
 
 /// To an agent: listen on `host`, one of its addresses, for the agent with the number `caller`, and serve it.
-struct ListenOrder {
+struct ListenRequest {
   int self = 0;
   int caller = 0;
-  std::string token;  ///< for Crossing; of this pair alone
+  std::string token;  ///< for ConnectivityProbe; of this pair alone
   std::string host;
 };
 
@@ -24,14 +24,14 @@ struct ListenReply {
 };
 
 /// To the other agent: call it and measure.
-struct MeasureOrder {
+struct MeasureRequest {
   int self = 0;
   int peer = 0;
   std::string token;
   base::Address address;
 };
 
-struct PairSpeed {
+struct LinkSpeed {
   std::int64_t round_trip_ns = 0;  ///< of 64 bytes: the median of 100, or of those in the first second
   std::uint64_t bytes = 0;         ///< that came in `ns`: 64 MiB, or what came in a second
   std::int64_t ns = 0;
@@ -40,7 +40,7 @@ struct PairSpeed {
 
 /// The caller's part and the other's, over a connection that is non-blocking. Both end at `deadline`. Throws
 /// SystemError.
-PairSpeed measure_pair(int fd, base::Deadline deadline);
-void serve_pair(int fd, base::Deadline deadline);
+LinkSpeed measure_link(int fd, base::Deadline deadline);
+void serve_link(int fd, base::Deadline deadline);
 
 }  // namespace lockstep::launcher

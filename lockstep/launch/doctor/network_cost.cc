@@ -9,18 +9,18 @@ namespace {
 constexpr double kGigabit = 1e9 / 8;  // bytes a second
 
 /// Upper bounds of what a connection over such a network reaches, in Gb/s.
-struct Class {
+struct SpeedClass {
   double most;
   const char* name;
 };
-constexpr Class kClasses[] = {{0.2, "a network slower than a gigabit"},
-                              {1.5, "a gigabit network"},
-                              {3.5, "a 2.5 Gb/s network"},
-                              {6.5, "a 5 Gb/s network"},
-                              {14, "a 10 Gb/s network"},
-                              {32, "a 25 Gb/s network"},
-                              {70, "a 50 Gb/s network"},
-                              {150, "a 100 Gb/s network"}};
+constexpr SpeedClass kClasses[] = {{0.2, "a network slower than a gigabit"},
+                                   {1.5, "a gigabit network"},
+                                   {3.5, "a 2.5 Gb/s network"},
+                                   {6.5, "a 5 Gb/s network"},
+                                   {14, "a 10 Gb/s network"},
+                                   {32, "a 25 Gb/s network"},
+                                   {70, "a 50 Gb/s network"},
+                                   {150, "a 100 Gb/s network"}};
 
 std::string with_unit(const char* form, double value, const char* unit) {
   char text[64];
@@ -30,14 +30,14 @@ std::string with_unit(const char* form, double value, const char* unit) {
 
 }  // namespace
 
-double step_seconds(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s) {
+double ring_all_reduce_seconds(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s) {
   if (num_hosts < 2 || bytes_per_s <= 0) return 0;
   const auto n = static_cast<double>(num_hosts);
   return 2 * (n - 1) / n * static_cast<double>(model_bytes) / bytes_per_s;
 }
 
-std::string class_of(double bytes_per_s) {
-  for (const Class& one : kClasses)
+std::string network_class(double bytes_per_s) {
+  for (const SpeedClass& one : kClasses)
     if (bytes_per_s / kGigabit <= one.most) return one.name;
   return "a network faster than 100 Gb/s";
 }
@@ -52,13 +52,13 @@ std::string time_text(double seconds) {
 }
 
 std::string cost_text(std::size_t num_hosts, std::uint64_t model_bytes, double bytes_per_s, double copy_bytes_per_s) {
-  const double here = step_seconds(num_hosts, model_bytes, bytes_per_s);
+  const double here = ring_all_reduce_seconds(num_hosts, model_bytes, bytes_per_s);
   const std::string on_one =
       copy_bytes_per_s > 0 ? ", on one host " + time_text(static_cast<double>(model_bytes) / copy_bytes_per_s) : "";
-  return "this is " + class_of(bytes_per_s) + ": " + time_text(here) + " a step for " +
+  return "this is " + network_class(bytes_per_s) + ": " + time_text(here) + " a step for " +
          with_unit("%.3g %s", static_cast<double>(model_bytes) / 1e6, "MB") + " of gradients; at 10 Gb/s " +
-         time_text(step_seconds(num_hosts, model_bytes, 10 * kGigabit)) + on_one + ", exchanging every 8 steps " +
-         time_text(here / 8);
+         time_text(ring_all_reduce_seconds(num_hosts, model_bytes, 10 * kGigabit)) + on_one +
+         ", exchanging every 8 steps " + time_text(here / 8);
 }
 
 }  // namespace lockstep::launcher

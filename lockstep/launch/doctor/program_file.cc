@@ -21,23 +21,23 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kHashes = 10s;
+constexpr auto kHashTimeout = 10s;
 
-std::string hash_of(const std::string& path) {
+std::string hash_file(const std::string& path) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::vector<char> bytes(std::size_t{1} << 20);
   base::ContentHash hash;
-  const Deadline deadline = Deadline::in(kHashes);
+  const Deadline deadline = Deadline::in(kHashTimeout);
   ssize_t size = fd ? 1 : -1;
   while (size > 0 && !deadline.expired()) {
     size = ::read(fd.get(), bytes.data(), bytes.size());
     if (size > 0) hash.add({bytes.data(), static_cast<std::size_t>(size)});
   }
-  return size == 0 ? hash.digits().substr(0, 16) : "";  // enough to tell a few hosts' apart
+  return size == 0 ? hash.hex_digest().substr(0, 16) : "";  // enough to tell a few hosts' apart
 }
 
 /// The first bytes of a file.
-std::string head_of(const std::string& path, std::size_t most) {
+std::string read_head(const std::string& path, std::size_t most) {
   const base::Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(most, '\0');
   const ssize_t size = fd ? ::pread(fd.get(), bytes.data(), bytes.size(), 0) : 0;
@@ -46,7 +46,7 @@ std::string head_of(const std::string& path, std::size_t most) {
 }
 
 /// PT_INTERP of an ELF file of this machine's kind; empty for a static one, and for what is none.
-std::string loader_in(const std::string& head) {
+std::string elf_loader(const std::string& head) {
   Elf64_Ehdr header;
   if (head.size() < sizeof header) return "";
   std::memcpy(&header, head.data(), sizeof header);
@@ -67,7 +67,7 @@ std::string loader_in(const std::string& head) {
 }
 
 /// The words behind "#!" in the first line.
-std::vector<std::string> interpreter_in(const std::string& head) {
+std::vector<std::string> shebang_words(const std::string& head) {
   if (head.rfind("#!", 0) != 0) return {};
   std::istringstream line(head.substr(2, head.find('\n') - 2));
   std::vector<std::string> words;
@@ -79,32 +79,32 @@ bool is_python(const std::string& path) {
   return std::filesystem::path(path).filename().string().rfind("python", 0) == 0;
 }
 
-std::string why_not(const std::string& path) {
+std::string file_error(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0) return std::strerror(errno);
   if (!S_ISREG(info.st_mode)) return "not a file";
   return "";
 }
 
-std::string below(const std::string& directory, const std::string& path) {
+std::string resolve_below(const std::string& directory, const std::string& path) {
   return directory.empty() || path[0] == '/' ? path : directory + "/" + path;
 }
 
 /// Python is asked for; what counts is the script that it runs.
-void look_at_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
+void inspect_script(ProgramFile& file, const std::vector<std::string>& command, const std::string& directory) {
   file.python = file.path;
   if (command.size() < 2 || command[1].empty() || command[1][0] == '-')
     return;  // options, a module or a text: not followed
-  file.path = below(directory, command[1]);
-  file.error = why_not(file.path);
+  file.path = resolve_below(directory, command[1]);
+  file.error = file_error(file.path);
   if (file.error.empty() && ::access(file.path.c_str(), R_OK) != 0) file.error = std::strerror(errno);
 }
 
 /// "#!PATH", or "#!/usr/bin/env NAME".
-void look_at_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
+void inspect_interpreter(ProgramFile& file, const std::vector<std::string>& interpreter,
                          const Environment& environment) {
   const bool by_env = std::filesystem::path(interpreter[0]).filename() == "env" && interpreter.size() > 1;
-  const std::string path = by_env                          ? tool_path(interpreter[1], environment)
+  const std::string path = by_env                          ? find_tool(interpreter[1], environment)
                            : is_executable(interpreter[0]) ? interpreter[0]
                                                            : "";
   if (path.empty())
@@ -115,7 +115,7 @@ void look_at_interpreter(ProgramFile& file, const std::vector<std::string>& inte
 
 }  // namespace
 
-ProgramFile look_at_program(const std::vector<std::string>& command, const std::string& directory,
+ProgramFile inspect_program(const std::vector<std::string>& command, const std::string& directory,
                             const Environment& environment) {
   ProgramFile file;
   if (command.empty()) return file;
@@ -125,20 +125,20 @@ ProgramFile look_at_program(const std::vector<std::string>& command, const std::
     file.error = "no such directory";
     return file;
   }
-  file.path = name.find('/') == std::string::npos ? tool_path(name, environment) : below(directory, name);
-  file.error = file.path.empty() ? "not in PATH" : why_not(file.path);
+  file.path = name.find('/') == std::string::npos ? find_tool(name, environment) : resolve_below(directory, name);
+  file.error = file.path.empty() ? "not in PATH" : file_error(file.path);
   if (file.path.empty()) file.path = name;
   if (file.error.empty() && ::access(file.path.c_str(), X_OK) != 0) file.error = "not executable";
   if (!file.error.empty()) return file;
-  const std::string head = head_of(file.path, 1 << 16);
+  const std::string head = read_head(file.path, 1 << 16);
   if (is_python(file.path))
-    look_at_script(file, command, directory);
-  else if (const auto interpreter = interpreter_in(head); !interpreter.empty())
-    look_at_interpreter(file, interpreter, environment);
+    inspect_script(file, command, directory);
+  else if (const auto interpreter = shebang_words(head); !interpreter.empty())
+    inspect_interpreter(file, interpreter, environment);
   else
-    file.loader = loader_in(head);
+    file.loader = elf_loader(head);
   if (!file.loader.empty() && !is_executable(file.loader)) file.error = "its loader " + file.loader + " is not there";
-  if (file.error.empty()) file.hash = hash_of(file.path);
+  if (file.error.empty()) file.hash = hash_file(file.path);
   return file;
 }
 

@@ -5,14 +5,14 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "lockstep/base/telemetry/flight_ring.h"
 #include "lockstep/base/parse.h"
+#include "lockstep/base/telemetry/flight_ring.h"
 
 namespace lockstep::launcher {
 namespace {
 
 /// The last line that looks like an object: warnings of a program may stand around it. Nothing when there is none.
-nlohmann::json object_in(const std::string& text) {
+nlohmann::json last_json_object(const std::string& text) {
   nlohmann::json last = nlohmann::json::object();
   for (const std::string& line : base::split(text, '\n')) {
     if (line.empty() || line[0] != '{') continue;
@@ -65,55 +65,56 @@ int major_of(const std::string& version) {
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 /// What hosts must have in common, and where.
-struct Common {
+struct MajorityValue {
   std::string value, host;
 };
 
 class SoftwareDiagnosis {
  public:
-  explicit SoftwareDiagnosis(const Ward& ward) : ward_(ward), all_(ward.hosts.size()), findings_(ward.hosts.size()) {
+  explicit SoftwareDiagnosis(const DoctorFacts& doctor_facts)
+      : doctor_facts_(doctor_facts), all_(doctor_facts.hosts.size()), findings_(doctor_facts.hosts.size()) {
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (ward.hosts[i].found) all_[i] = software_of(*ward.hosts[i].found);
+      if (doctor_facts.hosts[i].found) all_[i] = parse_software(*doctor_facts.hosts[i].found);
   }
   std::vector<std::vector<Finding>> run() {
-    common_hash_ = common([&](std::size_t i) {
-      return ward_.hosts[i].found->program.error.empty() ? ward_.hosts[i].found->program.hash : "";
+    majority_hash_ = majority([&](std::size_t i) {
+      return doctor_facts_.hosts[i].found->program.error.empty() ? doctor_facts_.hosts[i].found->program.hash : "";
     });
-    common_torch_ = common([&](std::size_t i) { return torch_text(i); });
-    common_libtorch_ = common([&](std::size_t i) { return libtorch_text(i); });
-    common_nccl_ = common([&](std::size_t i) { return nccl(i); });
-    common_gpus_ = common([&](std::size_t i) { return std::to_string(all_[i].gpus.size()); });
+    majority_torch_ = majority([&](std::size_t i) { return torch_text(i); });
+    majority_libtorch_ = majority([&](std::size_t i) { return libtorch_text(i); });
+    majority_nccl_ = majority([&](std::size_t i) { return nccl(i); });
+    majority_gpus_ = majority([&](std::size_t i) { return std::to_string(all_[i].gpus.size()); });
     for (host_ = 0; host_ < all_.size(); ++host_)
-      if (ward_.hosts[host_].found) diagnose_host();
+      if (doctor_facts_.hosts[host_].found) diagnose_host();
     return std::move(findings_);
   }
 
  private:
-  void add(const char* check, State state, std::string value, std::string remedy = {}) {
-    findings_[host_].push_back({ward_.hosts[host_].name, check, state, std::move(value), std::move(remedy)});
+  void add(const char* check, Severity severity, std::string value, std::string remedy = {}) {
+    findings_[host_].push_back({doctor_facts_.hosts[host_].name, check, severity, std::move(value), std::move(remedy)});
   }
-  void add_compared(const char* check, const std::string& value, const Common& usual, const std::string& shown,
-                    const std::string& remedy) {
+  void add_comparison(const char* check, const std::string& value, const MajorityValue& usual, const std::string& shown,
+                      const std::string& remedy) {
     if (value == usual.value)
-      add(check, State::kOk, shown);
+      add(check, Severity::kOk, shown);
     else
-      add(check, State::kBad, shown + "; " + usual.host + " has " + usual.value, remedy);
+      add(check, Severity::kBad, shown + "; " + usual.host + " has " + usual.value, remedy);
   }
 
   /// What most hosts have; of equals the first.
   template <typename Get>
-  Common common(const Get& get) const {
+  MajorityValue majority(const Get& get) const {
     std::map<std::string, int> counts;
-    Common most;
+    MajorityValue most;
     int highest = 0;
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (ward_.hosts[i].found) {
+      if (doctor_facts_.hosts[i].found) {
         const std::string value = get(i);
         if (!value.empty()) highest = std::max(highest, ++counts[value]);
       }
     for (std::size_t i = 0; i < all_.size(); ++i)
-      if (most.host.empty() && ward_.hosts[i].found && counts.contains(get(i)) && counts[get(i)] == highest)
-        most = {get(i), ward_.hosts[i].name};
+      if (most.host.empty() && doctor_facts_.hosts[i].found && counts.contains(get(i)) && counts[get(i)] == highest)
+        most = {get(i), doctor_facts_.hosts[i].name};
     return most;
   }
 
@@ -128,110 +129,111 @@ class SoftwareDiagnosis {
     return one.torch.empty() ? ""
                              : one.torch + (one.torch_cuda.empty() ? ", without CUDA" : " for CUDA " + one.torch_cuda);
   }
-  bool is_script(std::size_t i) const { return !ward_.hosts[i].found->program.python.empty(); }
+  bool is_script(std::size_t i) const { return !doctor_facts_.hosts[i].found->program.python.empty(); }
   std::string nccl(std::size_t i) const { return is_script(i) ? all_[i].torch_nccl : all_[i].probe_nccl; }
 
   void diagnose_host() {
-    look_at_program();
-    look_at_libraries();
-    look_at_python();
-    look_at_libtorch();
-    look_at_driver();
-    look_at_gpus();
+    check_program();
+    check_libraries();
+    check_python();
+    check_libtorch();
+    check_driver();
+    check_gpus();
     const bool known = is_script(host_)
                            ? !own().torch.empty()
                            : found().program.error.empty() && !own().libtorch.empty();  // else that is said already
-    if (known && !common_nccl_.value.empty())
-      add_compared("NCCL", nccl(host_), common_nccl_, nccl(host_).empty() ? "none" : nccl(host_),
-                   "ranks of different NCCL do not talk to each other: install the same torch on all hosts");
-    if (ward_.mpi) look_at_mpi();
+    if (known && !majority_nccl_.value.empty())
+      add_comparison("NCCL", nccl(host_), majority_nccl_, nccl(host_).empty() ? "none" : nccl(host_),
+                     "ranks of different NCCL do not talk to each other: install the same torch on all hosts");
+    if (doctor_facts_.mpi) check_mpi();
   }
 
-  void look_at_program() {
+  void check_program() {
     const ProgramFile& program = found().program;
     if (program.path.empty()) return;
     if (!program.error.empty())
-      return add("program", State::kBad, program.path + ": " + program.error,
+      return add("program", Severity::kBad, program.path + ": " + program.error,
                  "copy it to this host, to the same path, or put it where all hosts see it");
     if (program.hash.empty())
-      return add("program", State::kUnknown, program.path + ": not read within 10 s", "is its file system slow?");
-    add_compared("program", program.hash, common_hash_, program.path + " (" + program.hash + ")",
-                 "it is another file there: copy the same build to all hosts");
+      return add("program", Severity::kUnknown, program.path + ": not read within 10 s", "is its file system slow?");
+    add_comparison("program", program.hash, majority_hash_, program.path + " (" + program.hash + ")",
+                   "it is another file there: copy the same build to all hosts");
   }
 
-  void look_at_libraries() {
+  void check_libraries() {
     if (found().libraries.path.empty()) return;
     if (!own().missing.empty()) {
       std::string names;
       for (const std::string& name : own().missing) names += (names.empty() ? "" : ", ") + name;
-      return add("libraries", State::kBad,
+      return add("libraries", Severity::kBad,
                  std::to_string(own().missing.size()) + " of the program's not found: " + names,
                  "install them there, or name their folders in LD_LIBRARY_PATH, which goes to all hosts");
     }
     if (own().num_libraries == 0)
-      return add("libraries", State::kUnknown, "the loader said: " + first_line(found().libraries.words()));
-    add("libraries", State::kOk,
+      return add("libraries", Severity::kUnknown, "the loader said: " + first_line(found().libraries.words()));
+    add("libraries", Severity::kOk,
         std::to_string(own().num_libraries) + " found" +
             (own().program_libtorch.empty() ? "" : ", libtorch is " + own().program_libtorch));
   }
 
-  void look_at_python() {
-    const ToolSaid& said = found().python;
+  void check_python() {
+    const ToolResult& said = found().python;
     if (said.path.empty()) return;
-    if (said.code == ToolSaid::kNoEnd)
-      return add("Python", State::kUnknown, said.path + " did not import torch within 60 s",
+    if (said.code == ToolResult::kTimedOut)
+      return add("Python", Severity::kUnknown, said.path + " did not import torch within 60 s",
                  "is its file system slow?");
     if (own().python.empty())
-      return add("Python", State::kBad,
+      return add("Python", Severity::kBad,
                  said.path + " ended with code " + std::to_string(said.code) + ": " + first_line(said.words()),
                  "does this interpreter run there?");
     const std::string what = own().python + " (" + said.path + ")";
     const std::string install =
         said.path + " -m pip install torch" +
-        (common_torch_.value.empty() ? ""
-                                     : "==" + common_torch_.value.substr(0, common_torch_.value.find_first_of(" ,+")));
+        (majority_torch_.value.empty()
+             ? ""
+             : "==" + majority_torch_.value.substr(0, majority_torch_.value.find_first_of(" ,+")));
     if (!own().python_error.empty())
-      return add("Python", State::kBad, what + " has no torch: " + own().python_error, install);
-    add_compared("Python", torch_text(host_), common_torch_, what + ", torch " + torch_text(host_),
-                 "all hosts need the same: " + install);
+      return add("Python", Severity::kBad, what + " has no torch: " + own().python_error, install);
+    add_comparison("Python", torch_text(host_), majority_torch_, what + ", torch " + torch_text(host_),
+                   "all hosts need the same: " + install);
   }
 
-  void look_at_libtorch() {
-    const ToolSaid& said = found().probe;
+  void check_libtorch() {
+    const ToolResult& said = found().probe;
     if (said.path.empty())
-      return add("libtorch", State::kUnknown, "there is no lockstep-probe beside lockstep",
+      return add("libtorch", Severity::kUnknown, "there is no lockstep-probe beside lockstep",
                  "install lockstep there as it was installed here");
     if (own().libtorch.empty())
-      return add("libtorch", State::kBad,
-                 said.code == ToolSaid::kNoEnd
+      return add("libtorch", Severity::kBad,
+                 said.code == ToolResult::kTimedOut
                      ? "lockstep-probe did not end within 60 s"
                      : "lockstep-probe ended with code " + std::to_string(said.code) + ": " + first_line(said.words()),
                  "is libtorch installed there where it is here?");
-    add_compared("libtorch", libtorch_text(host_), common_libtorch_, libtorch_text(host_),
-                 "all hosts need the same: install it there as on " + common_libtorch_.host);
+    add_comparison("libtorch", libtorch_text(host_), majority_libtorch_, libtorch_text(host_),
+                   "all hosts need the same: install it there as on " + majority_libtorch_.host);
   }
 
-  void look_at_driver() {
+  void check_driver() {
     const std::string cuda = is_script(host_) ? own().torch_cuda : own().libtorch_cuda;
-    const ToolSaid& said = found().smi;
-    if (said.path.empty() && ward_.hosts[host_].site.gpus == 0) return;
+    const ToolResult& said = found().nvidia_smi;
+    if (said.path.empty() && doctor_facts_.hosts[host_].info.gpus == 0) return;
     if (said.path.empty())
-      return add("driver", State::kUnknown, "there are GPUs, but no nvidia-smi in PATH",
+      return add("driver", Severity::kUnknown, "there are GPUs, but no nvidia-smi in PATH",
                  "it comes with NVIDIA's driver");
     if (own().gpus.empty())
-      return add("driver", State::kBad, "nvidia-smi says: " + first_line(said.words()),
+      return add("driver", Severity::kBad, "nvidia-smi says: " + first_line(said.words()),
                  "is NVIDIA's driver loaded there? modprobe nvidia; after an update, restart the host");
     const std::string driver = own().gpus.front().driver;
-    const int oldest = oldest_driver(cuda), major = major_of(driver);
+    const int oldest = min_driver_for(cuda), major = major_of(driver);
     if (oldest > 0 && major >= 0 && major < oldest)
       return add(
-          "driver", State::kBad,
+          "driver", Severity::kBad,
           driver + " is too old for CUDA " + cuda + " of torch, which needs " + std::to_string(oldest) + " or newer",
           "update NVIDIA's driver there, or install a torch for an older CUDA on all hosts");
-    add("driver", State::kOk, driver + (cuda.empty() ? "" : ", for CUDA " + cuda));
+    add("driver", Severity::kOk, driver + (cuda.empty() ? "" : ", for CUDA " + cuda));
   }
 
-  void look_at_gpus() {
+  void check_gpus() {
     std::map<std::string, int> kinds;
     for (const Software::Gpu& gpu : own().gpus) {
       char memory[32];
@@ -240,53 +242,54 @@ class SoftwareDiagnosis {
     }
     std::string text;
     for (const auto& [kind, number] : kinds) text += (text.empty() ? "" : "; ") + std::to_string(number) + " x " + kind;
-    const bool same = std::to_string(own().gpus.size()) == common_gpus_.value;
-    add("GPUs", same ? State::kOk : State::kWarn,
-        (text.empty() ? "none" : text) + (same ? "" : "; " + common_gpus_.host + " has " + common_gpus_.value),
+    const bool same = std::to_string(own().gpus.size()) == majority_gpus_.value;
+    add("GPUs", same ? Severity::kOk : Severity::kWarn,
+        (text.empty() ? "none" : text) + (same ? "" : "; " + majority_gpus_.host + " has " + majority_gpus_.value),
         same ? "" : "hosts get a rank for each GPU: slots in -H or the host file say otherwise");
   }
 
-  void look_at_mpi() {
-    const std::string here = version_in(ward_.own_mpirun.out);
+  void check_mpi() {
+    const std::string here = find_version(doctor_facts_.own_mpirun.out);
     const std::string prefix = "install Open MPI" + (here.empty() ? "" : " " + here) +
                                " there; where it is, but not in PATH: mpirun --prefix DIR, whose DIR/bin has orted";
-    if (found().orted.empty()) return add("MPI", State::kBad, "no orted in PATH of a login without a terminal", prefix);
+    if (found().orted.empty())
+      return add("MPI", Severity::kBad, "no orted in PATH of a login without a terminal", prefix);
     if (own().open_mpi.empty())
-      return add("MPI", State::kUnknown, found().orted + ", but no mpirun beside it that tells the version", prefix);
+      return add("MPI", Severity::kUnknown, found().orted + ", but no mpirun beside it that tells the version", prefix);
     if (!here.empty() && own().open_mpi != here)
-      return add("MPI", State::kBad, found().orted + " is of Open MPI " + own().open_mpi + ", mpirun here is " + here,
-                 prefix);
-    add("MPI", State::kOk, found().orted + " of Open MPI " + own().open_mpi);
+      return add("MPI", Severity::kBad,
+                 found().orted + " is of Open MPI " + own().open_mpi + ", mpirun here is " + here, prefix);
+    add("MPI", Severity::kOk, found().orted + " of Open MPI " + own().open_mpi);
   }
 
-  const Examination& found() const { return *ward_.hosts[host_].found; }
+  const HostFacts& found() const { return *doctor_facts_.hosts[host_].found; }
   const Software& own() const { return all_[host_]; }
 
-  const Ward& ward_;
+  const DoctorFacts& doctor_facts_;
   std::vector<Software> all_;
   std::vector<std::vector<Finding>> findings_;
   std::size_t host_ = 0;
-  Common common_hash_, common_torch_, common_libtorch_, common_nccl_, common_gpus_;
+  MajorityValue majority_hash_, majority_torch_, majority_libtorch_, majority_nccl_, majority_gpus_;
 };
 
 }  // namespace
 
-std::string version_in(const std::string& text) {
+std::string find_version(const std::string& text) {
   std::istringstream words(text);
   for (std::string word; words >> word;)
     if (word[0] >= '0' && word[0] <= '9') return word;
   return "";
 }
 
-int oldest_driver(const std::string& cuda) {
+int min_driver_for(const std::string& cuda) {
   for (const auto& [major, driver] : {std::pair{11, 450}, {12, 525}, {13, 580}})
     if (major_of(cuda) == major) return driver;
   return 0;
 }
 
-Software software_of(const Examination& found) {
+Software parse_software(const HostFacts& found) {
   Software software;
-  const nlohmann::json probe = object_in(found.probe.out), python = object_in(found.python.out);
+  const nlohmann::json probe = last_json_object(found.probe.out), python = last_json_object(found.python.out);
   software.libtorch = text_at(probe, "libtorch");
   software.libtorch_cuda = text_at(probe, "cuda");
   software.probe_nccl = text_at(probe, "nccl");
@@ -296,11 +299,13 @@ Software software_of(const Examination& found) {
   software.torch_cuda = text_at(python, "cuda");
   software.torch_nccl = text_at(python, "nccl");
   read_libraries(found.libraries.out, software);
-  if (found.smi.good()) read_gpus(found.smi.out, software);
-  if (found.mpirun.good()) software.open_mpi = version_in(found.mpirun.out);
+  if (found.nvidia_smi.succeeded()) read_gpus(found.nvidia_smi.out, software);
+  if (found.mpirun.succeeded()) software.open_mpi = find_version(found.mpirun.out);
   return software;
 }
 
-std::vector<std::vector<Finding>> diagnose_software(const Ward& ward) { return SoftwareDiagnosis(ward).run(); }
+std::vector<std::vector<Finding>> diagnose_software(const DoctorFacts& doctor_facts) {
+  return SoftwareDiagnosis(doctor_facts).run();
+}
 
 }  // namespace lockstep::launcher

@@ -24,16 +24,16 @@ struct Software {
   std::string open_mpi;  ///< version: "4.1.4"
 };
 
-Software software_of(const Examination& found);
+Software parse_software(const HostFacts& found);
 
 /// The oldest driver with which programs for this CUDA ("12.8") run; 0: not known. By NVIDIA's "CUDA Compatibility",
 /// table of minor version compatibility.
-int oldest_driver(const std::string& cuda);
+int min_driver_for(const std::string& cuda);
 
 /// "4.1.4" in "mpirun (Open MPI) 4.1.4"; empty when there is none.
-std::string version_in(const std::string& text);
+std::string find_version(const std::string& text);
 
 /// The findings about software of each host: result[i] of ward.hosts[i].
-std::vector<std::vector<Finding>> diagnose_software(const Ward& ward);
+std::vector<std::vector<Finding>> diagnose_software(const DoctorFacts& doctor_facts);
 
 }  // namespace lockstep::launcher

@@ -17,22 +17,22 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kIsAsked = 2s;  // whether it is silent, or this process has slept as well
-constexpr auto kOverslept = 1s;
-constexpr auto kEnds = 5s;    // after its last frame
-constexpr auto kKilled = 1s;  // unless it hangs in the kernel
+constexpr auto kSecondSilence = 2s;  // whether it is silent, or this process has slept as well
+constexpr auto kSuspendThreshold = 1s;
+constexpr auto kExitTimeout = 5s;  // after its last frame
+constexpr auto kKillTimeout = 1s;  // unless it hangs in the kernel
 
 }  // namespace
 
-AgentLink::AgentLink(std::string host, std::string way, AgentProcess process, std::chrono::milliseconds silence)
-    : host_(std::move(host)), way_(std::move(way)), process_(std::move(process)), silence_(silence) {
+AgentLink::AgentLink(std::string host, std::string way, AgentProcess process, std::chrono::milliseconds max_silence)
+    : host_(std::move(host)), via_(std::move(way)), process_(std::move(process)), max_silence_(max_silence) {
   base::set_nonblocking(process_.to.get());
   base::set_nonblocking(process_.from.get());
-  speaks_by_ = next_word();
+  message_due_ = next_message_due();
 }
 
-Deadline AgentLink::next_word() const {
-  return silence_ > 0ms ? Deadline::in(silence_) : Deadline::never();  // bounded: as the user wants it
+Deadline AgentLink::next_message_due() const {
+  return max_silence_ > 0ms ? Deadline::in(max_silence_) : Deadline::never();  // bounded: as the user wants it
 }
 
 void AgentLink::send(const Frame& frame) {
@@ -49,20 +49,21 @@ void AgentLink::send(const Frame& frame) {
   }
 }
 
-void AgentLink::take(std::string_view bytes) {
-  if (!shipment_) return frames_.feed(bytes);
-  said_ += bytes;
-  shipment_->take(said_);
-  if (!shipment_->complete()) return;
-  frames_.feed(said_);
-  shipment_.reset();
+void AgentLink::feed(std::string_view bytes) {
+  if (!staging_) return frames_.feed(bytes);
+  script_output_ += bytes;
+  staging_->feed(script_output_);
+  if (!staging_->complete()) return;
+  frames_.feed(script_output_);
+  staging_.reset();
 }
 
-void AgentLink::ship_more() {
-  const std::string_view wanted = shipment_->wanted();
-  const ssize_t size = ::write(process_.to.get(), wanted.data(), std::min(wanted.size(), std::size_t{1} << 16));
+void AgentLink::continue_staging() {
+  const std::string_view pending_bytes = staging_->pending_bytes();
+  const ssize_t size =
+      ::write(process_.to.get(), pending_bytes.data(), std::min(pending_bytes.size(), std::size_t{1} << 16));
   if (size > 0)
-    shipment_->written(static_cast<std::size_t>(size));
+    staging_->written(static_cast<std::size_t>(size));
   else if (errno != EAGAIN && errno != EINTR)
     process_.to.reset();  // it is gone
 }
@@ -73,34 +74,34 @@ std::vector<Frame> AgentLink::read() {
   const ssize_t size = ::read(process_.from.get(), bytes, sizeof bytes);
   if (size < 0 && (errno == EAGAIN || errno == EINTR)) return frames;
   if (size > 0) {
-    take({bytes, static_cast<std::size_t>(size)});
-    speaks_by_ = next_word();
-    is_asked_ = false;
+    feed({bytes, static_cast<std::size_t>(size)});
+    message_due_ = next_message_due();
+    is_second_silence_ = false;
   }
   while (auto frame = frames_.next()) frames.push_back(std::move(*frame));
   if (size <= 0) process_.from.reset();
   return frames;
 }
 
-bool AgentLink::look_at_clock() {
-  if (ends_by_.expired()) {
+bool AgentLink::check_timeouts() {
+  if (exit_due_.expired()) {
     ::kill(process_.pid, SIGKILL);
-    ends_by_ = Deadline::never();
+    exit_due_ = Deadline::never();
   }
-  if (!speaks_by_.expired()) return false;
+  if (!message_due_.expired()) return false;
   // All may have stood still, as when a machine is suspended: it has time to speak when this process has not slept in
   // between.
-  const bool we_slept = Deadline::Clock::now() - speaks_by_.when() > kOverslept;
-  speaks_by_ = Deadline::in(kIsAsked);
-  if (we_slept || !std::exchange(is_asked_, true)) return false;
-  speaks_by_ = Deadline::never();  // bounded: it is killed
+  const bool we_slept = Deadline::Clock::now() - message_due_.when() > kSuspendThreshold;
+  message_due_ = Deadline::in(kSecondSilence);
+  if (we_slept || !std::exchange(is_second_silence_, true)) return false;
+  message_due_ = Deadline::never();  // bounded: it is killed
   ::kill(process_.pid, SIGKILL);
   return true;
 }
 
-bool AgentLink::tether_is_cut() {
-  const int error = base::dial_error(tether_.get());
-  tether_.reset();
+bool AgentLink::close_liveness_fd() {
+  const int error = base::connect_error(liveness_fd_.get());
+  liveness_fd_.reset();
   return base::is_unreachable(error);
 }
 
@@ -117,16 +118,16 @@ void AgentLink::kill() {
   ::kill(process_.pid, SIGKILL);
 }
 
-RankEnd AgentLink::reap() {
+RankExit AgentLink::reap() {
   int status = 0;
   bool killed = false;
-  Deadline deadline = Deadline::in(kEnds);
+  Deadline deadline = Deadline::in(kExitTimeout);
   process_.to.reset();
   while (::waitpid(process_.pid, &status, WNOHANG) == 0) {
     if (deadline.expired() && std::exchange(killed, true)) return {.pid = process_.pid, .signal = SIGKILL};
     if (deadline.expired()) {
       ::kill(process_.pid, SIGKILL);
-      deadline = Deadline::in(kKilled);
+      deadline = Deadline::in(kKillTimeout);
     }
     ::poll(nullptr, 0, 1);
   }

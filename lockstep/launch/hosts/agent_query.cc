@@ -6,13 +6,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/launch/hosts/agent_link.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
 #include "lockstep/launch/hosts/start_agents.h"
+#include "lockstep/launch/protocol/connectivity_probe.h"
 
 namespace lockstep::launcher {
 
 /// True when it needs not be waited for any more.
-bool Inquiry::hear(std::size_t i, FrameKind answer, const Take& take) {
+bool AgentQuery::read_reply(std::size_t i, FrameKind answer, const OnReply& take) {
   AgentLink& agent = agents_[i];
   std::string why;
   try {
@@ -27,29 +27,29 @@ bool Inquiry::hear(std::size_t i, FrameKind answer, const Take& take) {
   if (why.empty() && agent.descriptor() >= 0) return false;
   if (why.empty())
     why = "its agent ended before it answered" + (agent.words().empty() ? "" : ": " + base::quoted(agent.words(), 512));
-  lose_(i, why);
+  on_lost_(i, why);
   return true;
 }
 
-void Inquiry::ask(const std::vector<std::size_t>& whom, FrameKind question, const Payload& payload, FrameKind answer,
-                  std::chrono::seconds limit, const Take& take) {
+void AgentQuery::ask(const std::vector<std::size_t>& whom, FrameKind question, const MakePayload& payload,
+                     FrameKind answer, std::chrono::seconds limit, const OnReply& take) {
   for (const std::size_t i : whom) agents_[i].send({question, -1, payload(i)});
   std::vector<std::size_t> missing = whom;
   for (const base::Deadline deadline = base::Deadline::in(limit); !missing.empty() && !deadline.expired();) {
     std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
     for (const std::size_t i : missing) entries.push_back({agents_[i].descriptor(), POLLIN, 0});
-    const std::vector<pollfd> crossing = crossing_.entries();
-    entries.insert(entries.end(), crossing.begin(), crossing.end());
+    const std::vector<pollfd> connectivity = connectivity_.entries();
+    entries.insert(entries.end(), connectivity.begin(), connectivity.end());
     ::poll(entries.data(), entries.size(), deadline.poll_ms());
-    if (entries[0].revents) heed_a_person(signals_);
-    crossing_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(missing.size()), entries.end()});
+    if (entries[0].revents) check_interrupted(signals_);
+    connectivity_.handle({entries.begin() + 1 + static_cast<std::ptrdiff_t>(missing.size()), entries.end()});
     std::vector<std::size_t> left;
     for (std::size_t k = 0; k < missing.size(); ++k)
-      if (!entries[k + 1].revents || !hear(missing[k], answer, take)) left.push_back(missing[k]);
+      if (!entries[k + 1].revents || !read_reply(missing[k], answer, take)) left.push_back(missing[k]);
     missing = std::move(left);
   }
   for (const std::size_t i : missing)
-    lose_(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
+    on_lost_(i, "its agent did not answer within " + std::to_string(limit.count()) + " s");
 }
 
 }  // namespace lockstep::launcher

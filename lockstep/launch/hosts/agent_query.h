@@ -11,32 +11,32 @@
 namespace lockstep::launcher {
 
 class AgentLink;
-class Crossing;
+class ConnectivityProbe;
 
-class Inquiry {
+class AgentQuery {
  public:
-  using Payload = std::function<std::string(std::size_t agent)>;
-  using Take = std::function<void(std::size_t agent, const std::string& payload)>;
+  using MakePayload = std::function<std::string(std::size_t agent)>;
+  using OnReply = std::function<void(std::size_t agent, const std::string& payload)>;
   /// Told of an agent that gives no answer, and why: words that follow its name. When it throws, the question ends.
-  using Lose = std::function<void(std::size_t agent, const std::string& why)>;
+  using OnLost = std::function<void(std::size_t agent, const std::string& why)>;
 
   /// While it waits it serves `crossing`, and heeds a person (Error kInterrupted, `signals` as for gather()). All of
   /// these must outlive it.
-  Inquiry(std::vector<AgentLink>& agents, Crossing& crossing, int signals, Lose lose)
-      : agents_(agents), crossing_(crossing), signals_(signals), lose_(std::move(lose)) {}
+  AgentQuery(std::vector<AgentLink>& agents, ConnectivityProbe& connectivity, int signals, OnLost lose)
+      : agents_(agents), connectivity_(connectivity), signals_(signals), on_lost_(std::move(lose)) {}
 
   /// Sends `question` to agents `whom` and returns when each has answered by a frame of kind `answer`, or is lost. What
   /// `take` throws as Error loses its agent, too.
-  void ask(const std::vector<std::size_t>& whom, FrameKind question, const Payload& payload, FrameKind answer,
-           std::chrono::seconds limit, const Take& take);
+  void ask(const std::vector<std::size_t>& whom, FrameKind question, const MakePayload& payload, FrameKind answer,
+           std::chrono::seconds limit, const OnReply& take);
 
  private:
-  bool hear(std::size_t agent, FrameKind answer, const Take& take);
+  bool read_reply(std::size_t agent, FrameKind answer, const OnReply& take);
 
   std::vector<AgentLink>& agents_;
-  Crossing& crossing_;
+  ConnectivityProbe& connectivity_;
   int signals_;
-  Lose lose_;
+  OnLost on_lost_;
 };
 
 }  // namespace lockstep::launcher

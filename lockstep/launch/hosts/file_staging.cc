@@ -17,7 +17,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kMost = std::size_t{1} << 30;
+constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 
 bool is_plain(const std::string& name) {
   return !name.empty() && name.size() <= 100 && name[0] != '.' && name[0] != '-' &&
@@ -27,7 +27,7 @@ bool is_plain(const std::string& name) {
 
 }  // namespace
 
-Cargo cargo_of(const std::string& path) {
+StagedFile read_staged_file(const std::string& path) {
   const auto refuse = [&](const std::string& why) {
     throw base::UsageError("--ship: " + base::quoted(path, 256) + ": " + why);
   };
@@ -36,8 +36,8 @@ Cargo cargo_of(const std::string& path) {
   if (!fd || ::fstat(fd.get(), &info) != 0) refuse(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) refuse("not a file");
   const auto size = static_cast<std::size_t>(info.st_size);
-  if (size > kMost) refuse(std::to_string(size) + " bytes; allowed are " + std::to_string(kMost));
-  Cargo cargo;
+  if (size > kMaxFileBytes) refuse(std::to_string(size) + " bytes; allowed are " + std::to_string(kMaxFileBytes));
+  StagedFile cargo;
   cargo.content.resize(size);
   for (std::size_t have = 0; have < size;) {
     const ssize_t got = ::read(fd.get(), cargo.content.data() + have, size - have);
@@ -49,28 +49,28 @@ Cargo cargo_of(const std::string& path) {
   cargo.name = is_plain(name) ? name : "program";
   base::ContentHash hash;
   hash.add(cargo.content);
-  cargo.hash = hash.digits();
+  cargo.hash = hash.hex_digest();
   return cargo;
 }
 
-std::string shipping_script(const std::vector<Cargo>& cargo, const std::vector<std::string>& agent_words) {
+std::string staging_script(const std::vector<StagedFile>& cargo, const std::vector<std::string>& agent_arguments) {
   // Two that come at once each write a file of their own, and either name is as good.
   std::string script =
       "m=$(umask); umask 077; c=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep; "
       "put() { f=$c/$1/$2; if [ -x \"$f\" ]; then echo y; return; fi; "
       "mkdir -p \"$c/$1\" && t=$(mktemp \"$c/$1/.XXXXXX\") && echo n && head -c $3 >\"$t\" && [ $(wc -c <\"$t\") -eq "
       "$3 ] && chmod 700 \"$t\" && mv -f \"$t\" \"$f\" || { rm -f \"$t\"; exit 125; }; }; ";
-  for (const Cargo& one : cargo)
+  for (const StagedFile& one : cargo)
     script += "put " + one.hash + " " + one.name + " " + std::to_string(one.content.size()) + "; ";
   script += "umask $m; exec \"$c/" + cargo.front().hash + "/" + cargo.front().name + "\"";
-  for (const std::string& word : agent_words) script += " " + word;
+  for (const std::string& word : agent_arguments) script += " " + word;
   if (cargo.size() > 1) script += " --shipped \"$c/" + cargo[1].hash + "/" + cargo[1].name + "\"";
   return script;
 }
 
-void Shipment::take(std::string& bytes) {
-  while (next_ < cargo_->size() && bytes.size() >= 2) {
-    if ((bytes[0] != 'y' && bytes[0] != 'n') || bytes[1] != '\n' || !wanted().empty())
+void FileStaging::consume(std::string& bytes) {
+  while (next_ < files_->size() && bytes.size() >= 2) {
+    if ((bytes[0] != 'y' && bytes[0] != 'n') || bytes[1] != '\n' || !pending_bytes().empty())
       throw base::Error(base::Cause::kProtocol, "it does not say what it lacks but " + base::quoted(bytes, 80));
     sending_ = bytes[0] == 'n';
     sent_ = 0;
@@ -79,8 +79,8 @@ void Shipment::take(std::string& bytes) {
   }
 }
 
-std::string_view Shipment::wanted() const {
-  return sending_ ? std::string_view((*cargo_)[next_ - 1].content).substr(sent_) : std::string_view();
+std::string_view FileStaging::pending_bytes() const {
+  return sending_ ? std::string_view((*files_)[next_ - 1].content).substr(sent_) : std::string_view();
 }
 
 }  // namespace lockstep::launcher

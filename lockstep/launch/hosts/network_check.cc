@@ -1,24 +1,23 @@
-#include "lockstep/launch/protocol/network_messages.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/launch/hosts/agent_link.h"
-#include "lockstep/launch/protocol/connectivity_probe.h"
-#include "lockstep/launch/hosts/agent_query.h"
 #include "lockstep/launch/cli/interface_filter.h"
+#include "lockstep/launch/hosts/agent_link.h"
+#include "lockstep/launch/hosts/agent_query.h"
+#include "lockstep/launch/protocol/connectivity_probe.h"
+#include "lockstep/launch/protocol/network_messages.h"
 
 namespace lockstep::launcher {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kLauncher = -1;       // its number in a Crossing
-constexpr auto kAgentsAnswer = 7s;  // they give a connection 5
-constexpr const char* kFirewall =
+constexpr int kLauncher = -1;       // its number in a ConnectivityProbe
+constexpr auto kReplyTimeout = 7s;  // they give a connection 5
+constexpr const char* kFirewallHint =
     "does a firewall forbid it? --interface NAME, or a network such as 10.0.0.0/8, says which addresses are meant";
 
 std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
@@ -28,42 +27,47 @@ std::string text_of(const std::vector<base::InterfaceAddress>& addresses) {
   return text;
 }
 
-class Meeter {
+class NetworkChecker {
  public:
-  Meeter(std::vector<AgentLink>& agents, int signals)
+  NetworkChecker(std::vector<AgentLink>& agents, int signals)
       : agents_(agents),
-        crossing_(kLauncher, token_),
-        inquiry_(agents, crossing_, signals, [&](std::size_t i, const std::string& why) {
-          throw NotMet("host " + base::quoted(agents_[i].host(), 253) + ": " + why, "", {i});
+        connectivity_(kLauncher, token_),
+        query_(agents, connectivity_, signals, [&](std::size_t i, const std::string& why) {
+          throw Unreachable("host " + base::quoted(agents_[i].host(), 253) + ": " + why, "", {i});
         }) {}
 
-  Meeting run(const std::vector<std::string>& interfaces, const std::string& own);
+  NetworkPlan run(const std::vector<std::string>& interfaces, const std::string& own);
 
  private:
-  void ask_all(FrameKind question, const Inquiry::Payload& payload, FrameKind answer, const Inquiry::Take& take);
-  int way_of_all(const std::vector<MeetReply>& replies, const std::vector<base::InterfaceAddress>& own) const;
-  void check(const std::vector<std::vector<ProbeFailure>>& failures, const Meeting& meeting) const;
+  void ask_all(FrameKind question, const AgentQuery::MakePayload& payload, FrameKind answer,
+               const AgentQuery::OnReply& take);
+  int common_address(const std::vector<RouteReply>& replies, const std::vector<base::InterfaceAddress>& own) const;
+  void check(const std::vector<std::vector<ProbeFailure>>& failures, const NetworkPlan& network) const;
 
   std::vector<AgentLink>& agents_;
-  std::string token_ = Crossing::new_token();
-  Crossing crossing_;
-  Inquiry inquiry_;
+  std::string token_ = ConnectivityProbe::make_token();
+  ConnectivityProbe connectivity_;
+  AgentQuery query_;
 };
 
-void Meeter::ask_all(FrameKind question, const Inquiry::Payload& payload, FrameKind answer, const Inquiry::Take& take) {
+void NetworkChecker::ask_all(FrameKind question, const AgentQuery::MakePayload& payload, FrameKind answer,
+                             const AgentQuery::OnReply& take) {
   std::vector<std::size_t> all(agents_.size());
   std::iota(all.begin(), all.end(), 0);
-  inquiry_.ask(all, question, payload, answer, kAgentsAnswer, take);
+  query_.ask(all, question, payload, answer, kReplyTimeout, take);
 }
 
 /// The first of our addresses that all hosts reach.
-int Meeter::way_of_all(const std::vector<MeetReply>& replies, const std::vector<base::InterfaceAddress>& own) const {
-  const auto leads = [](const MeetReply& reply, int way) {
-    return std::any_of(reply.doors.begin(), reply.doors.end(), [&](const Door& door) { return door.launcher == way; });
+int NetworkChecker::common_address(const std::vector<RouteReply>& replies,
+                                   const std::vector<base::InterfaceAddress>& own) const {
+  const auto reaches = [](const RouteReply& reply, int address_index) {
+    return std::any_of(reply.routes.begin(), reply.routes.end(),
+                       [&](const Route& route) { return route.launcher == address_index; });
   };
-  for (int way = 0; way < static_cast<int>(own.size()); ++way)
-    if (std::all_of(replies.begin(), replies.end(), [&](const MeetReply& reply) { return leads(reply, way); }))
-      return way;
+  for (int address_index = 0; address_index < static_cast<int>(own.size()); ++address_index)
+    if (std::all_of(replies.begin(), replies.end(),
+                    [&](const RouteReply& reply) { return reaches(reply, address_index); }))
+      return address_index;
   std::string first;
   std::vector<std::size_t> lost;
   for (std::size_t i = 0; i < replies.size(); ++i) {
@@ -74,14 +78,14 @@ int Meeter::way_of_all(const std::vector<MeetReply>& replies, const std::vector<
     std::fprintf(stderr, "lockstep: %s\n", line.c_str());
     if (first.empty()) first = line;
   }
-  throw NotMet(first.empty() ? "no address of this host is reached by all hosts: " + text_of(own) : first, kFirewall,
-               std::move(lost));
+  throw Unreachable(first.empty() ? "no address of this host is reached by all hosts: " + text_of(own) : first,
+                    kFirewallHint, std::move(lost));
 }
 
-void Meeter::check(const std::vector<std::vector<ProbeFailure>>& failures, const Meeting& meeting) const {
+void NetworkChecker::check(const std::vector<std::vector<ProbeFailure>>& failures, const NetworkPlan& network) const {
   const auto name = [&](std::size_t node) {
-    return base::quoted(agents_[node].host(), 253) + " (" + meeting.doors[node].address.host + ", " +
-           meeting.doors[node].interface + ")";
+    return base::quoted(agents_[node].host(), 253) + " (" + network.routes[node].address.host + ", " +
+           network.routes[node].interface + ")";
   };
   std::string first;
   int count = 0;
@@ -94,43 +98,44 @@ void Meeter::check(const std::vector<std::vector<ProbeFailure>>& failures, const
       if (first.empty()) first = line;
     }
   if (count > 0)
-    throw NotMet(first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""), kFirewall,
-                 who_is_in_the_way(failures));
+    throw Unreachable(first + (count > 1 ? ", and " + std::to_string(count - 1) + " more" : ""), kFirewallHint,
+                      blocking_hosts(failures));
 }
 
-Meeting Meeter::run(const std::vector<std::string>& interfaces, const std::string& own) {
+NetworkPlan NetworkChecker::run(const std::vector<std::string>& interfaces, const std::string& own) {
   const std::vector<base::InterfaceAddress> addresses = launcher_addresses(own);
-  std::vector<base::Address> listening;
-  for (const base::InterfaceAddress& one : addresses) listening.push_back(crossing_.listen(one.address));
-  std::vector<MeetReply> replies(agents_.size());
+  std::vector<base::Address> listen_addresses;
+  for (const base::InterfaceAddress& one : addresses) listen_addresses.push_back(connectivity_.listen(one.address));
+  std::vector<RouteReply> replies(agents_.size());
   const auto order = [&](std::size_t i) {
-    return encode_meet({static_cast<int>(i), token_, interfaces[i], listening});
+    return encode_route_request({static_cast<int>(i), token_, interfaces[i], listen_addresses});
   };
-  ask_all(FrameKind::kMeet, order, FrameKind::kMet,
-          [&](std::size_t i, const std::string& payload) { replies[i] = decode_met(payload); });
-  const int way = way_of_all(replies, addresses);
+  ask_all(FrameKind::kRouteRequest, order, FrameKind::kRouteReply,
+          [&](std::size_t i, const std::string& payload) { replies[i] = decode_route_reply(payload); });
+  const int address_index = common_address(replies, addresses);
 
-  Meeting meeting{.launcher = addresses[static_cast<std::size_t>(way)].address, .doors = {}, .tethers = {}};
-  ProbeOrder probe{.launcher = way, .peers = {}};
-  for (const MeetReply& reply : replies) {
-    meeting.doors.push_back(
-        *std::find_if(reply.doors.begin(), reply.doors.end(), [&](const Door& door) { return door.launcher == way; }));
-    probe.peers.push_back(meeting.doors.back().address);
+  NetworkPlan network{
+      .launcher = addresses[static_cast<std::size_t>(address_index)].address, .routes = {}, .liveness_fds = {}};
+  ProbeRequest probe{.launcher = address_index, .peers = {}};
+  for (const RouteReply& reply : replies) {
+    network.routes.push_back(*std::find_if(reply.routes.begin(), reply.routes.end(),
+                                           [&](const Route& route) { return route.launcher == address_index; }));
+    probe.peers.push_back(network.routes.back().address);
   }
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    meeting.tethers.push_back(
-        crossing_.take_caller(static_cast<int>(i), static_cast<std::size_t>(way), meeting.doors[i].dial));
+    network.liveness_fds.push_back(connectivity_.take_incoming(
+        static_cast<int>(i), static_cast<std::size_t>(address_index), network.routes[i].connection));
   std::vector<std::vector<ProbeFailure>> failures(agents_.size());
   ask_all(
-      FrameKind::kProbe, [&](std::size_t) { return encode_probe(probe); }, FrameKind::kProbed,
-      [&](std::size_t i, const std::string& payload) { failures[i] = decode_probed(payload); });
-  check(failures, meeting);
-  return meeting;
+      FrameKind::kProbeRequest, [&](std::size_t) { return encode_probe_request(probe); }, FrameKind::kProbeReply,
+      [&](std::size_t i, const std::string& payload) { failures[i] = decode_probe_failures(payload); });
+  check(failures, network);
+  return network;
 }
 
 }  // namespace
 
-std::vector<std::size_t> who_is_in_the_way(const std::vector<std::vector<ProbeFailure>>& failures) {
+std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures) {
   std::vector<std::pair<std::size_t, std::size_t>> pairs;
   for (std::size_t from = 0; from < failures.size(); ++from)
     for (const ProbeFailure& failure : failures[from])
@@ -162,16 +167,16 @@ std::vector<base::InterfaceAddress> launcher_addresses(const std::string& own) {
                       "this host has no address but those of its loopback, so no other host can reach it",
                       "is its network up?");
   if (own.empty()) return all;
-  const InterfaceChoice choice = parse_interface_choice("--interface", own);
+  const InterfaceFilter filter = parse_interface_filter("--interface", own);
   std::vector<base::InterfaceAddress> chosen;
   for (const base::InterfaceAddress& one : all)
-    if (allows(choice, one.interface, one.address)) chosen.push_back(one);
+    if (allows(filter, one.interface, one.address)) chosen.push_back(one);
   return chosen.empty() ? all : chosen;
 }
 
-Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own,
-             int signals) {
-  return Meeter(agents, signals).run(interfaces, own);
+NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
+                          const std::string& own, int signals) {
+  return NetworkChecker(agents, signals).run(interfaces, own);
 }
 
 }  // namespace lockstep::launcher

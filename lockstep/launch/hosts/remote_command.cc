@@ -13,12 +13,12 @@ constexpr int kNotExecutable = 126;  // a shell's codes
 constexpr int kNotFound = 127;
 
 /// What ssh or the loader say, and what it means; the first that fits.
-struct Meaning {
+struct SshErrorMeaning {
   const char* words;
   const char* meaning;
   const char* hint;
 };
-constexpr Meaning kMeanings[] = {
+constexpr SshErrorMeaning kMeanings[] = {
     {"Could not resolve hostname", "unknown host", "is it in DNS, /etc/hosts or ~/.ssh/config?"},
     {"Connection refused", "refused: nobody listens there",
      "is sshd running there, on this port? port= in a host file names another"},
@@ -47,7 +47,7 @@ constexpr Meaning kMeanings[] = {
 
 }  // namespace
 
-Environment environment_for_srun(Environment environment) {
+Environment srun_environment(Environment environment) {
   std::erase_if(environment, [](const std::string& variable) {
     const std::string name = variable.substr(0, variable.find('='));
     return name == "SLURM_LABELIO" || name == "SLURM_STDINMODE" || name == "SLURM_STDOUTMODE" ||
@@ -56,13 +56,14 @@ Environment environment_for_srun(Environment environment) {
   return environment;
 }
 
-std::vector<std::string> agent_words(const Host& host, const std::string& attended) {
+std::vector<std::string> agent_arguments(const Host& host, const std::string& slurm_step) {
   std::vector<std::string> words = {"agent", "--guarded"};
-  if (host.step && !attended.empty()) words.insert(words.end(), {"--attended", attended});
+  if (host.step && !slurm_step.empty()) words.insert(words.end(), {"--attended", slurm_step});
   return words;
 }
 
-std::vector<std::string> ssh_words(const Host& host, std::chrono::seconds connect_timeout, const std::string& script) {
+std::vector<std::string> ssh_command(const Host& host, std::chrono::seconds connect_timeout,
+                                     const std::string& script) {
   const std::string& path = host.remote_path;
   const auto plain = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
@@ -82,13 +83,13 @@ std::vector<std::string> ssh_words(const Host& host, std::chrono::seconds connec
                                     "-o",  "EscapeChar=none",
                                     "-o",  "LogLevel=ERROR"};
   if (host.port != 0) words.insert(words.end(), {"-p", std::to_string(host.port)});
-  words.insert(words.end(), {"--", destination_of(host),
+  words.insert(words.end(), {"--", ssh_destination(host),
                              script.empty() ? "exec " + path + " agent --guarded" : "exec sh -c '" + script + "'"});
   return words;
 }
 
-std::vector<std::string> srun_words(const Host& host, const std::vector<std::string>& agent,
-                                    const std::string& script) {
+std::vector<std::string> srun_command(const Host& host, const std::vector<std::string>& agent,
+                                      const std::string& script) {
   // --mem=0 is all that the job has there; --overlap takes no part of it from others; what the job says of its own
   // steps is not meant for this one.
   std::vector<std::string> words = {
@@ -104,7 +105,7 @@ std::vector<std::string> srun_words(const Host& host, const std::vector<std::str
   return words;
 }
 
-base::UsageError start_error(const Host& host, int code, const std::string& text) {
+base::UsageError agent_start_error(const Host& host, int code, const std::string& text) {
   const std::string name = "host " + base::quoted(host.name, 253) + ": ";
   if (code == kNotFound && text.find("shared librar") == std::string::npos)
     return base::UsageError(name + "there is no program " + base::quoted(host.remote_path, 256),
@@ -112,7 +113,7 @@ base::UsageError start_error(const Host& host, int code, const std::string& text
   if (code == kNotExecutable)
     return base::UsageError(name + base::quoted(host.remote_path, 256) + " cannot be executed there",
                             "was it built for that machine?");
-  for (const Meaning& one : kMeanings)
+  for (const SshErrorMeaning& one : kMeanings)
     if (text.find(one.words) != std::string::npos)
       return base::UsageError(name + one.meaning + ": " + base::quoted(text, 512), one.hint);
   return base::UsageError(

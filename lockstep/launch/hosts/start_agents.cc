@@ -14,8 +14,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/job/join.h"
-#include "lockstep/launch/process/program.h"
 #include "lockstep/launch/hosts/remote_command.h"
+#include "lockstep/launch/process/program.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -23,89 +23,90 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentStarts = 10s;  // after its host was reached
-constexpr auto kEachHost = 100ms;   // of this host's own work, which all share: 64 ssh clients took 6 s of two cores
+constexpr auto kAgentStartTimeout = 10s;  // after its host was reached
+constexpr auto kPerHostAllowance =
+    100ms;  // of this host's own work, which all share: 64 ssh clients took 6 s of two cores
 
-AgentLink start_here(const Host& host, std::chrono::milliseconds silence, std::uint64_t max_files) {
+AgentLink start_local_agent(const Host& host, std::chrono::milliseconds max_silence, std::uint64_t max_files) {
   return {host.name.empty() ? base::host_name() : host.name, "",
-          spawn_agent("/proc/self/exe", {"lockstep", "agent"}, own_environment(), false, max_files), silence};
+          spawn_agent("/proc/self/exe", {"lockstep", "agent"}, current_environment(), false, max_files), max_silence};
 }
 
-AgentLink start_agent(const Host& host, const HostOptions& options, const Cargoes& cargo,
-                      std::chrono::milliseconds silence, std::uint64_t max_files) {
+AgentLink start_remote_agent(const Host& host, const HostOptions& options, const StagedFiles& cargo,
+                             std::chrono::milliseconds max_silence, std::uint64_t max_files) {
   const std::string way = host.step ? "srun" : "ssh";
-  const std::vector<std::string> agent = agent_words(host, options.attended);
-  const std::string script = cargo ? shipping_script(*cargo, agent) : "";
+  const std::vector<std::string> agent = agent_arguments(host, options.slurm_step);
+  const std::string script = cargo ? staging_script(*cargo, agent) : "";
   const std::vector<std::string> words =
-      host.step ? srun_words(host, agent, script) : ssh_words(host, options.connect_timeout, script);
-  const std::string path = find_program(way, base::Env::process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
+      host.step ? srun_command(host, agent, script) : ssh_command(host, options.connect_timeout, script);
+  const std::string path = find_program(way, base::Env::this_process().path.value_or("/usr/local/bin:/usr/bin:/bin"));
   AgentLink link(host.name, way,
-                 spawn_agent(path, words, host.step ? environment_for_srun(own_environment()) : own_environment(), true,
-                             max_files),
-                 silence);
+                 spawn_agent(path, words, host.step ? srun_environment(current_environment()) : current_environment(),
+                             true, max_files),
+                 max_silence);
   if (cargo) link.ship(cargo);
   return link;
 }
 
 /// At a megabyte a second at least.
-std::chrono::seconds time_to_ship(const std::vector<Cargo>& cargo) {
+std::chrono::seconds staging_time(const std::vector<StagedFile>& cargo) {
   std::size_t bytes = 0;
-  for (const Cargo& one : cargo) bytes += one.content.size();
+  for (const StagedFile& one : cargo) bytes += one.content.size();
   return std::chrono::seconds(bytes >> 20);
 }
 
-class Gathering {
+class AgentStartup {
  public:
-  Gathering(std::vector<Host> hosts, std::vector<AgentLink> agents)
+  AgentStartup(std::vector<Host> hosts, std::vector<AgentLink> agents)
       : hosts_(std::move(hosts)),
         agents_(std::move(agents)),
-        sites_(agents_.size()),
+        infos_(agents_.size()),
         failed_(agents_.size()),
-        took_(agents_.size()) {}
+        startup_times_(agents_.size()) {}
 
   bool complete() const {
     for (std::size_t i = 0; i < agents_.size(); ++i)
-      if (!sites_[i] && !failed_[i]) return false;
+      if (!infos_[i] && !failed_[i]) return false;
     return true;
   }
-  void turn(Deadline deadline, int signals);
-  void give_up_waiting();
-  Gathered take();
+  void poll_once(Deadline deadline, int signals);
+  void fail_unanswered();
+  StartedAgents take_result();
 
  private:
-  void listen(std::size_t i);
-  void take_site(std::size_t i, const Frame& frame);
+  void read_agent(std::size_t i);
+  void take_host_info(std::size_t i, const Frame& frame);
   void fail(std::size_t i, base::UsageError error) { failed_[i] = std::move(error); }
 
   std::vector<Host> hosts_;
   std::vector<AgentLink> agents_;
-  std::vector<std::optional<Site>> sites_;
+  std::vector<std::optional<HostInfo>> infos_;
   std::vector<std::optional<base::UsageError>> failed_;
-  std::vector<std::chrono::milliseconds> took_;
+  std::vector<std::chrono::milliseconds> startup_times_;
   const Deadline::Clock::time_point begun_ = Deadline::Clock::now();
 };
 
-/// The agent's first frame, which must be its Site.
-void Gathering::take_site(std::size_t i, const Frame& frame) {
+/// The agent's first frame, which must be its HostInfo.
+void AgentStartup::take_host_info(std::size_t i, const Frame& frame) {
   const std::string host = "host " + base::quoted(hosts_[i].name, 253);
-  if (sites_[i] || frame.kind != FrameKind::kSite)
+  if (infos_[i] || frame.kind != FrameKind::kHostInfo)
     throw base::Error(base::Cause::kProtocol, "no word of what it finds there");
-  sites_[i] = decode_site(frame.payload);
-  took_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
-  if (sites_[i]->version != LOCKSTEP_VERSION)
-    fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(sites_[i]->version, 80) +
+  infos_[i] = decode_host_info(frame.payload);
+  startup_times_[i] = std::chrono::duration_cast<std::chrono::milliseconds>(Deadline::Clock::now() - begun_);
+  if (infos_[i]->version != LOCKSTEP_VERSION)
+    fail(i, base::UsageError(host + ": its lockstep is version " + base::quoted(infos_[i]->version, 80) +
                                  ", this one " + LOCKSTEP_VERSION,
                              "install the same version there"));
-  else if (sites_[i]->build != job::build_id(""))
-    fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(sites_[i]->build, 80) +
+  else if (infos_[i]->build != job::build_id(""))
+    fail(i, base::UsageError(host + ": its lockstep is another build (" + base::quoted(infos_[i]->build, 80) +
                                  ") than this one (" + job::build_id("") + ")",
                              "install the same one there, name it with --remote-path, or let --ship copy this one"));
 }
 
-void Gathering::listen(std::size_t i) {
+void AgentStartup::read_agent(std::size_t i) {
   AgentLink& agent = agents_[i];
   try {
-    for (const Frame& frame : agent.read()) take_site(i, frame);
+    for (const Frame& frame : agent.read()) take_host_info(i, frame);
   } catch (const base::Error& error) {
     return fail(
         i,
@@ -114,27 +115,27 @@ void Gathering::listen(std::size_t i) {
             "does a start file of the shell there, such as ~/.bashrc, print something? It must not when nobody looks"));
   }
   if (agent.descriptor() >= 0 || failed_[i]) return;
-  const RankEnd end = agent.reap();
-  if (is_here(hosts_[i])) return fail(i, base::UsageError("the agent " + to_text(end)));
-  fail(i, start_error(hosts_[i], end.exit_code(), agent.words()));
+  const RankExit end = agent.reap();
+  if (is_local_host(hosts_[i])) return fail(i, base::UsageError("the agent " + to_text(end)));
+  fail(i, agent_start_error(hosts_[i], end.exit_code(), agent.words()));
 }
 
-void Gathering::turn(Deadline deadline, int signals) {
+void AgentStartup::poll_once(Deadline deadline, int signals) {
   std::vector<pollfd> entries = {{signals, POLLIN, 0}};
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    entries.push_back({sites_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
-  for (const AgentLink& agent : agents_) entries.push_back({agent.ships_to(), POLLOUT, 0});
+    entries.push_back({infos_[i] || failed_[i] ? -1 : agents_[i].descriptor(), POLLIN, 0});
+  for (const AgentLink& agent : agents_) entries.push_back({agent.staging_fd(), POLLOUT, 0});
   ::poll(entries.data(), entries.size(), deadline.poll_ms());
-  if (entries[0].revents) heed_a_person(signals);
+  if (entries[0].revents) check_interrupted(signals);
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1 + agents_.size()].revents) agents_[i].ship_more();
+    if (entries[i + 1 + agents_.size()].revents) agents_[i].continue_staging();
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1].revents) listen(i);
+    if (entries[i + 1].revents) read_agent(i);
 }
 
-void Gathering::give_up_waiting() {
+void AgentStartup::fail_unanswered() {
   for (std::size_t i = 0; i < agents_.size(); ++i) {
-    if (sites_[i] || failed_[i]) continue;
+    if (infos_[i] || failed_[i]) continue;
     const std::string words = agents_[i].words();
     fail(i, base::UsageError("host " + base::quoted(hosts_[i].name, 253) + ": no answer" +
                                  (words.empty() ? "" : ": " + base::quoted(words, 512)),
@@ -143,26 +144,26 @@ void Gathering::give_up_waiting() {
   }
 }
 
-Gathered Gathering::take() {
-  Gathered all{.hosts = std::move(hosts_),
-               .agents = std::move(agents_),
-               .sites = {},
-               .failed = std::move(failed_),
-               .took = std::move(took_)};
-  for (auto& site : sites_) all.sites.push_back(site ? std::move(*site) : Site());
+StartedAgents AgentStartup::take_result() {
+  StartedAgents all{.hosts = std::move(hosts_),
+                    .agents = std::move(agents_),
+                    .infos = {},
+                    .failed = std::move(failed_),
+                    .took = std::move(startup_times_)};
+  for (auto& info : infos_) all.infos.push_back(info ? std::move(*info) : HostInfo());
   return all;
 }
 
 }  // namespace
 
-bool is_here(const Host& host) {
+bool is_local_host(const Host& host) {
   if (host.step) return host.here;
   return host.user.empty() && host.port == 0 &&
          (host.name.empty() || host.name == "localhost" || host.name == base::host_name());
 }
 
-void heed_a_person(int signals) {
-  while (const auto signal = next_signal(signals))
+void check_interrupted(int signals) {
+  while (const auto signal = read_signal(signals))
     if (*signal == SIGINT || *signal == SIGTERM || *signal == SIGHUP)
       throw base::Error(base::Cause::kInterrupted,
                         "stopped by " + std::string(*signal == SIGINT ? "Ctrl-C (SIGINT)" : signal_name(*signal)) +
@@ -172,82 +173,82 @@ void heed_a_person(int signals) {
                         "start the same command again");
 }
 
-void end_all(std::vector<AgentLink>& agents) {
+void kill_agents(std::vector<AgentLink>& agents) {
   for (AgentLink& agent : agents) agent.kill();
   for (AgentLink& agent : agents) agent.reap();
 }
 
-void find_twins(Gathered& gathered) {
-  for (std::size_t i = 0; i < gathered.sites.size(); ++i)
-    for (std::size_t j = i + 1; j < gathered.sites.size(); ++j)
-      if (!gathered.failed[i] && !gathered.failed[j] && !gathered.hosts[i].step && !gathered.hosts[j].step &&
-          gathered.sites[i].machine == gathered.sites[j].machine)
-        gathered.failed[j] = base::UsageError(
-            "host " + base::quoted(gathered.hosts[j].name, 253) + ": it is the same machine as " +
-                base::quoted(gathered.hosts[i].name, 253),
+void mark_duplicate_hosts(StartedAgents& started) {
+  for (std::size_t i = 0; i < started.infos.size(); ++i)
+    for (std::size_t j = i + 1; j < started.infos.size(); ++j)
+      if (!started.failed[i] && !started.failed[j] && !started.hosts[i].step && !started.hosts[j].step &&
+          started.infos[i].machine == started.infos[j].machine)
+        started.failed[j] = base::UsageError(
+            "host " + base::quoted(started.hosts[j].name, 253) + ": it is the same machine as " +
+                base::quoted(started.hosts[i].name, 253),
             "name it once, with all its slots; containers that are to count as hosts differ by LOCKSTEP_HOST_ID");
 }
 
 namespace {
 
-void take_out_failed(Gathered& gathered) {
-  Gathered left;
+void remove_failed(StartedAgents& started) {
+  StartedAgents left;
   std::vector<AgentLink> failed;
-  for (std::size_t i = 0; i < gathered.agents.size(); ++i) {
-    if (gathered.failed[i]) {
-      failed.push_back(std::move(gathered.agents[i]));
+  for (std::size_t i = 0; i < started.agents.size(); ++i) {
+    if (started.failed[i]) {
+      failed.push_back(std::move(started.agents[i]));
       continue;
     }
-    left.hosts.push_back(std::move(gathered.hosts[i]));
-    left.agents.push_back(std::move(gathered.agents[i]));
-    left.sites.push_back(std::move(gathered.sites[i]));
+    left.hosts.push_back(std::move(started.hosts[i]));
+    left.agents.push_back(std::move(started.agents[i]));
+    left.infos.push_back(std::move(started.infos[i]));
     left.failed.emplace_back();
-    left.took.push_back(gathered.took[i]);
+    left.took.push_back(started.took[i]);
   }
-  end_all(failed);
-  gathered = std::move(left);
+  kill_agents(failed);
+  started = std::move(left);
 }
 
 }  // namespace
 
 /// A line each, so that one among many is seen; the first is what ends us.
-void need(Gathered& gathered, std::size_t least) {
-  const auto count = static_cast<std::size_t>(std::count_if(gathered.failed.begin(), gathered.failed.end(),
-                                                            [](const auto& error) { return error.has_value(); }));
+void require_hosts(StartedAgents& started, std::size_t least) {
+  const auto count = static_cast<std::size_t>(
+      std::count_if(started.failed.begin(), started.failed.end(), [](const auto& error) { return error.has_value(); }));
   if (count == 0) return;
-  const bool enough = gathered.agents.size() - count >= least;
+  const bool enough = started.agents.size() - count >= least;
   std::optional<base::UsageError> first;
-  for (const auto& failed : gathered.failed) {
+  for (const auto& failed : started.failed) {
     if (!failed) continue;
     if (enough || count > 1)
       std::fprintf(stderr, "lockstep: %s%s%s\n", failed->what(), failed->hint().empty() ? "" : "; ",
                    failed->hint().c_str());
     if (!first) first = failed;
   }
-  if (enough) return take_out_failed(gathered);
-  end_all(gathered.agents);
+  if (enough) return remove_failed(started);
+  kill_agents(started.agents);
   if (count == 1) throw *first;
-  throw base::UsageError(std::to_string(count) + " of " + std::to_string(gathered.agents.size()) +
+  throw base::UsageError(std::to_string(count) + " of " + std::to_string(started.agents.size()) +
                              " hosts cannot be used; the first: " + first->what(),
                          first->hint());
 }
 
-Gathered gather(const HostOptions& options, const Cargoes& cargo, std::chrono::milliseconds silence,
-                std::uint64_t max_files, int signals) {
-  const std::string own = own_path();
+StartedAgents start_agents(const HostOptions& options, const StagedFiles& cargo, std::chrono::milliseconds max_silence,
+                           std::uint64_t max_files, int signals) {
+  const std::string own = executable_path();
   std::vector<Host> hosts = options.hosts.empty() ? std::vector<Host>{{}} : options.hosts;
   for (Host& host : hosts)
     if (host.remote_path.empty()) host.remote_path = options.remote_path.empty() ? own : options.remote_path;
   std::vector<AgentLink> agents;
   for (const Host& host : hosts)
-    agents.push_back(is_here(host) ? start_here(host, silence, max_files)
-                                   : start_agent(host, options, cargo, silence, max_files));
-  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStarts + agents.size() * kEachHost +
-                                         (cargo ? time_to_ship(*cargo) : 0s));
-  Gathering gathering(std::move(hosts), std::move(agents));
-  while (!gathering.complete() && !deadline.expired()) gathering.turn(deadline, signals);
-  gathering.give_up_waiting();
-  return gathering.take();
+    agents.push_back(is_local_host(host) ? start_local_agent(host, max_silence, max_files)
+                                         : start_remote_agent(host, options, cargo, max_silence, max_files));
+  const Deadline deadline = Deadline::in(options.connect_timeout + kAgentStartTimeout +
+                                         agents.size() * kPerHostAllowance + (cargo ? staging_time(*cargo) : 0s));
+  AgentStartup startup(std::move(hosts), std::move(agents));
+  while (!startup.complete() && !deadline.expired()) startup.poll_once(deadline, signals);
+  startup.fail_unanswered();
+  return startup.take_result();
 }
 
 }  // namespace lockstep::launcher

@@ -25,7 +25,7 @@ struct Entry {
 
 }  // namespace
 
-struct Writer::Shared {
+struct BackgroundWriter::Shared {
   const std::size_t limit;
   const bool announce;
   mutable std::mutex mutex;  // guards all below
@@ -42,7 +42,7 @@ struct Writer::Shared {
 
   Shared(std::size_t limit_bytes, bool announce_drops) : limit(limit_bytes), announce(announce_drops) {}
 
-  void make_room() {
+  void drop_oldest() {
     for (auto entry = queue.begin(); entry != queue.end() && queued_bytes > limit;) {
       if (entry->keep) {
         ++entry;
@@ -54,12 +54,12 @@ struct Writer::Shared {
     }
   }
 
-  /// The next entry, waiting for it as long as the Writer lives; false when it is gone.
+  /// The next entry, waiting for it as long as the BackgroundWriter lives; false when it is gone.
   bool take(Entry& entry) {
     std::unique_lock lock(mutex);
     busy = false;
     changed.notify_all();
-    // bounded: the Writer's end wakes it
+    // bounded: the BackgroundWriter's end wakes it
     changed.wait(lock, [&] { return closing || !queue.empty(); });
     if (closing) return false;
     entry = std::move(queue.front());
@@ -83,8 +83,8 @@ struct Writer::Shared {
       if (problem == EAGAIN) {
         // Somebody else has made our terminal non-blocking. Bounded by the life of the process: this thread serves
         // nobody.
-        pollfd room{entry.fd, POLLOUT, 0};
-        ::poll(&room, 1, 1000);
+        pollfd writable{entry.fd, POLLOUT, 0};
+        ::poll(&writable, 1, 1000);
         continue;
       }
       if (problem == EINTR) continue;
@@ -101,9 +101,10 @@ struct Writer::Shared {
   }
 };
 
-Writer::Writer(std::size_t limit, bool announce) : shared_(std::make_shared<Shared>(limit, announce)) {}
+BackgroundWriter::BackgroundWriter(std::size_t limit, bool announce)
+    : shared_(std::make_shared<Shared>(limit, announce)) {}
 
-Writer::~Writer() {
+BackgroundWriter::~BackgroundWriter() {
   bool busy = false;
   {
     const std::lock_guard lock(shared_->mutex);
@@ -118,7 +119,7 @@ Writer::~Writer() {
     thread_.join();  // bounded: it is between two entries, where it sees closing
 }
 
-void Writer::write(int fd, std::string bytes, int lines, bool keep) {
+void BackgroundWriter::write(int fd, std::string bytes, int lines, bool keep) {
   if (bytes.empty()) return;
   if (!thread_.joinable())
     thread_ = std::thread([shared = shared_] {
@@ -128,17 +129,17 @@ void Writer::write(int fd, std::string bytes, int lines, bool keep) {
   const std::lock_guard lock(shared_->mutex);
   shared_->queued_bytes += bytes.size();
   shared_->queue.push_back({fd, std::move(bytes), lines, keep});
-  if (shared_->queued_bytes > shared_->limit) shared_->make_room();
+  if (shared_->queued_bytes > shared_->limit) shared_->drop_oldest();
   shared_->changed.notify_all();
 }
 
-bool Writer::drain(std::chrono::milliseconds patience, std::chrono::milliseconds most) {
-  const base::Deadline end = base::Deadline::in(most);
+bool BackgroundWriter::drain(std::chrono::milliseconds stall_limit, std::chrono::milliseconds total_limit) {
+  const base::Deadline end = base::Deadline::in(total_limit);
   std::unique_lock lock(shared_->mutex);
   const auto empty = [&] { return shared_->queue.empty() && !shared_->busy; };
   while (!empty()) {
     const std::uint64_t before = shared_->progress;
-    const base::Deadline pause = earlier(base::Deadline::in(patience), end);
+    const base::Deadline pause = earlier(base::Deadline::in(stall_limit), end);
     if (!shared_->changed.wait_until(lock, pause.when(), [&] { return empty() || shared_->progress != before; }))
       return false;
     if (end.expired()) return empty();
@@ -146,12 +147,12 @@ bool Writer::drain(std::chrono::milliseconds patience, std::chrono::milliseconds
   return true;
 }
 
-std::int64_t Writer::dropped() const {
+std::int64_t BackgroundWriter::dropped() const {
   const std::lock_guard lock(shared_->mutex);
   return shared_->dropped;
 }
 
-int Writer::error() const {
+int BackgroundWriter::error() const {
   const std::lock_guard lock(shared_->mutex);
   return shared_->error;
 }

@@ -10,9 +10,9 @@ namespace lockstep::launcher {
 
 /// Pure but for what it remembers: which bar stands on the last row. On a terminal the newest bar stays there and lines
 /// appear above it; elsewhere bytes come as they are, with prefixes.
-class Screen {
+class ConsoleRenderer {
  public:
-  explicit Screen(bool terminal) : terminal_(terminal) {}
+  explicit ConsoleRenderer(bool terminal) : terminal_(terminal) {}
 
   /// The terminal has so many columns now; 0: nobody knows. A bar that is wider is cut: one of two rows could not be
   /// erased.
@@ -20,16 +20,16 @@ class Screen {
 
   /// The bytes that show `piece` of stream `owner`, with `prefix`, "[rank] ", in front; "[rank]+" marks the rest of a
   /// line that was cut.
-  std::string show(const std::string& prefix, int owner, const Piece& piece);
+  std::string show(const std::string& prefix, int owner, const LineSegment& segment);
   /// The bytes that show a whole text of our own, which ends with \n.
   std::string show(std::string_view text) const { return above_bar(std::string(text)); }
   /// The bytes after which the cursor is at the beginning of a row.
-  std::string leave();
+  std::string close_bar();
 
  private:
-  std::string show_plain(const std::string& line, const Piece& piece) const;
+  std::string render_plain(const std::string& line, const LineSegment& segment) const;
   std::string above_bar(std::string text) const;
-  std::string shown_bar() const;
+  std::string clipped_bar() const;
 
   bool terminal_;
   int columns_ = 0;
@@ -38,6 +38,6 @@ class Screen {
 };
 
 /// What of `text` has room in a row of `columns`. Sequences that colour it take none, and are ended. Pure.
-std::string cut_to_row(std::string_view text, int columns);
+std::string clip_to_columns(std::string_view text, int columns);
 
 }  // namespace lockstep::launcher

@@ -4,50 +4,50 @@
 
 namespace lockstep::launcher {
 
-void LineSplitter::emit(PieceEnd end, std::vector<Piece>& pieces) {
-  pieces.push_back({std::move(line_), end, continues_, over_bar_});
+void LineSplitter::emit(SegmentEnd end, std::vector<LineSegment>& segments) {
+  segments.push_back({std::move(line_), end, is_continuation_, overwrites_bar_});
   line_.clear();
-  continues_ = end == PieceEnd::kCut;
-  over_bar_ = end == PieceEnd::kReturn;
+  is_continuation_ = end == SegmentEnd::kCut;
+  overwrites_bar_ = end == SegmentEnd::kReturn;
 }
 
-void LineSplitter::take(std::string_view text, std::vector<Piece>& pieces) {
-  while (line_.size() + text.size() > kMaxLine) {
-    std::size_t size = kMaxLine - line_.size();
+void LineSplitter::append(std::string_view text, std::vector<LineSegment>& segments) {
+  while (line_.size() + text.size() > kMaxLineBytes) {
+    std::size_t size = kMaxLineBytes - line_.size();
     // Not inside a UTF-8 character, unless there is none.
     for (int back = 0; back < 3 && size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0) == 0x80; ++back) --size;
     line_.append(text.substr(0, size));
     text.remove_prefix(size);
-    emit(PieceEnd::kCut, pieces);
+    emit(SegmentEnd::kCut, segments);
   }
   line_.append(text);
 }
 
-std::vector<Piece> LineSplitter::feed(std::string_view bytes) {
-  std::vector<Piece> pieces;
+std::vector<LineSegment> LineSplitter::feed(std::string_view bytes) {
+  std::vector<LineSegment> segments;
   while (!bytes.empty()) {
     const std::size_t end = std::min(bytes.find_first_of("\r\n"), bytes.size());
-    take(bytes.substr(0, end), pieces);
+    append(bytes.substr(0, end), segments);
     if (end == bytes.size()) break;
     const bool newline = bytes[end] == '\n';
     const bool both = !newline && end + 1 < bytes.size() && bytes[end + 1] == '\n';
     bytes.remove_prefix(end + (both ? 2 : 1));
     if (newline || both) {
-      emit(PieceEnd::kNewline, pieces);
+      emit(SegmentEnd::kNewline, segments);
     } else if (line_.empty()) {
-      over_bar_ = true;  // \r in front of its text
+      overwrites_bar_ = true;  // \r in front of its text
     } else {
-      emit(PieceEnd::kReturn, pieces);
+      emit(SegmentEnd::kReturn, segments);
     }
   }
-  if (over_bar_ && !line_.empty()) pieces.push_back({line_, PieceEnd::kOpen, false, true});
-  return pieces;
+  if (overwrites_bar_ && !line_.empty()) segments.push_back({line_, SegmentEnd::kOpen, false, true});
+  return segments;
 }
 
-std::vector<Piece> LineSplitter::finish() {
-  std::vector<Piece> pieces;
-  if (!line_.empty() || over_bar_) emit(PieceEnd::kNewline, pieces);
-  return pieces;
+std::vector<LineSegment> LineSplitter::finish() {
+  std::vector<LineSegment> segments;
+  if (!line_.empty() || overwrites_bar_) emit(SegmentEnd::kNewline, segments);
+  return segments;
 }
 
 }  // namespace lockstep::launcher

@@ -19,13 +19,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::size_t kScreenLimit = std::size_t{8} << 20;
+constexpr std::size_t kTerminalLimit = std::size_t{8} << 20;
 constexpr std::size_t kDiskLimit = std::size_t{64} << 20;
 constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kTailLineBytes = 4096;
 
 bool can_redraw(int fd) {
-  const auto& term = base::Env::process().term;
+  const auto& term = base::Env::this_process().term;
   return ::isatty(fd) == 1 && !(term && *term == "dumb");
 }
 
@@ -52,45 +52,45 @@ int columns_of(int fd) {
 int terminal_columns() { return columns_of(STDOUT_FILENO); }
 
 Output::Destination::Destination(int descriptor)
-    : fd(descriptor), screen(can_redraw(descriptor)), writer(kScreenLimit, true) {}
+    : fd(descriptor), renderer(can_redraw(descriptor)), writer(kTerminalLimit, true) {}
 
 Output::Output(const RunOptions& options, std::vector<std::string> prefixes)
-    : only_rank_zero_(options.quiet_ranks), folder_(options.output_dir), ranks_(prefixes.size()) {
+    : only_rank_zero_(options.quiet_ranks), directory_(options.output_dir), ranks_(prefixes.size()) {
   for (std::size_t rank = 0; rank < prefixes.size(); ++rank) ranks_[rank].prefix = std::move(prefixes[rank]);
-  if (!folder_.empty()) {
+  if (!directory_.empty()) {
     std::error_code error;
-    std::filesystem::create_directories(folder_, error);
+    std::filesystem::create_directories(directory_, error);
     if (error)
-      throw base::SystemError("--output: cannot create " + base::quoted(folder_, 256), error.value(),
+      throw base::SystemError("--output: cannot create " + base::quoted(directory_, 256), error.value(),
                               base::Cause::kBadArg);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const std::string base = folder_ + "/rank." + std::to_string(rank);
+      const std::string base = directory_ + "/rank." + std::to_string(rank);
       ranks_[rank].files[0] = create(base + ".out");
       ranks_[rank].files[1] = create(base + ".err");
     }
-    disk_ = std::make_unique<Writer>(kDiskLimit, false);
+    disk_ = std::make_unique<BackgroundWriter>(kDiskLimit, false);
   }
   out_ = std::make_unique<Destination>(STDOUT_FILENO);
   if (!same_file(STDOUT_FILENO, STDERR_FILENO)) err_ = std::make_unique<Destination>(STDERR_FILENO);
 }
 
-void Output::remember(RankOutput& output, const Piece& piece) {
-  if (piece.end == PieceEnd::kReturn || piece.end == PieceEnd::kOpen) return;
-  output.tail.push_back(piece.text.substr(0, kTailLineBytes));
+void Output::keep_tail(RankOutput& output, const LineSegment& segment) {
+  if (segment.end == SegmentEnd::kReturn || segment.end == SegmentEnd::kOpen) return;
+  output.tail.push_back(segment.text.substr(0, kTailLineBytes));
   if (output.tail.size() > kTailLines) output.tail.pop_front();
 }
 
-void Output::show(int rank, Stream stream, const std::vector<Piece>& pieces) {
+void Output::show(int rank, Stream stream, const std::vector<LineSegment>& segments) {
   RankOutput& output = ranks_[static_cast<std::size_t>(rank)];
   Destination& to = destination(stream);
   std::string bytes;
-  to.screen.resize(columns_of(to.fd));
-  for (const Piece& piece : pieces) {
-    if (stream == Stream::kErr) remember(output, piece);
+  to.renderer.resize(columns_of(to.fd));
+  for (const LineSegment& segment : segments) {
+    if (stream == Stream::kErr) keep_tail(output, segment);
     if (rank == 0 || !only_rank_zero_)
-      bytes += to.screen.show(output.prefix, 2 * rank + static_cast<int>(stream), piece);
+      bytes += to.renderer.show(output.prefix, 2 * rank + static_cast<int>(stream), segment);
   }
-  to.writer.write(to.fd, std::move(bytes), static_cast<int>(pieces.size()));
+  to.writer.write(to.fd, std::move(bytes), static_cast<int>(segments.size()));
 }
 
 void Output::add(int rank, Stream stream, std::string_view bytes) {
@@ -109,10 +109,10 @@ void Output::end(int rank) {
     show(rank, stream, ranks_[static_cast<std::size_t>(rank)].lines[static_cast<std::size_t>(stream)].finish());
 }
 
-void Output::note(std::string_view text) {
+void Output::print_note(std::string_view text) {
   Destination& to = destination(Stream::kErr);
-  to.screen.resize(columns_of(to.fd));
-  to.writer.write(to.fd, to.screen.show("lockstep: " + std::string(text) + "\n"), 1, true);
+  to.renderer.resize(columns_of(to.fd));
+  to.writer.write(to.fd, to.renderer.show("lockstep: " + std::string(text) + "\n"), 1, true);
 }
 
 std::string Output::tail(int rank) const {
@@ -127,13 +127,14 @@ void Output::finish(const std::string& last) {
   if (disk_) {
     const bool all = disk_->drain(1s, 10s);
     if (disk_->error() != 0)
-      note("warning: --output: cannot write to " + base::quoted(folder_, 256) + ": " + std::strerror(disk_->error()));
+      print_note("warning: --output: cannot write to " + base::quoted(directory_, 256) + ": " +
+                 std::strerror(disk_->error()));
     else if (!all || disk_->dropped() > 0)
-      note("warning: --output: the files in " + base::quoted(folder_, 256) +
-           " are not complete: the disk was too slow");
+      print_note("warning: --output: the files in " + base::quoted(directory_, 256) +
+                 " are not complete: the disk was too slow");
   }
   for (Destination* to : {out_.get(), err_.get()})
-    if (to) to->writer.write(to->fd, to->screen.leave(), 0, true);
+    if (to) to->writer.write(to->fd, to->renderer.close_bar(), 0, true);
   Destination& err = destination(Stream::kErr);
   // Output comes first even when it goes elsewhere: a person reads the last line.
   if (err_) out_->writer.drain(1s, 10s);

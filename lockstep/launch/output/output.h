@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "lockstep/base/fd.h"
-#include "lockstep/launch/output/line_splitter.h"
 #include "lockstep/launch/cli/command_line.h"
-#include "lockstep/launch/output/console_renderer.h"
 #include "lockstep/launch/output/background_writer.h"
+#include "lockstep/launch/output/console_renderer.h"
+#include "lockstep/launch/output/line_splitter.h"
 
 namespace lockstep::launcher {
 
@@ -32,7 +32,7 @@ class Output {
   /// The process of `rank` has ended: a last line without a newline is shown.
   void end(int rank);
   /// "lockstep: TEXT" on stderr.
-  void note(std::string_view text);
+  void print_note(std::string_view text);
   /// The last lines that `rank` wrote to stderr, at most 20, each with its prefix and newline.
   std::string tail(int rank) const;
   const std::string& prefix(int rank) const { return ranks_.at(static_cast<std::size_t>(rank)).prefix; }
@@ -44,8 +44,8 @@ class Output {
   /// One place where lines go. stdout and stderr share one when they are the same terminal or file.
   struct Destination {
     int fd;
-    Screen screen;
-    Writer writer;
+    ConsoleRenderer renderer;
+    BackgroundWriter writer;
     explicit Destination(int descriptor);
   };
   struct RankOutput {
@@ -55,16 +55,16 @@ class Output {
     std::deque<std::string> tail;
   };
 
-  void show(int rank, Stream stream, const std::vector<Piece>& pieces);
-  void remember(RankOutput& output, const Piece& piece);
+  void show(int rank, Stream stream, const std::vector<LineSegment>& segments);
+  void keep_tail(RankOutput& output, const LineSegment& segment);
   Destination& destination(Stream stream) { return stream == Stream::kErr && err_ ? *err_ : *out_; }
 
   bool only_rank_zero_;
-  std::string folder_;
+  std::string directory_;
   std::vector<RankOutput> ranks_;
   std::unique_ptr<Destination> out_;
   std::unique_ptr<Destination> err_;  // none: the same as out_
-  std::unique_ptr<Writer> disk_;
+  std::unique_ptr<BackgroundWriter> disk_;
 };
 
 }  // namespace lockstep::launcher

@@ -16,12 +16,12 @@ namespace {
 
 std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1 << 19)) >> 20) + " MiB"; }
 
-std::string operation_of(const base::RankSeen& rank) {
-  const auto* now = job::under_way(rank);
+std::string current_operation(const base::RankSnapshot& rank) {
+  const auto* now = job::current_operation(rank);
   return now ? job::describe(*now) : "";
 }
 
-std::string json_line(const base::RankSeen& rank) {
+std::string json_line(const base::RankSnapshot& rank) {
   const nlohmann::ordered_json line = {{"job", rank.job},
                                        {"rank", rank.rank},
                                        {"world_size", rank.world_size},
@@ -29,10 +29,10 @@ std::string json_line(const base::RankSeen& rank) {
                                        {"transport", rank.transport},
                                        {"step", rank.steps},
                                        {"batches", rank.batches},
-                                       {"exchanges", rank.exchanges},
+                                       {"exchanges", rank.gradient_reductions},
                                        {"waiting", rank.waiting},
                                        {"busy_with", rank.busy_with},
-                                       {"operation", operation_of(rank)},
+                                       {"operation", current_operation(rank)},
                                        {"arena",
                                         {{"live_bytes", rank.live_bytes},
                                          {"peak_live_bytes", rank.peak_live_bytes},
@@ -41,33 +41,33 @@ std::string json_line(const base::RankSeen& rank) {
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
-std::string table_line(const base::RankSeen& rank) {
+std::string table_line(const base::RankSnapshot& rank) {
   char line[200];
   std::snprintf(line, sizeof line, "%5d  %7d  %-9s  %9llu  %10s  %10s  %10s\n", rank.rank, static_cast<int>(rank.pid),
-                rank.transport.c_str(), static_cast<unsigned long long>(rank.exchanges), mib(rank.live_bytes).c_str(),
-                mib(rank.peak_live_bytes).c_str(), mib(rank.resident_bytes).c_str());
+                rank.transport.c_str(), static_cast<unsigned long long>(rank.gradient_reductions),
+                mib(rank.live_bytes).c_str(), mib(rank.peak_live_bytes).c_str(), mib(rank.resident_bytes).c_str());
   return line;
 }
 
 /// A table, and where the ranks are.
-std::string job_text(const std::vector<base::RankSeen>& ranks) {
-  const base::RankSeen& first = ranks.front();
+std::string job_text(const std::vector<base::RankSnapshot>& ranks) {
+  const base::RankSnapshot& first = ranks.front();
   std::string text = "job " + first.job + ", " + std::to_string(ranks.size()) + " of its " +
                      std::to_string(first.world_size) + (first.world_size == 1 ? " rank" : " ranks") +
                      " here\n rank      pid  transport  exchanges       arena     at most        held\n";
-  for (const base::RankSeen& rank : ranks) text += table_line(rank);
-  return text + job::wavefront(ranks);
+  for (const base::RankSnapshot& rank : ranks) text += table_line(rank);
+  return text + job::progress_report(ranks);
 }
 
 }  // namespace
 
-std::vector<base::RankSeen> find_ranks() {
-  std::vector<base::RankSeen> ranks;
+std::vector<base::RankSnapshot> find_local_ranks() {
+  std::vector<base::RankSnapshot> ranks;
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir("/proc"), ::closedir);
   while (const dirent* entry = entries ? ::readdir(entries.get()) : nullptr) {
     const auto pid = base::parse_int(entry->d_name);
     if (!pid) continue;
-    if (auto seen = base::look_at_rank(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*seen));
+    if (auto seen = base::find_rank_page(static_cast<pid_t>(*pid))) ranks.push_back(std::move(*seen));
   }
   std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) {
     return std::tie(a.job, a.rank, a.pid) < std::tie(b.job, b.rank, b.pid);
@@ -75,10 +75,10 @@ std::vector<base::RankSeen> find_ranks() {
   return ranks;
 }
 
-std::string status_text(const std::vector<base::RankSeen>& ranks, bool json) {
+std::string status_text(const std::vector<base::RankSnapshot>& ranks, bool json) {
   std::string text;
   if (json) {
-    for (const base::RankSeen& rank : ranks) text += json_line(rank);
+    for (const base::RankSnapshot& rank : ranks) text += json_line(rank);
     return text;
   }
   if (ranks.empty()) return "no rank of yours runs on this machine\n";

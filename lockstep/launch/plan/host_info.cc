@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/job/join.h"
 
 namespace lockstep::launcher {
@@ -24,14 +24,14 @@ int num_gpus() {
 
 }  // namespace
 
-Site look_around() {
+HostInfo collect_host_info() {
   return {.host = base::host_name(),
           .version = LOCKSTEP_VERSION,
           .build = job::build_id(""),
           .machine = job::host_id(),
           .cpus = usable_cpus(),
           .gpus = num_gpus(),
-          .visible_gpus = base::Env::process().cuda_visible_devices.value_or("")};
+          .visible_gpus = base::Env::this_process().cuda_visible_devices.value_or("")};
 }
 
 }  // namespace lockstep::launcher

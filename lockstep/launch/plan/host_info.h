@@ -9,7 +9,7 @@
 
 namespace lockstep::launcher {
 
-struct Site {
+struct HostInfo {
   std::string host;               ///< its own name for itself
   std::string version;            ///< of its program lockstep
   std::string build;              ///< the GNU build id of that
@@ -21,6 +21,6 @@ struct Site {
 };
 
 /// Of this host, by its affinity mask, /dev and environment; without master_port.
-Site look_around();
+HostInfo collect_host_info();
 
 }  // namespace lockstep::launcher

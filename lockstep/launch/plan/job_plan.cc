@@ -13,13 +13,13 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::chrono::seconds kLauncherIsFirst{10};
+constexpr std::chrono::seconds kLauncherHeadStart{10};
 
-std::string_view name_of(std::string_view variable) { return variable.substr(0, variable.find('=')); }
+std::string_view variable_name(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 
-std::optional<std::string_view> value_of(const Environment& environment, std::string_view name) {
+std::optional<std::string_view> find_variable(const Environment& environment, std::string_view name) {
   for (const std::string& variable : environment)
-    if (name_of(variable) == name && variable.size() > name.size())
+    if (variable_name(variable) == name && variable.size() > name.size())
       return std::string_view(variable).substr(name.size() + 1);
   return std::nullopt;
 }
@@ -48,7 +48,8 @@ std::string seconds(std::chrono::milliseconds limit, std::chrono::milliseconds l
   return text;
 }
 
-Environment for_all_ranks(const RunOptions& options, const Surroundings& surroundings, const std::vector<Node>& nodes) {
+Environment shared_environment(const RunOptions& options, const LaunchContext& context,
+                               const std::vector<Node>& nodes) {
   const int num_ranks =
       std::accumulate(nodes.begin(), nodes.end(), 0, [](int sum, const Node& node) { return sum + node.ranks; });
   const std::string size = std::to_string(num_ranks);
@@ -56,15 +57,15 @@ Environment for_all_ranks(const RunOptions& options, const Surroundings& surroun
   Environment environment = {
       "LOCKSTEP_WORLD_SIZE=" + size,
       "LOCKSTEP_NUM_NODES=" + num_nodes,
-      "LOCKSTEP_STORE=" + base::to_string(surroundings.store),
-      "LOCKSTEP_JOB=" + surroundings.job,
-      "LOCKSTEP_GENERATION=" + std::to_string(surroundings.generation),
+      "LOCKSTEP_STORE=" + base::to_string(context.store),
+      "LOCKSTEP_JOB=" + context.job,
+      "LOCKSTEP_GENERATION=" + std::to_string(context.generation),
       "WORLD_SIZE=" + size,
       "GROUP_WORLD_SIZE=" + num_nodes,
-      "TORCHELASTIC_RESTART_COUNT=" + std::to_string(surroundings.generation),
+      "TORCHELASTIC_RESTART_COUNT=" + std::to_string(context.generation),
       "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(options.max_restarts),
-      "MASTER_ADDR=" + surroundings.master.host,
-      "MASTER_PORT=" + std::to_string(surroundings.master.port),
+      "MASTER_ADDR=" + context.master.host,
+      "MASTER_PORT=" + std::to_string(context.master.port),
   };
   if (!options.transport.empty()) environment.push_back("LOCKSTEP_TRANSPORT=" + options.transport);
   if (!options.name.empty()) environment.push_back("LOCKSTEP_NAME=" + options.name);
@@ -72,40 +73,41 @@ Environment for_all_ranks(const RunOptions& options, const Surroundings& surroun
   if (!options.inject.empty()) environment.push_back("LOCKSTEP_INJECT=" + options.inject);
   if (!options.join_timeout.empty()) environment.push_back("LOCKSTEP_JOIN_TIMEOUT=" + options.join_timeout);
   // The launcher, which sees all ranks, comes first; a wait ends by itself when the launcher does not.
-  if (options.hang_timeout || !value_of(surroundings.environment, "LOCKSTEP_TIMEOUT"))
-    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(pulse_limits(options, {}).hang, kLauncherIsFirst));
+  if (options.hang_timeout || !find_variable(context.environment, "LOCKSTEP_TIMEOUT"))
+    environment.push_back("LOCKSTEP_TIMEOUT=" + seconds(health_limits(options, {}).hang, kLauncherHeadStart));
   // A rank's line has less room than the terminal: its prefix stands in front.
   std::size_t widest = 0;
   for (const Node& node : nodes)
-    widest = std::max(widest, prefix_of(num_ranks - 1, nodes.size() > 1 ? node.name : "").size());
-  const int room = surroundings.columns - static_cast<int>(widest);
-  if (room > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(room));
+    widest = std::max(widest, rank_prefix(num_ranks - 1, nodes.size() > 1 ? node.name : "").size());
+  const int columns = context.columns - static_cast<int>(widest);
+  if (columns > 0) environment.push_back("LOCKSTEP_TERMINAL=" + std::to_string(columns));
   // Python keeps lines back when it writes to a pipe.
-  if (!value_of(surroundings.environment, "PYTHONUNBUFFERED")) environment.push_back("PYTHONUNBUFFERED=1");
+  if (!find_variable(context.environment, "PYTHONUNBUFFERED")) environment.push_back("PYTHONUNBUFFERED=1");
   return environment;
 }
 
 /// Libraries of others take the address of the name of their host, which may be a loopback.
-Environment for_node(std::size_t number, const Node& node, const RunOptions& options, const Environment& inherited) {
+Environment node_environment(std::size_t number, const Node& node, const RunOptions& options,
+                             const Environment& inherited) {
   const std::string size = std::to_string(node.ranks), rank = std::to_string(number);
   Environment environment = {"LOCKSTEP_LOCAL_WORLD_SIZE=" + size, "LOCKSTEP_NODE_RANK=" + rank,
                              "LOCAL_WORLD_SIZE=" + size, "GROUP_RANK=" + rank, "NODE_RANK=" + rank};
   if (node.interface.empty()) return environment;
   for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
-    if (!value_of(inherited, name)) environment.push_back(std::string(name) + "=" + node.interface);
+    if (!find_variable(inherited, name)) environment.push_back(std::string(name) + "=" + node.interface);
   if (!options.interface.empty() || !node.wanted_interface.empty())
     environment.push_back("LOCKSTEP_INTERFACE=" + node.interface);
   return environment;
 }
 
 /// The GPUs that the ranks of a host may use; nothing when nobody has named them.
-std::optional<std::vector<std::string>> gpus_of(const RunOptions& options, const Node& node,
-                                                const Environment& inherited) {
-  const auto outer = value_of(inherited, "CUDA_VISIBLE_DEVICES");
+std::optional<std::vector<std::string>> usable_gpus(const RunOptions& options, const Node& node,
+                                                    const Environment& inherited) {
+  const auto outer = find_variable(inherited, "CUDA_VISIBLE_DEVICES");
   std::vector<std::string> gpus;
   if (options.gpus.empty() && !outer && !options.isolate_gpus) return std::nullopt;
   if (options.gpus.empty() && !outer)
-    for (int gpu = 0; gpu < node.site.gpus; ++gpu) gpus.push_back(std::to_string(gpu));
+    for (int gpu = 0; gpu < node.info.gpus; ++gpu) gpus.push_back(std::to_string(gpu));
   // CUDA's rule: the list ends at the first entry that is no device.
   for (const std::string& gpu : base::split(!options.gpus.empty() ? options.gpus : outer.value_or(""), ',')) {
     if (gpu.empty() || gpu[0] == '-') break;
@@ -115,8 +117,8 @@ std::optional<std::vector<std::string>> gpus_of(const RunOptions& options, const
 }
 
 /// A rank uses the entry of its local rank, or, with --isolate-gpus, sees that one alone.
-void give_gpus(JobPlan& job, const RunOptions& options, const Node& node, const Environment& inherited) {
-  const auto gpus = gpus_of(options, node, inherited);
+void assign_gpus(JobPlan& job, const RunOptions& options, const Node& node, const Environment& inherited) {
+  const auto gpus = usable_gpus(options, node, inherited);
   if (!gpus || (gpus->empty() && !options.isolate_gpus)) return;
   const auto num_gpus = gpus->size(), num_ranks = job.ranks.size();
   if (num_gpus == 0 || (num_gpus < num_ranks && !options.share_gpus))
@@ -134,19 +136,19 @@ void give_gpus(JobPlan& job, const RunOptions& options, const Node& node, const 
   }
 }
 
-RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Surroundings& surroundings,
-                   const Node& node, std::vector<int> cpus) {
+RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const LaunchContext& context, const Node& node,
+                   std::vector<int> cpus) {
   const std::string number = std::to_string(rank), local = std::to_string(local_rank);
   RankPlan plan;
   plan.rank = rank;
   plan.environment = {"LOCKSTEP_RANK=" + number, "LOCKSTEP_LOCAL_RANK=" + local, "RANK=" + number,
                       "LOCAL_RANK=" + local};
-  const auto threads = value_of(surroundings.environment, "OMP_NUM_THREADS");
+  const auto threads = find_variable(context.environment, "OMP_NUM_THREADS");
   if (!threads || threads->empty()) {
     std::vector<Cpu> own;
-    for (const Cpu& cpu : node.site.cpus)
+    for (const Cpu& cpu : node.info.cpus)
       if (std::find(cpus.begin(), cpus.end(), cpu.id) != cpus.end()) own.push_back(cpu);
-    const bool shared = node.ranks > num_cores(node.site.cpus);
+    const bool shared = node.ranks > num_cores(node.info.cpus);
     plan.environment.push_back("OMP_NUM_THREADS=" + std::to_string(shared ? 1 : std::max(1, num_cores(own))));
   }
   if (!options.local_rank_argument.empty()) plan.arguments = {"--" + options.local_rank_argument + "=" + local};
@@ -156,21 +158,21 @@ RankPlan plan_rank(int rank, int local_rank, const RunOptions& options, const Su
 
 }  // namespace
 
-Environment inherited_by(const Node& node, const Surroundings& surroundings) {
+Environment inherited_environment(const Node& node, const LaunchContext& context) {
   Environment inherited;
-  for (const std::string& variable : surroundings.environment) {
-    const std::string_view name = name_of(variable);
-    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.step && !node.site.visible_gpus.empty() &&
-                          !is_one_of(name, surroundings.exported);
-    if (node.here || is_one_of(name, surroundings.exported) || (travels(name) && !own_gpus))
+  for (const std::string& variable : context.environment) {
+    const std::string_view name = variable_name(variable);
+    const bool own_gpus = name == "CUDA_VISIBLE_DEVICES" && node.step && !node.info.visible_gpus.empty() &&
+                          !is_one_of(name, context.exported);
+    if (node.here || is_one_of(name, context.exported) || (is_forwarded(name) && !own_gpus))
       inherited.push_back(variable);
   }
-  if (!node.here && !node.site.visible_gpus.empty() && !value_of(inherited, "CUDA_VISIBLE_DEVICES"))
-    inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.site.visible_gpus);
+  if (!node.here && !node.info.visible_gpus.empty() && !find_variable(inherited, "CUDA_VISIBLE_DEVICES"))
+    inherited.push_back("CUDA_VISIBLE_DEVICES=" + node.info.visible_gpus);
   return inherited;
 }
 
-bool travels(std::string_view name) {
+bool is_forwarded(std::string_view name) {
   constexpr std::array kPrefixes = {"LOCKSTEP_", "OMP_",     "GOMP_",  "KMP_",  "MKL_", "OPENBLAS_",
                                     "TORCH_",    "PYTORCH_", "NCCL_",  "GLOO_", "UCX_", "CUDA_",
                                     "CUBLAS_",   "PYTHON",   "CONDA_", "HF_",   "LC_"};
@@ -181,95 +183,96 @@ bool travels(std::string_view name) {
   return (begins_with_one_of(name, kPrefixes) || is_one_of(name, kNames)) && (!secret || name == "LOCKSTEP_KEY_FILE");
 }
 
-Environment with_exports(Environment environment, const std::vector<std::string>& exports) {
+Environment apply_exports(Environment environment, const std::vector<std::string>& exports) {
   Environment set;
   for (const std::string& variable : exports) {
     if (variable.find('=') != std::string::npos)
       set.push_back(variable);
-    else if (!value_of(environment, variable))
+    else if (!find_variable(environment, variable))
       throw base::UsageError("-x " + base::quoted(variable, 80) +
                              ": this variable is not set; allowed is one that is, or NAME=VALUE");
   }
   std::erase_if(environment, [&](const std::string& one) {
     return std::any_of(set.begin(), set.end(),
-                       [&](const std::string& other) { return name_of(one) == name_of(other); });
+                       [&](const std::string& other) { return variable_name(one) == variable_name(other); });
   });
   for (auto one = set.begin(); one != set.end(); ++one)  // the last of a name counts
-    if (std::none_of(one + 1, set.end(), [&](const std::string& other) { return name_of(other) == name_of(*one); }))
+    if (std::none_of(one + 1, set.end(),
+                     [&](const std::string& other) { return variable_name(other) == variable_name(*one); }))
       environment.push_back(*one);
   return environment;
 }
 
 Environment merged(const Environment& own, const Environment& added) {
   std::set<std::string_view> replaced;
-  for (const std::string& variable : added) replaced.insert(name_of(variable));
+  for (const std::string& variable : added) replaced.insert(variable_name(variable));
   Environment all;
   for (const std::string& variable : own)
-    if (!replaced.contains(name_of(variable)) && !belongs_to_another_launcher(name_of(variable)))
+    if (!replaced.contains(variable_name(variable)) && !belongs_to_another_launcher(variable_name(variable)))
       all.push_back(variable);
   all.insert(all.end(), added.begin(), added.end());
   return all;
 }
 
-Environment without(Environment environment, const Environment& others) {
+Environment remove_variables(Environment environment, const Environment& others) {
   std::set<std::string_view> names;
-  for (const std::string& variable : others) names.insert(name_of(variable));
-  std::erase_if(environment, [&](const std::string& variable) { return names.contains(name_of(variable)); });
+  for (const std::string& variable : others) names.insert(variable_name(variable));
+  std::erase_if(environment, [&](const std::string& variable) { return names.contains(variable_name(variable)); });
   return environment;
 }
 
-std::vector<JobPlan> plan_jobs(const RunOptions& options, const Surroundings& surroundings,
+std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& context,
                                const std::vector<Node>& nodes) {
-  const Environment for_all = for_all_ranks(options, surroundings, nodes);
+  const Environment for_all = shared_environment(options, context, nodes);
   std::vector<JobPlan> jobs;
   int first = 0;
   for (std::size_t number = 0; number < nodes.size(); first += nodes[number++].ranks) {
     const Node& node = nodes[number];
-    JobPlan job{.program = surroundings.program,
+    JobPlan job{.program = context.program,
                 .arguments = options.command,
-                .directory = surroundings.directory.empty() && !node.here ? surroundings.here : surroundings.directory,
-                .add_to_own = !node.here,
+                .directory = context.directory.empty() && !node.here ? context.here : context.directory,
+                .extends_own_environment = !node.here,
                 .fail_grace = options.fail_grace,
-                .run_dir = surroundings.run_dir,
-                .key = surroundings.key};
-    std::vector<std::vector<int>> cpus = split_cpus(node.site.cpus, node.ranks);
+                .run_dir = context.run_dir,
+                .key = context.key};
+    std::vector<std::vector<int>> cpus = split_cpus(node.info.cpus, node.ranks);
     for (int local = 0; local < node.ranks; ++local)
-      job.ranks.push_back(plan_rank(first + local, local, options, surroundings, node,
-                                    std::move(cpus[static_cast<std::size_t>(local)])));
-    Environment inherited = inherited_by(node, surroundings);
-    give_gpus(job, options, node, inherited);
-    Environment ours = for_node(number, node, options, inherited);
+      job.ranks.push_back(
+          plan_rank(first + local, local, options, context, node, std::move(cpus[static_cast<std::size_t>(local)])));
+    Environment inherited = inherited_environment(node, context);
+    assign_gpus(job, options, node, inherited);
+    Environment ours = node_environment(number, node, options, inherited);
     ours.insert(ours.end(), for_all.begin(), for_all.end());
     inherited = merged(inherited, ours);
-    job.environment = without(std::move(inherited), job.ranks.front().environment);
+    job.environment = remove_variables(std::move(inherited), job.ranks.front().environment);
     jobs.push_back(std::move(job));
   }
   return jobs;
 }
 
-job::PulseLimits pulse_limits(const RunOptions& options, const Environment& environment) {
-  job::PulseLimits limits;
-  const auto variable = value_of(environment, "LOCKSTEP_TIMEOUT");
+job::HealthLimits health_limits(const RunOptions& options, const Environment& environment) {
+  job::HealthLimits limits;
+  const auto variable = find_variable(environment, "LOCKSTEP_TIMEOUT");
   const auto seconds = variable ? base::parse_double(*variable) : std::nullopt;
   if (seconds && *seconds >= 0 && *seconds < 1e7)
     limits.hang = std::chrono::milliseconds(static_cast<std::int64_t>(*seconds * 1000));
   limits.hang = options.hang_timeout.value_or(limits.hang);
-  limits.also_alone = options.hang_timeout.has_value();  // whoever asks for a limit means each rank
+  limits.judge_last_rank = options.hang_timeout.has_value();  // whoever asks for a limit means each rank
   limits.stall = options.stall_timeout.value_or(limits.hang.count() == 0 ? limits.hang : limits.stall);
   return limits;
 }
 
-int default_ranks(const RunOptions& options, const Surroundings& surroundings, const Node& node) {
-  const auto named = gpus_of(options, node, inherited_by(node, surroundings));
-  int gpus = node.site.gpus;
+int default_ranks(const RunOptions& options, const LaunchContext& context, const Node& node) {
+  const auto named = usable_gpus(options, node, inherited_environment(node, context));
+  int gpus = node.info.gpus;
   if (named && (gpus > 0 || !options.gpus.empty()))
     gpus =
         options.gpus.empty() ? std::min<int>(gpus, static_cast<int>(named->size())) : static_cast<int>(named->size());
-  const bool none = named && named->empty() && node.site.gpus > 0;  // somebody has hidden them
-  return std::max(1, gpus > 0 || none ? gpus : num_cores(node.site.cpus));
+  const bool none = named && named->empty() && node.info.gpus > 0;  // somebody has hidden them
+  return std::max(1, gpus > 0 || none ? gpus : num_cores(node.info.cpus));
 }
 
-std::vector<int> fill_hosts(const std::vector<int>& slots, int ranks) {
+std::vector<int> fill_slots(const std::vector<int>& slots, int ranks) {
   const int all = std::accumulate(slots.begin(), slots.end(), 0);
   if (ranks > all)
     throw base::UsageError("-n is " + std::to_string(ranks) + ", but the hosts have " + std::to_string(all) +
@@ -283,7 +286,7 @@ std::vector<int> fill_hosts(const std::vector<int>& slots, int ranks) {
   return filled;
 }
 
-std::string prefix_of(int rank, std::string_view host) {
+std::string rank_prefix(int rank, std::string_view host) {
   return "[" + std::string(host) + (host.empty() ? "" : ":") + std::to_string(rank) + "] ";
 }
 

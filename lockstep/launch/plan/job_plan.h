@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lockstep/base/net/socket.h"
-#include "lockstep/job/job_key.h"
 #include "lockstep/job/health/rank_health.h"
+#include "lockstep/job/job_key.h"
 #include "lockstep/launch/cli/command_line.h"
 #include "lockstep/launch/plan/host_info.h"
 
@@ -31,7 +31,8 @@ struct JobPlan {
   std::string program;                 ///< path of an executable file
   std::vector<std::string> arguments;  ///< argv, from argv[0]
   std::string directory;               ///< entered first; empty: the agent's own
-  bool add_to_own = false;  ///< the environment comes on top of the agent's own, as a login on another host gives it
+  bool extends_own_environment =
+      false;  ///< the environment comes on top of the agent's own, as a login on another host gives it
   Environment environment;
   std::vector<RankPlan> ranks;
   std::chrono::milliseconds fail_grace{2000};
@@ -40,7 +41,7 @@ struct JobPlan {
 };
 
 /// What the plan depends on besides the options.
-struct Surroundings {
+struct LaunchContext {
   Environment environment;            ///< of the launcher
   std::string program;                ///< where the program was found
   std::string directory;              ///< that the ranks start in, absolute; empty: the launcher's
@@ -57,7 +58,7 @@ struct Surroundings {
 
 /// A host of the job.
 struct Node {
-  Site site;
+  HostInfo info;
   std::string name;                ///< as a person has named it
   int ranks = 0;                   ///< that it gets; neighbours in rank order, after those of the nodes before it
   bool here = true;                ///< its agent was started by the launcher itself
@@ -68,40 +69,39 @@ struct Node {
 };
 
 /// Of the launcher's variables those that the ranks of a host get.
-Environment inherited_by(const Node& node, const Surroundings& surroundings);
+Environment inherited_environment(const Node& node, const LaunchContext& context);
 
 /// A plan for the agent of each node. The ranks here inherit the launcher's environment, those elsewhere what a login
 /// there gives and of the launcher's what travels(); both without what another launcher (torchrun, SLURM, PMI) says
 /// about a rank. They get LOCKSTEP_*, torchrun's names, and OMP_NUM_THREADS unless it is set. Each node has a rank at
 /// least.
-std::vector<JobPlan> plan_jobs(const RunOptions& options, const Surroundings& surroundings,
-                               const std::vector<Node>& nodes);
+std::vector<JobPlan> plan_jobs(const RunOptions& options, const LaunchContext& context, const std::vector<Node>& nodes);
 
 /// `environment` with the values that are in `exports`, NAME=VALUE. Throws UsageError for a NAME alone that is not set.
-Environment with_exports(Environment environment, const std::vector<std::string>& exports);
+Environment apply_exports(Environment environment, const std::vector<std::string>& exports);
 
 /// Whether a variable of the launcher's goes to other hosts without -x.
-bool travels(std::string_view name);
+bool is_forwarded(std::string_view name);
 
 /// The variables that `own` and `added` make together: those added replace, and what another launcher says about a rank
 /// is taken out of `own`.
 Environment merged(const Environment& own, const Environment& added);
 
 /// `environment` without the variables that `others` has: each rank has its own value of them.
-Environment without(Environment environment, const Environment& others);
+Environment remove_variables(Environment environment, const Environment& others);
 
 /// How many ranks a host gets when nobody says: its GPUs that --gpus or CUDA_VISIBLE_DEVICES leaves, else its cores; at
 /// least 1.
-int default_ranks(const RunOptions& options, const Surroundings& surroundings, const Node& node);
+int default_ranks(const RunOptions& options, const LaunchContext& context, const Node& node);
 
 /// Ranks of each host: -n `ranks` fills them in order, 0 takes all slots; hosts that are left without one get 0. Throws
 /// UsageError with both numbers when there are more ranks than slots.
-std::vector<int> fill_hosts(const std::vector<int>& slots, int ranks);
+std::vector<int> fill_slots(const std::vector<int>& slots, int ranks);
 
 /// When ranks count as hanging: as the options say, else LOCKSTEP_TIMEOUT.
-job::PulseLimits pulse_limits(const RunOptions& options, const Environment& environment);
+job::HealthLimits health_limits(const RunOptions& options, const Environment& environment);
 
 /// The "[rank] " in front of each line of output, "[host:rank] " when `host` is not empty.
-std::string prefix_of(int rank, std::string_view host = {});
+std::string rank_prefix(int rank, std::string_view host = {});
 
 }  // namespace lockstep::launcher

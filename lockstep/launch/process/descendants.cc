@@ -39,7 +39,7 @@ std::map<pid_t, pid_t> all_parents() {
   return parents;
 }
 
-std::vector<pid_t> descendants_without(const std::vector<pid_t>& spared) {
+std::vector<pid_t> descendants_except(const std::vector<pid_t>& spared) {
   const std::map<pid_t, pid_t> parents = all_parents();
   const pid_t self = ::getpid();
   const auto below_us = [&](pid_t pid) {
@@ -61,13 +61,13 @@ std::vector<pid_t> descendants_without(const std::vector<pid_t>& spared) {
 
 }  // namespace
 
-std::vector<pid_t> descendants() { return descendants_without({}); }
+std::vector<pid_t> descendants() { return descendants_except({}); }
 
 std::vector<pid_t> kill_descendants(const std::vector<pid_t>& spared, base::Deadline deadline) {
   for (;;) {
-    while (const auto reaped = reap_one())
+    while (const auto reaped = try_reap())
       if (reaped->pid == 0) break;
-    const std::vector<pid_t> left = descendants_without(spared);
+    const std::vector<pid_t> left = descendants_except(spared);
     if (left.empty() || deadline.expired()) return left;
     for (const pid_t pid : left) ::kill(pid, SIGKILL);
     // SIGCHLD is blocked and waited for here; a process that is not our child yet has no such sign, hence the short

@@ -57,7 +57,7 @@ void limit_files(std::uint64_t soft) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-[[noreturn]] void give_up(int fd, int rank, StartStep step) {
+[[noreturn]] void exit_with_failure(int fd, int rank, StartStep step) {
   const StartFailure failure{rank, step, errno};
   [[maybe_unused]] const auto written = ::write(fd, &failure, sizeof failure);
   ::_exit(127);
@@ -76,24 +76,24 @@ bool bind_to(const std::vector<int>& cpus) {
 }  // namespace
 
 AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment,
-                         bool between, std::uint64_t max_files) {
+                         bool is_remote, std::uint64_t max_files) {
   const std::vector<char*> words = pointers({&argv}), variables = pointers({&environment});
   const pid_t launcher = ::getpid();
   base::Pipe in = base::make_pipe();
   base::Pipe out = base::make_pipe();
   base::Fd err;
-  if (between && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC))))
+  if (is_remote && !(err = base::Fd(::memfd_create("lockstep-ssh", MFD_CLOEXEC))))
     throw base::SystemError("cannot make a file in memory", errno);
   const pid_t pid = ::fork();
   if (pid < 0) throw base::SystemError("cannot start the agent", errno);
   if (pid == 0) {
     ::setsid();
-    if (between) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (between && ::getppid() != launcher) ::_exit(127);
+    if (is_remote) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (is_remote && ::getppid() != launcher) ::_exit(127);
     limit_files(max_files);
     ::dup2(in.read.get(), STDIN_FILENO);
     ::dup2(out.write.get(), STDOUT_FILENO);
-    if (between) ::dup2(err.get(), STDERR_FILENO);
+    if (is_remote) ::dup2(err.get(), STDERR_FILENO);
     close_on_exec_from(3);
     reset_signals();
     ::execve(path.c_str(), words.data(), variables.data());
@@ -114,7 +114,7 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != agent) ::_exit(127);  // it died before the line above
-  if (!bind_to(rank.cpus)) give_up(streams.failure, rank.rank, StartStep::kBind);
+  if (!bind_to(rank.cpus)) exit_with_failure(streams.failure, rank.rank, StartStep::kBind);
   limit_files(streams.max_files);
   ::dup2(streams.in, STDIN_FILENO);
   ::dup2(streams.out, STDOUT_FILENO);
@@ -123,7 +123,7 @@ pid_t spawn_rank(const JobPlan& job, const RankPlan& rank, const RankStreams& st
   ::fcntl(streams.page, F_SETFD, 0);
   reset_signals();
   ::execve(job.program.c_str(), arguments.data(), environment.data());
-  give_up(streams.failure, rank.rank, StartStep::kExec);
+  exit_with_failure(streams.failure, rank.rank, StartStep::kExec);
 }
 
 pid_t spawn_tool(const std::string& path, const std::vector<std::string>& arguments, const Environment& environment,
@@ -147,7 +147,7 @@ pid_t spawn_tool(const std::string& path, const std::vector<std::string>& argume
   ::_exit(127);
 }
 
-Environment own_environment() {
+Environment current_environment() {
   Environment all;
   for (char** variable = ::environ; *variable; ++variable) all.emplace_back(*variable);
   return all;
@@ -161,7 +161,7 @@ void open_standard_descriptors() {
 
 void become_subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
-base::Fd signal_descriptor(const std::vector<int>& signals) {
+base::Fd make_signal_fd(const std::vector<int>& signals) {
   sigset_t all;
   sigfillset(&all);
   for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS, SIGTSTP, SIGCONT})
@@ -175,7 +175,7 @@ base::Fd signal_descriptor(const std::vector<int>& signals) {
   return fd;
 }
 
-std::optional<int> next_signal(int fd) {
+std::optional<int> read_signal(int fd) {
   signalfd_siginfo info{};
   if (::read(fd, &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
   return static_cast<int>(info.ssi_signo);
@@ -186,8 +186,8 @@ bool has_children() {
   return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
-std::optional<Reaped> reap_one() {
-  Reaped reaped;
+std::optional<ReapedChild> try_reap() {
+  ReapedChild reaped;
   do reaped.pid = ::waitpid(-1, &reaped.status, WNOHANG);
   while (reaped.pid < 0 && errno == EINTR);
   if (reaped.pid < 0) return std::nullopt;

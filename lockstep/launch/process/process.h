@@ -27,7 +27,7 @@ struct AgentProcess {
 /// ssh or srun, so what it writes to stderr is kept for us, and not shown, and it ends with the calling thread, which
 /// must be the main one. Throws SystemError.
 AgentProcess spawn_agent(const std::string& path, const std::vector<std::string>& argv, const Environment& environment,
-                         bool between, std::uint64_t max_files);
+                         bool is_remote, std::uint64_t max_files);
 
 /// What the child of spawn_rank() was doing when it could not go on.
 enum class StartStep : std::int32_t { kFork, kBind, kExec };
@@ -45,7 +45,7 @@ struct RankStreams {
   int out = -1;
   int err = -1;
   int failure = -1;
-  int page = -1;                ///< of base::make_rank_page(); the rank gets it under the same number, in LOCKSTEP_PAGE
+  int page = -1;  ///< of base::create_rank_page(); the rank gets it under the same number, in LOCKSTEP_PAGE
   std::uint64_t max_files = 0;  ///< soft limit of descriptors that the rank gets
 };
 
@@ -66,24 +66,24 @@ pid_t spawn_tool(const std::string& path, const std::vector<std::string>& argume
                  const std::string& directory, const ToolStreams& streams);
 
 /// The environment of this process.
-Environment own_environment();
+Environment current_environment();
 
 /// From here on, orphans among our descendants become our children.
 void become_subreaper();
 
 /// Blocks all signals but those of faults; to be called before threads exist. Returns a descriptor that reads
 /// `signals`.
-base::Fd signal_descriptor(const std::vector<int>& signals);
+base::Fd make_signal_fd(const std::vector<int>& signals);
 /// The next signal waiting at it.
-std::optional<int> next_signal(int fd);
+std::optional<int> read_signal(int fd);
 
 /// A child that was waited for.
-struct Reaped {
+struct ReapedChild {
   pid_t pid = 0;  ///< 0: there are children, but none has ended
   int status = 0;
 };
 /// Waits for one ended child without blocking; nothing when there are no children at all.
-std::optional<Reaped> reap_one();
+std::optional<ReapedChild> try_reap();
 
 /// Opens /dev/null for each of the descriptors 0, 1 and 2 that is closed, so that nothing else gets these numbers.
 void open_standard_descriptors();

@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-void check_file(const std::string& path) {
+void check_executable(const std::string& path) {
   struct stat info{};
   if (::stat(path.c_str(), &info) != 0)
     throw base::UsageError("program " + base::quoted(path, 256) + ": " + std::strerror(errno) +
@@ -37,7 +37,7 @@ bool is_executable(const std::string& path) {
 
 std::string find_program(const std::string& name, std::string_view search_path) {
   if (name.find('/') != std::string::npos) {
-    check_file(name);
+    check_executable(name);
     return name;
   }
   for (const std::string& folder : base::split(search_path, ':')) {
@@ -48,8 +48,8 @@ std::string find_program(const std::string& name, std::string_view search_path) 
                          is_executable("./" + name) ? "./" + name : "");
 }
 
-std::string content_of(const char* what, const std::string& file) {
-  constexpr std::size_t kMost = std::size_t{1} << 20;
+std::string read_option_file(const char* what, const std::string& file) {
+  constexpr std::size_t kMaxBytes = std::size_t{1} << 20;
   const auto refuse = [&](const std::string& why) {
     throw base::UsageError(std::string(what) + " is " + base::quoted(file, 256) + ": " + why +
                            "; allowed is a text file");
@@ -63,20 +63,20 @@ std::string content_of(const char* what, const std::string& file) {
   while (const ssize_t size = ::read(fd.get(), bytes, sizeof bytes)) {
     if (size < 0) refuse(std::strerror(errno));
     text.append(bytes, static_cast<std::size_t>(size));
-    if (text.size() > kMost) refuse("longer than " + std::to_string(kMost) + " bytes");
+    if (text.size() > kMaxBytes) refuse("longer than " + std::to_string(kMaxBytes) + " bytes");
   }
   return text;
 }
 
-std::string own_path() {
+std::string executable_path() {
   char path[PATH_MAX];
   const ssize_t size = ::readlink("/proc/self/exe", path, sizeof path);
   if (size < 0) throw base::SystemError("cannot read /proc/self/exe", errno);
   return std::string(path, static_cast<std::size_t>(size));
 }
 
-void become_companion(const std::string& name, const std::vector<std::string>& words) {
-  const std::string own = own_path();
+void exec_companion(const std::string& name, const std::vector<std::string>& words) {
+  const std::string own = executable_path();
   const std::string path = own.substr(0, own.rfind('/') + 1) + name;
   if (!is_executable(path))
     throw base::UsageError("the program " + base::quoted(path, 256) +

@@ -18,9 +18,9 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr const char* kSearchPath = "/usr/local/bin:/usr/bin:/bin";
-constexpr int kMostThreads = 1000;
+constexpr int kMaxThreads = 1000;
 
-std::string content(const std::filesystem::path& path) {
+std::string read_file(const std::filesystem::path& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   std::string all = text.str();
@@ -29,22 +29,22 @@ std::string content(const std::filesystem::path& path) {
 }
 
 /// The state stands behind the name, which may have any characters but ends at the last ')'.
-char state_in(const std::string& stat) {
+char find_state(const std::string& stat) {
   const std::size_t end = stat.rfind(')');
   return end == std::string::npos || end + 2 >= stat.size() ? '?' : stat[end + 2];
 }
 
-std::string what_the_kernel_says(int rank, pid_t pid) {
+std::string kernel_report(int rank, pid_t pid) {
   const std::filesystem::path process = "/proc/" + std::to_string(pid);
   std::string text =
-      "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " + state_of_process(pid) + "\n";
+      "rank " + std::to_string(rank) + ", process " + std::to_string(pid) + ", state " + process_state(pid) + "\n";
   std::error_code error;
   int count = 0;
   for (const auto& thread : std::filesystem::directory_iterator(process / "task", error)) {
-    if (++count > kMostThreads) break;
-    const std::string where = content(thread.path() / "wchan");
-    text += "thread " + thread.path().filename().string() + " (" + content(thread.path() / "comm") + "): state " +
-            state_in(content(thread.path() / "stat")) +
+    if (++count > kMaxThreads) break;
+    const std::string where = read_file(thread.path() / "wchan");
+    text += "thread " + thread.path().filename().string() + " (" + read_file(thread.path() / "comm") + "): state " +
+            find_state(read_file(thread.path() / "stat")) +
             (where.empty() || where == "0" ? "" : ", in the kernel's " + where) + "\n";
   }
   return text + "\n";
@@ -60,13 +60,13 @@ void write_all(int fd, std::string_view text) {
 
 }  // namespace
 
-char state_of_process(pid_t pid) { return state_in(content("/proc/" + std::to_string(pid) + "/stat")); }
+char process_state(pid_t pid) { return find_state(read_file("/proc/" + std::to_string(pid) + "/stat")); }
 
-bool dumps_core(pid_t pid) {
-  return content("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos;
+bool is_dumping_core(pid_t pid) {
+  return read_file("/proc/" + std::to_string(pid) + "/status").find("\nCoreDumping:\t1") != std::string::npos;
 }
 
-std::string stack_file(int rank) { return "stack." + std::to_string(rank) + ".txt"; }
+std::string stack_file_name(int rank) { return "stack." + std::to_string(rank) + ".txt"; }
 
 std::vector<std::string> stack_command(pid_t pid, std::string_view search_path) {
   const std::string number = std::to_string(pid);
@@ -88,10 +88,10 @@ std::vector<std::string> stack_command(pid_t pid, std::string_view search_path) 
 StackDump::StackDump(int rank, pid_t pid, const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  const std::string path = folder + "/" + stack_file(rank);
+  const std::string path = folder + "/" + stack_file_name(rank);
   file_ = base::Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file_) throw base::SystemError("cannot write " + path, errno);
-  write_all(file_.get(), what_the_kernel_says(rank, pid));
+  write_all(file_.get(), kernel_report(rank, pid));
   const auto command = stack_command(pid, kSearchPath);
   if (command.empty()) {
     write_all(file_.get(), "no stacks: neither eu-stack (elfutils) nor gdb is installed\n");

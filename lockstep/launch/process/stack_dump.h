@@ -13,9 +13,9 @@
 namespace lockstep::launcher {
 
 /// The state of a process as /proc shows it: R, S, D, T ...; '?' when it is not there.
-char state_of_process(pid_t pid);
+char process_state(pid_t pid);
 /// True while the kernel writes its memory to a file, because it has died.
-bool dumps_core(pid_t pid);
+bool is_dumping_core(pid_t pid);
 
 /// Writes runs/NAME/stack.RANK.txt: what the kernel says of each thread, which always works, and the threads' stacks as
 /// eu-stack (elfutils) prints them. Why that: it is kept by those who keep the ELF and DWARF libraries, small (gdb
@@ -40,7 +40,7 @@ class StackDump {
 };
 
 /// The file's name.
-std::string stack_file(int rank);
+std::string stack_file_name(int rank);
 
 /// What to start: the first of these that is there, and its arguments for `pid`. Empty when there is none.
 std::vector<std::string> stack_command(pid_t pid, std::string_view search_path);

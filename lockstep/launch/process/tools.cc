@@ -22,10 +22,11 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kLookAgain = 50ms;  // what a tool leaves behind may hold its pipe open, so its end is looked for as well
+constexpr auto kPollInterval =
+    50ms;  // what a tool leaves behind may hold its pipe open, so its end is looked for as well
 
 /// A file without a name, to be read from its beginning.
-base::Fd scratch_file(std::string_view content) {
+base::Fd memory_file(std::string_view content) {
   base::Fd fd(::memfd_create("input", MFD_CLOEXEC));
   if (!fd) throw base::SystemError("cannot make a file without a name", errno);
   for (std::size_t done = 0; done < content.size();) {
@@ -37,9 +38,9 @@ base::Fd scratch_file(std::string_view content) {
 }
 
 /// What one of its streams brings.
-class Ear {
+class OutputPipe {
  public:
-  explicit Ear(std::string& text) : text_(text) {}
+  explicit OutputPipe(std::string& text) : text_(text) {}
 
   /// The end that the tool writes to.
   base::Fd open() {
@@ -51,14 +52,14 @@ class Ear {
   void close() { read_.reset(); }
   int descriptor() const { return read_ ? read_.get() : -1; }
 
-  void hear() {
+  void read_available() {
     char bytes[1 << 12];
     while (read_) {
       const ssize_t size = ::read(read_.get(), bytes, sizeof bytes);
       if (size < 0 && errno == EINTR) continue;
       if (size == 0) read_.reset();
       if (size <= 0) return;
-      text_.append(bytes, std::min(static_cast<std::size_t>(size), kMostText - text_.size()));
+      text_.append(bytes, std::min(static_cast<std::size_t>(size), kMaxOutputBytes - text_.size()));
     }
   }
 
@@ -68,27 +69,27 @@ class Ear {
 };
 
 /// One that runs.
-class Tool {
+class RunningTool {
  public:
-  Tool(const ToolCall& call, ToolSaid& said)
-      : said_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
-    said_.path = call.path;
+  RunningTool(const ToolCommand& call, ToolResult& said)
+      : result_(said), deadline_(Deadline::in(call.limit)), out_(said.out), err_(said.err) {
+    result_.path = call.path;
     if (call.path.empty()) return;
     try {
-      const base::Fd in = scratch_file(call.input), out = out_.open(), err = err_.open();
+      const base::Fd in = memory_file(call.input), out = out_.open(), err = err_.open();
       pid_ = spawn_tool(call.path, call.words, call.environment, call.directory, {in.get(), out.get(), err.get()});
     } catch (const base::SystemError& error) {
-      said_.err = error.what();
+      result_.err = error.what();
     }
   }
 
-  bool runs() const { return pid_ > 0; }
+  bool is_running() const { return pid_ > 0; }
   std::array<int, 2> descriptors() const { return {out_.descriptor(), err_.descriptor()}; }
   Deadline deadline() const { return deadline_; }
 
-  void look(bool quit) {
-    if (!runs()) return;
-    hear();
+  void poll(bool quit) {
+    if (!is_running()) return;
+    read_available();
     int status = 0;
     const pid_t ended = ::waitpid(pid_, &status, WNOHANG);
     if (ended == 0 && !quit && !deadline_.expired()) return;
@@ -98,50 +99,50 @@ class Tool {
       // bounded: it was killed
       while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
       }
-      said_.code = ToolSaid::kNoEnd;
+      result_.code = ToolResult::kTimedOut;
     } else {
-      said_.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      result_.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     }
-    hear();
+    read_available();
     pid_ = -1;
     out_.close();
     err_.close();
   }
 
  private:
-  void hear() {
-    out_.hear();
-    err_.hear();
+  void read_available() {
+    out_.read_available();
+    err_.read_available();
   }
 
-  ToolSaid& said_;
+  ToolResult& result_;
   Deadline deadline_;
   pid_t pid_ = -1;
-  Ear out_, err_;
+  OutputPipe out_, err_;
 };
 
 }  // namespace
 
-std::vector<ToolSaid> run_tools(const std::vector<ToolCall>& calls, int quit) {
-  std::vector<ToolSaid> said(calls.size());
-  std::vector<Tool> tools;
+std::vector<ToolResult> run_tools(const std::vector<ToolCommand>& calls, int quit) {
+  std::vector<ToolResult> said(calls.size());
+  std::vector<RunningTool> tools;
   for (std::size_t i = 0; i < calls.size(); ++i) tools.emplace_back(calls[i], said[i]);
-  while (std::any_of(tools.begin(), tools.end(), [](const Tool& tool) { return tool.runs(); })) {
+  while (std::any_of(tools.begin(), tools.end(), [](const RunningTool& tool) { return tool.is_running(); })) {
     std::vector<pollfd> entries = {{quit, POLLRDHUP, 0}};
-    Deadline first = Deadline::in(kLookAgain);
-    for (const Tool& tool : tools) {
+    Deadline first = Deadline::in(kPollInterval);
+    for (const RunningTool& tool : tools) {
       for (const int descriptor : tool.descriptors()) entries.push_back({descriptor, POLLIN, 0});
-      if (tool.runs()) first = earlier(first, tool.deadline());
+      if (tool.is_running()) first = earlier(first, tool.deadline());
     }
     ::poll(entries.data(), entries.size(), first.poll_ms());
-    for (Tool& tool : tools) tool.look(entries[0].revents != 0);
+    for (RunningTool& tool : tools) tool.poll(entries[0].revents != 0);
   }
   return said;
 }
 
-ToolSaid run_tool(const ToolCall& call, int quit) { return std::move(run_tools({call}, quit).front()); }
+ToolResult run_tool(const ToolCommand& call, int quit) { return std::move(run_tools({call}, quit).front()); }
 
-std::string tool_path(const std::string& name, const Environment& environment) {
+std::string find_tool(const std::string& name, const Environment& environment) {
   std::string search_path = "/usr/local/bin:/usr/bin:/bin";
   for (const std::string& variable : environment)
     if (variable.rfind("PATH=", 0) == 0) search_path = variable.substr(5);

@@ -11,7 +11,7 @@
 namespace lockstep::launcher {
 
 /// Throws Error kProtocol.
-[[noreturn]] inline void refuse(const std::string& what) {
+[[noreturn]] inline void throw_protocol_error(const std::string& what) {
   throw base::Error(base::Cause::kProtocol, "launcher and agent: " + what);
 }
 
@@ -39,13 +39,14 @@ inline void put_texts(std::string& out, const std::vector<std::string>& texts) {
 }
 
 /// Takes values from the front of a payload. What is not there is refused before memory is taken.
-class Parser {
+class PayloadReader {
  public:
-  explicit Parser(std::string_view bytes) : rest_(bytes) {}
+  explicit PayloadReader(std::string_view bytes) : rest_(bytes) {}
 
   std::string_view bytes(std::size_t size) {
     if (size > rest_.size())
-      refuse("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) + " are left");
+      throw_protocol_error("a value of " + std::to_string(size) + " bytes where " + std::to_string(rest_.size()) +
+                           " are left");
     const std::string_view taken = rest_.substr(0, size);
     rest_.remove_prefix(size);
     return taken;
@@ -59,7 +60,7 @@ class Parser {
   std::size_t count(std::size_t least) {
     const auto n = number<std::uint32_t>();
     if (n > rest_.size() / least)
-      refuse("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
+      throw_protocol_error("a list of " + std::to_string(n) + " in " + std::to_string(rest_.size()) + " bytes");
     return n;
   }
   std::vector<std::string> texts() {
@@ -68,7 +69,7 @@ class Parser {
     return all;
   }
   void end() const {
-    if (!rest_.empty()) refuse(std::to_string(rest_.size()) + " bytes too many");
+    if (!rest_.empty()) throw_protocol_error(std::to_string(rest_.size()) + " bytes too many");
   }
 
  private:

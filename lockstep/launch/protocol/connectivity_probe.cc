@@ -14,7 +14,7 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr std::size_t kNumberBytes = 4;
-constexpr std::size_t kMaxStrangers = 1024;
+constexpr std::size_t kMaxUnauthenticated = 1024;
 
 std::string bytes_of(std::size_t number) {
   std::string bytes;
@@ -36,7 +36,7 @@ bool equal(const std::string& a, const std::string& b) {
 }
 
 /// Reads on until `text` has `size` bytes. False when the other end is gone; the errno is then in `error`.
-bool fill(int fd, std::string& text, std::size_t size, int& error) {
+bool read_up_to(int fd, std::string& text, std::size_t size, int& error) {
   char bytes[64];
   while (text.size() < size) {
     const ssize_t got = ::recv(fd, bytes, std::min(size - text.size(), sizeof bytes), 0);
@@ -51,109 +51,114 @@ bool fill(int fd, std::string& text, std::size_t size, int& error) {
 
 }  // namespace
 
-Crossing::Crossing(int self, std::string token) : self_(self), token_(std::move(token)) {}
+ConnectivityProbe::ConnectivityProbe(int self, std::string token) : self_(self), token_(std::move(token)) {}
 
-std::string Crossing::new_token() {
+std::string ConnectivityProbe::make_token() {
   std::string token(kTokenBytes, '\0');
   if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
     throw base::SystemError("getrandom", errno);
   return token;
 }
 
-base::Address Crossing::listen(const std::string& host) {
+base::Address ConnectivityProbe::listen(const std::string& host) {
   listeners_.push_back(base::listen_on({host, 0}));
   return base::local_address(listeners_.back().get());
 }
 
-void Crossing::fail(std::size_t index, const std::string& why) {
-  dialled_[index].decided = true;
-  dialled_[index].error = why;
-  dialled_[index].fd.reset();
+void ConnectivityProbe::fail(std::size_t index, const std::string& why) {
+  outgoing_[index].decided = true;
+  outgoing_[index].error = why;
+  outgoing_[index].fd.reset();
 }
 
-void Crossing::dial(const base::Address& address, int node, const std::string& source) {
-  dialled_.emplace_back();
-  attempts_.push_back({.node = node});
+void ConnectivityProbe::connect_to(const base::Address& address, int node, const std::string& source) {
+  outgoing_.emplace_back();
+  outgoing_states_.push_back({.node = node});
   try {
-    dialled_.back().fd = base::begin_dial(address, source);
+    outgoing_.back().fd = base::start_connect(address, source);
   } catch (const base::Error& error) {
-    fail(dialled_.size() - 1, error.what());
+    fail(outgoing_.size() - 1, error.what());
   }
 }
 
-std::vector<pollfd> Crossing::entries() const {
+std::vector<pollfd> ConnectivityProbe::entries() const {
   std::vector<pollfd> entries;
   for (const base::Fd& listener : listeners_)
-    entries.push_back({strangers_.size() < kMaxStrangers ? listener.get() : -1, POLLIN, 0});
-  for (const Stranger& stranger : strangers_) entries.push_back({stranger.fd.get(), POLLIN, 0});
-  for (std::size_t i = 0; i < dialled_.size(); ++i)
-    entries.push_back({dialled_[i].decided ? -1 : dialled_[i].fd.get(),
-                       static_cast<short>(attempts_[i].connected ? POLLIN : POLLOUT), 0});
+    entries.push_back({unauthenticated_.size() < kMaxUnauthenticated ? listener.get() : -1, POLLIN, 0});
+  for (const Unauthenticated& unauthenticated : unauthenticated_)
+    entries.push_back({unauthenticated.fd.get(), POLLIN, 0});
+  for (std::size_t i = 0; i < outgoing_.size(); ++i)
+    entries.push_back({outgoing_[i].decided ? -1 : outgoing_[i].fd.get(),
+                       static_cast<short>(outgoing_states_[i].connected ? POLLIN : POLLOUT), 0});
   return entries;
 }
 
-void Crossing::go_on(std::size_t index) {
-  Dialled& dialled = dialled_[index];
-  Attempt& attempt = attempts_[index];
+void ConnectivityProbe::advance(std::size_t index) {
+  Outgoing& outgoing = outgoing_[index];
+  OutgoingState& attempt = outgoing_states_[index];
   if (!attempt.connected) {
-    if (const int error = base::dial_error(dialled.fd.get())) return fail(index, std::strerror(error));
+    if (const int error = base::connect_error(outgoing.fd.get())) return fail(index, std::strerror(error));
     const std::string greeting = token_ + bytes_of(static_cast<std::uint32_t>(self_)) + bytes_of(index);
-    if (::send(dialled.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
+    if (::send(outgoing.fd.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL) !=
         static_cast<ssize_t>(greeting.size()))
       return fail(index, std::strerror(errno));
     attempt.connected = true;
     return;
   }
   int error = 0;
-  if (!fill(dialled.fd.get(), attempt.answer, kNumberBytes, error))
+  if (!read_up_to(outgoing.fd.get(), attempt.answer, kNumberBytes, error))
     return fail(index, error == ECONNRESET ? "a stranger listens there" : std::strerror(error));
   if (attempt.answer.size() < kNumberBytes) return;
   if (number_in(attempt.answer) != attempt.node)
     return fail(index, number_in(attempt.answer) == self_ ? "that is this host itself" : "another host answers there");
-  dialled.from = base::local_address(dialled.fd.get()).host;
-  dialled.decided = true;
+  outgoing.from = base::local_address(outgoing.fd.get()).host;
+  outgoing.decided = true;
 }
 
 /// False when it is of no more interest.
-bool Crossing::listen_to(Stranger& stranger) {
+bool ConnectivityProbe::read_greeting(Unauthenticated& unauthenticated) {
   int error = 0;
-  if (!fill(stranger.fd.get(), stranger.greeting, kTokenBytes + 2 * kNumberBytes, error)) return false;
-  if (stranger.greeting.size() < kTokenBytes + 2 * kNumberBytes) return true;
-  if (!equal(stranger.greeting.substr(0, kTokenBytes), token_)) return false;
-  const std::string answer = bytes_of(static_cast<std::uint32_t>(self_));
-  if (::send(stranger.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size()))
+  if (!read_up_to(unauthenticated.fd.get(), unauthenticated.greeting, kTokenBytes + 2 * kNumberBytes, error))
     return false;
-  const auto dial = static_cast<std::uint32_t>(number_in(stranger.greeting.substr(kTokenBytes + kNumberBytes)));
-  callers_[{number_in(stranger.greeting.substr(kTokenBytes)), stranger.listener, dial}] = std::move(stranger.fd);
+  if (unauthenticated.greeting.size() < kTokenBytes + 2 * kNumberBytes) return true;
+  if (!equal(unauthenticated.greeting.substr(0, kTokenBytes), token_)) return false;
+  const std::string answer = bytes_of(static_cast<std::uint32_t>(self_));
+  if (::send(unauthenticated.fd.get(), answer.data(), answer.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(answer.size()))
+    return false;
+  const auto dial = static_cast<std::uint32_t>(number_in(unauthenticated.greeting.substr(kTokenBytes + kNumberBytes)));
+  incoming_[{number_in(unauthenticated.greeting.substr(kTokenBytes)), unauthenticated.listener, dial}] =
+      std::move(unauthenticated.fd);
   return false;
 }
 
-void Crossing::handle(const std::vector<pollfd>& entries) {
+void ConnectivityProbe::handle(const std::vector<pollfd>& entries) {
   auto entry = entries.begin();
-  std::vector<Stranger> come;
+  std::vector<Unauthenticated> accepted;
   for (std::size_t i = 0; i < listeners_.size(); ++i, ++entry)
     if (entry->revents)
-      while (base::Fd fd = base::accept_one(listeners_[i].get())) come.push_back({std::move(fd), i});
-  for (Stranger& stranger : strangers_)
-    if ((entry++)->revents && !listen_to(stranger)) stranger.fd.reset();
-  for (std::size_t i = 0; i < dialled_.size() && entry != entries.end(); ++i, ++entry)
-    if (entry->revents) go_on(i);
-  std::erase_if(strangers_, [](const Stranger& stranger) { return !stranger.fd; });
-  strangers_.insert(strangers_.end(), std::make_move_iterator(come.begin()), std::make_move_iterator(come.end()));
+      while (base::Fd fd = base::try_accept(listeners_[i].get())) accepted.push_back({std::move(fd), i});
+  for (Unauthenticated& unauthenticated : unauthenticated_)
+    if ((entry++)->revents && !read_greeting(unauthenticated)) unauthenticated.fd.reset();
+  for (std::size_t i = 0; i < outgoing_.size() && entry != entries.end(); ++i, ++entry)
+    if (entry->revents) advance(i);
+  std::erase_if(unauthenticated_, [](const Unauthenticated& unauthenticated) { return !unauthenticated.fd; });
+  unauthenticated_.insert(unauthenticated_.end(), std::make_move_iterator(accepted.begin()),
+                          std::make_move_iterator(accepted.end()));
 }
 
-bool Crossing::all_decided() const {
-  return std::all_of(dialled_.begin(), dialled_.end(), [](const Dialled& dialled) { return dialled.decided; });
+bool ConnectivityProbe::all_decided() const {
+  return std::all_of(outgoing_.begin(), outgoing_.end(), [](const Outgoing& outgoing) { return outgoing.decided; });
 }
 
-void Crossing::give_up() {
-  for (std::size_t i = 0; i < dialled_.size(); ++i)
-    if (!dialled_[i].decided) fail(i, "no answer");
+void ConnectivityProbe::fail_undecided() {
+  for (std::size_t i = 0; i < outgoing_.size(); ++i)
+    if (!outgoing_[i].decided) fail(i, "no answer");
 }
 
-base::Fd Crossing::take_caller(int node, std::size_t index, std::size_t dial) {
-  const auto found = callers_.find({node, index, dial});
-  return found == callers_.end() ? base::Fd() : std::move(found->second);
+base::Fd ConnectivityProbe::take_incoming(int node, std::size_t index, std::size_t dial) {
+  const auto found = incoming_.find({node, index, dial});
+  return found == incoming_.end() ? base::Fd() : std::move(found->second);
 }
 
 }  // namespace lockstep::launcher

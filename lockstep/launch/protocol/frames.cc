@@ -10,13 +10,13 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kHeader = 12;
+constexpr std::size_t kHeaderBytes = 12;
 
 }  // namespace
 
 std::string encode(const Frame& frame) {
   std::string bytes;
-  bytes.reserve(kHeader + frame.payload.size() + 1);
+  bytes.reserve(kHeaderBytes + frame.payload.size() + 1);
   put(bytes, static_cast<std::uint32_t>(frame.payload.size()));
   put(bytes, static_cast<std::uint32_t>(frame.kind));
   put(bytes, static_cast<std::int32_t>(frame.rank));
@@ -27,19 +27,19 @@ std::string encode(const Frame& frame) {
 std::optional<Frame> FrameReader::next() {
   const std::string_view rest = std::string_view(buffer_).substr(begin_);
   std::size_t length = 0;
-  if (rest.size() >= kHeader) {
-    Parser header(rest);
+  if (rest.size() >= kHeaderBytes) {
+    PayloadReader header(rest);
     length = header.number<std::uint32_t>();
     const auto kind = header.number<std::uint32_t>();
     if (length > limit_)
-      refuse("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
+      throw_protocol_error("a frame of " + std::to_string(length) + " bytes; allowed are " + std::to_string(limit_));
     if (kind < static_cast<std::uint32_t>(FrameKind::kJob) || kind > static_cast<std::uint32_t>(FrameKind::kDone))
-      refuse("a frame of kind " + std::to_string(kind));
-    if (rest.size() > kHeader + length) {
-      if (rest[kHeader + length] != '\n') refuse("a frame without its last byte");
-      begin_ += kHeader + length + 1;
+      throw_protocol_error("a frame of kind " + std::to_string(kind));
+    if (rest.size() > kHeaderBytes + length) {
+      if (rest[kHeaderBytes + length] != '\n') throw_protocol_error("a frame without its last byte");
+      begin_ += kHeaderBytes + length + 1;
       return Frame{static_cast<FrameKind>(kind), header.number<std::int32_t>(),
-                   std::string(rest.substr(kHeader, length))};
+                   std::string(rest.substr(kHeaderBytes, length))};
     }
   }
   buffer_.erase(0, begin_);
@@ -54,7 +54,7 @@ std::string encode_numbers(const std::vector<std::int64_t>& numbers) {
 }
 
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count) {
-  Parser parser(bytes);
+  PayloadReader parser(bytes);
   std::vector<std::int64_t> numbers(count);
   for (std::int64_t& number : numbers) number = parser.number<std::int64_t>();
   parser.end();
@@ -68,44 +68,45 @@ std::vector<int> decode_ranks(std::string_view bytes) {
   return {numbers.begin(), numbers.end()};
 }
 
-std::string encode_stop(const Stop& stop) {
-  return encode_numbers({stop.signal, stop.warning.count(), stop.grace.count()});
+std::string encode_stop(const StopRequest& stop) {
+  return encode_numbers({stop.signal, stop.notice_period.count(), stop.grace.count()});
 }
 
-Stop decode_stop(std::string_view bytes) {
+StopRequest decode_stop(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 3);
   return {static_cast<int>(numbers[0]), std::chrono::milliseconds(numbers[1]), std::chrono::milliseconds(numbers[2])};
 }
 
-std::string encode_pulse(const job::Pulse& pulse) {
-  return encode_numbers({pulse.rank, pulse.silent.count(), pulse.idle.count(), pulse.in_world, pulse.state});
+std::string encode_rank_health(const job::RankHealth& pulse) {
+  return encode_numbers({pulse.rank, pulse.since_heartbeat.count(), pulse.since_progress.count(), pulse.is_in_world,
+                         pulse.process_state});
 }
 
-job::Pulse decode_pulse(std::string_view bytes) {
+job::RankHealth decode_rank_health(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 5);
   return {.rank = static_cast<int>(numbers[0]),
-          .silent = std::chrono::milliseconds(numbers[1]),
-          .idle = std::chrono::milliseconds(numbers[2]),
-          .in_world = numbers[3] != 0,
+          .since_heartbeat = std::chrono::milliseconds(numbers[1]),
+          .since_progress = std::chrono::milliseconds(numbers[2]),
+          .is_in_world = numbers[3] != 0,
           .state = static_cast<char>(numbers[4])};
 }
 
 namespace {
 
-constexpr std::size_t kOfEach = 32;  // operations that go on, and that have ended
+constexpr std::size_t kMaxPerKind = 32;  // operations that go on, and that have ended
 
-void put_operation(std::string& out, const base::FlightSeen& operation) {
+void put_operation(std::string& out, const base::OperationRecord& operation) {
   for (const std::uint64_t number : {operation.number, operation.seq, operation.bytes}) put(out, number);
-  for (const std::int64_t number : {operation.step, operation.begun, operation.ended}) put(out, number);
+  for (const std::int64_t number : {operation.step, operation.started, operation.ended}) put(out, number);
   for (const std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
     put_text(out, *text);
 }
 
-base::FlightSeen take_operation(Parser& parser) {
-  base::FlightSeen operation;
+base::OperationRecord read_operation(PayloadReader& parser) {
+  base::OperationRecord operation;
   for (std::uint64_t* number : {&operation.number, &operation.seq, &operation.bytes})
     *number = parser.number<std::uint64_t>();
-  for (std::int64_t* number : {&operation.step, &operation.begun, &operation.ended})
+  for (std::int64_t* number : {&operation.step, &operation.started, &operation.ended})
     *number = parser.number<std::int64_t>();
   for (std::string* text : {&operation.channel, &operation.kind, &operation.dtype, &operation.name})
     *text = base::printable(parser.text());
@@ -113,53 +114,53 @@ base::FlightSeen take_operation(Parser& parser) {
 }
 
 /// In the order in which they began.
-std::vector<const base::FlightSeen*> worth_telling(const std::vector<base::FlightSeen>& operations) {
-  std::vector<const base::FlightSeen*> told;
+std::vector<const base::OperationRecord*> recent_operations(const std::vector<base::OperationRecord>& operations) {
+  std::vector<const base::OperationRecord*> recent;
   std::size_t going_on = 0, ended = 0;
   for (auto one = operations.rbegin(); one != operations.rend(); ++one)
-    if ((one->goes_on() ? going_on : ended)++ < kOfEach) told.push_back(&*one);
-  std::reverse(told.begin(), told.end());
-  return told;
+    if ((one->is_running() ? going_on : ended)++ < kMaxPerKind) recent.push_back(&*one);
+  std::reverse(recent.begin(), recent.end());
+  return recent;
 }
 
 }  // namespace
 
-std::string encode_seen(const base::RankSeen& seen) {
+std::string encode_snapshot(const base::RankSnapshot& seen) {
   std::string bytes;
   for (const std::int64_t number :
        {std::int64_t{seen.rank}, std::int64_t{seen.pid}, std::int64_t{seen.world_size}, seen.steps, seen.batches,
-        std::int64_t{seen.waiting}, std::int64_t{seen.left}, seen.looked_ns})
+        std::int64_t{seen.waiting}, std::int64_t{seen.has_left}, seen.read_at_ns})
     put(bytes, number);
   for (const std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) put_text(bytes, *text);
-  const auto operations = worth_telling(seen.operations);
+  const auto operations = recent_operations(seen.operations);
   put(bytes, static_cast<std::uint32_t>(operations.size()));
   for (const auto* operation : operations) put_operation(bytes, *operation);
   return bytes;
 }
 
-base::RankSeen decode_seen(std::string_view bytes) {
-  Parser parser(bytes);
-  base::RankSeen seen;
+base::RankSnapshot decode_snapshot(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  base::RankSnapshot seen;
   seen.rank = static_cast<int>(parser.number<std::int64_t>());
   seen.pid = static_cast<pid_t>(parser.number<std::int64_t>());
   seen.world_size = static_cast<int>(parser.number<std::int64_t>());
   seen.steps = parser.number<std::int64_t>();
   seen.batches = parser.number<std::int64_t>();
   seen.waiting = parser.number<std::int64_t>() != 0;
-  seen.left = parser.number<std::int64_t>() != 0;
-  seen.looked_ns = parser.number<std::int64_t>();
+  seen.has_left = parser.number<std::int64_t>() != 0;
+  seen.read_at_ns = parser.number<std::int64_t>();
   for (std::string* text : {&seen.job, &seen.transport, &seen.busy_with}) *text = base::printable(parser.text());
   seen.operations.resize(parser.count(64));
-  for (base::FlightSeen& operation : seen.operations) operation = take_operation(parser);
+  for (base::OperationRecord& operation : seen.operations) operation = read_operation(parser);
   parser.end();
   return seen;
 }
 
-std::string encode_end(const RankEnd& end) {
+std::string encode_rank_exit(const RankExit& end) {
   return encode_numbers({end.rank, end.pid, end.code, end.signal, end.oom_kills});
 }
 
-RankEnd decode_end(std::string_view bytes) {
+RankExit decode_rank_exit(std::string_view bytes) {
   const auto numbers = decode_numbers(bytes, 5);
   return {.rank = static_cast<int>(numbers[0]),
           .pid = numbers[1],
@@ -168,32 +169,32 @@ RankEnd decode_end(std::string_view bytes) {
           .oom_kills = numbers[4]};
 }
 
-std::string encode_site(const Site& site) {
+std::string encode_host_info(const HostInfo& info) {
   std::string bytes;
-  for (const std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus})
+  for (const std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
     put_text(bytes, *text);
-  put(bytes, site.master_port);
-  put(bytes, static_cast<std::int32_t>(site.gpus));
-  put(bytes, static_cast<std::uint32_t>(site.cpus.size()));
-  for (const Cpu& cpu : site.cpus)
+  put(bytes, info.master_port);
+  put(bytes, static_cast<std::int32_t>(info.gpus));
+  put(bytes, static_cast<std::uint32_t>(info.cpus.size()));
+  for (const Cpu& cpu : info.cpus)
     for (const int number : {cpu.id, cpu.core, cpu.node}) put(bytes, static_cast<std::int32_t>(number));
   return bytes;
 }
 
-Site decode_site(std::string_view bytes) {
-  Parser parser(bytes);
-  Site site;
-  for (std::string* text : {&site.host, &site.version, &site.build, &site.machine, &site.visible_gpus})
+HostInfo decode_host_info(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  HostInfo info;
+  for (std::string* text : {&info.host, &info.version, &info.build, &info.machine, &info.visible_gpus})
     *text = base::printable(parser.text());
-  if (site.version != LOCKSTEP_VERSION || site.build != job::build_id(""))
-    return site;  // what follows may have another form
-  site.master_port = parser.number<std::uint16_t>();
-  site.gpus = parser.number<std::int32_t>();
-  site.cpus.resize(parser.count(12));
-  for (Cpu& cpu : site.cpus)
+  if (info.version != LOCKSTEP_VERSION || info.build != job::build_id(""))
+    return info;  // what follows may have another form
+  info.master_port = parser.number<std::uint16_t>();
+  info.gpus = parser.number<std::int32_t>();
+  info.cpus.resize(parser.count(12));
+  for (Cpu& cpu : info.cpus)
     for (int* number : {&cpu.id, &cpu.core, &cpu.node}) *number = parser.number<std::int32_t>();
   parser.end();
-  return site;
+  return info;
 }
 
 namespace {
@@ -206,20 +207,20 @@ void put_addresses(std::string& out, const std::vector<base::Address>& addresses
   }
 }
 
-base::Address take_address(Parser& parser) {
+base::Address read_address(PayloadReader& parser) {
   std::string host = base::printable(parser.text());
   return {std::move(host), parser.number<std::uint16_t>()};
 }
 
-std::vector<base::Address> take_addresses(Parser& parser) {
+std::vector<base::Address> read_addresses(PayloadReader& parser) {
   std::vector<base::Address> addresses(parser.count(6));
-  for (base::Address& address : addresses) address = take_address(parser);
+  for (base::Address& address : addresses) address = read_address(parser);
   return addresses;
 }
 
 }  // namespace
 
-std::string encode_meet(const MeetOrder& order) {
+std::string encode_route_request(const RouteRequest& order) {
   std::string bytes;
   put(bytes, static_cast<std::int32_t>(order.self));
   put_text(bytes, order.token);
@@ -228,63 +229,63 @@ std::string encode_meet(const MeetOrder& order) {
   return bytes;
 }
 
-MeetOrder decode_meet(std::string_view bytes) {
-  Parser parser(bytes);
-  MeetOrder order;
+RouteRequest decode_route_request(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  RouteRequest order;
   order.self = parser.number<std::int32_t>();
   order.token = parser.text();
   order.interface = parser.text();
-  order.launcher = take_addresses(parser);
+  order.launcher = read_addresses(parser);
   parser.end();
   return order;
 }
 
-std::string encode_met(const MeetReply& reply) {
+std::string encode_route_reply(const RouteReply& reply) {
   std::string bytes;
   put_text(bytes, reply.error);
-  put(bytes, static_cast<std::uint32_t>(reply.doors.size()));
-  for (const Door& door : reply.doors) {
-    put(bytes, static_cast<std::int32_t>(door.launcher));
-    put(bytes, door.dial);
-    put_text(bytes, door.address.host);
-    put(bytes, door.address.port);
-    put_text(bytes, door.interface);
+  put(bytes, static_cast<std::uint32_t>(reply.routes.size()));
+  for (const Route& route : reply.routes) {
+    put(bytes, static_cast<std::int32_t>(route.launcher));
+    put(bytes, route.connection);
+    put_text(bytes, route.address.host);
+    put(bytes, route.address.port);
+    put_text(bytes, route.interface);
   }
   return bytes;
 }
 
-MeetReply decode_met(std::string_view bytes) {
-  Parser parser(bytes);
-  MeetReply reply;
+RouteReply decode_route_reply(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  RouteReply reply;
   reply.error = base::printable(parser.text());
-  reply.doors.resize(parser.count(18));
-  for (Door& door : reply.doors) {
-    door.launcher = parser.number<std::int32_t>();
-    door.dial = parser.number<std::uint32_t>();
-    door.address = take_address(parser);
-    door.interface = base::printable(parser.text());
+  reply.routes.resize(parser.count(18));
+  for (Route& route : reply.routes) {
+    route.launcher = parser.number<std::int32_t>();
+    route.connection = parser.number<std::uint32_t>();
+    route.address = read_address(parser);
+    route.interface = base::printable(parser.text());
   }
   parser.end();
   return reply;
 }
 
-std::string encode_probe(const ProbeOrder& order) {
+std::string encode_probe_request(const ProbeRequest& order) {
   std::string bytes;
   put(bytes, static_cast<std::int32_t>(order.launcher));
   put_addresses(bytes, order.peers);
   return bytes;
 }
 
-ProbeOrder decode_probe(std::string_view bytes) {
-  Parser parser(bytes);
-  ProbeOrder order;
+ProbeRequest decode_probe_request(std::string_view bytes) {
+  PayloadReader parser(bytes);
+  ProbeRequest order;
   order.launcher = parser.number<std::int32_t>();
-  order.peers = take_addresses(parser);
+  order.peers = read_addresses(parser);
   parser.end();
   return order;
 }
 
-std::string encode_probed(const std::vector<ProbeFailure>& failures) {
+std::string encode_probe_failures(const std::vector<ProbeFailure>& failures) {
   std::string bytes;
   put(bytes, static_cast<std::uint32_t>(failures.size()));
   for (const ProbeFailure& failure : failures) {
@@ -294,8 +295,8 @@ std::string encode_probed(const std::vector<ProbeFailure>& failures) {
   return bytes;
 }
 
-std::vector<ProbeFailure> decode_probed(std::string_view bytes) {
-  Parser parser(bytes);
+std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes) {
+  PayloadReader parser(bytes);
   std::vector<ProbeFailure> failures(parser.count(8));
   for (ProbeFailure& failure : failures) {
     failure.node = parser.number<std::int32_t>();
@@ -312,11 +313,11 @@ std::string encode_texts(const std::vector<std::string>& texts) {
 }
 
 std::vector<std::string> decode_texts(std::string_view bytes, std::size_t count) {
-  Parser parser(bytes);
+  PayloadReader parser(bytes);
   std::vector<std::string> texts = parser.texts();
   parser.end();
   if (texts.size() != count)
-    refuse(std::to_string(texts.size()) + " texts where " + std::to_string(count) + " are meant");
+    throw_protocol_error(std::to_string(texts.size()) + " texts where " + std::to_string(count) + " are meant");
   for (std::string& text : texts) text = base::printable(text);
   return texts;
 }
@@ -326,7 +327,7 @@ std::string encode_job(const JobPlan& job) {
   put_text(bytes, job.program);
   put_texts(bytes, job.arguments);
   put_text(bytes, job.directory);
-  put(bytes, static_cast<std::uint8_t>(job.add_to_own));
+  put(bytes, static_cast<std::uint8_t>(job.extends_own_environment));
   put_texts(bytes, job.environment);
   put(bytes, static_cast<std::int64_t>(job.fail_grace.count()));
   put_text(bytes, job.run_dir);
@@ -343,12 +344,12 @@ std::string encode_job(const JobPlan& job) {
 }
 
 JobPlan decode_job(std::string_view bytes) {
-  Parser parser(bytes);
+  PayloadReader parser(bytes);
   JobPlan job;
   job.program = parser.text();
   job.arguments = parser.texts();
   job.directory = parser.text();
-  job.add_to_own = parser.number<std::uint8_t>() != 0;
+  job.extends_own_environment = parser.number<std::uint8_t>() != 0;
   job.environment = parser.texts();
   job.fail_grace = std::chrono::milliseconds(parser.number<std::int64_t>());
   job.run_dir = parser.text();

@@ -10,50 +10,52 @@
 
 #include "lockstep/base/telemetry/rank_page.h"
 #include "lockstep/job/health/rank_health.h"
-#include "lockstep/launch/protocol/network_messages.h"
-#include "lockstep/launch/plan/job_plan.h"
-#include "lockstep/launch/protocol/rank_exit.h"
 #include "lockstep/launch/plan/host_info.h"
+#include "lockstep/launch/plan/job_plan.h"
+#include "lockstep/launch/protocol/network_messages.h"
+#include "lockstep/launch/protocol/rank_exit.h"
 
 namespace lockstep::launcher {
 
 enum class FrameKind : std::uint32_t {
   // launcher to agent
-  kJob = 1,  ///< JobPlan; the first frame
-  kStop,     ///< Stop
-  kSignal,   ///< one number: a signal for the ranks' processes
-  kLook,     ///< what have the ranks done? The answer is kFlight for each that has shown itself, and kLooked
-  kMeet,     ///< MeetOrder; before kJob, when there are several hosts
-  kProbe,    ///< ProbeOrder
-  kStacks,   ///< numbers: ranks whose stacks are to be written; a kStop that comes then waits for them
+  kJob = 1,          ///< JobPlan; the first frame
+  kStop,             ///< StopRequest
+  kSignal,           ///< one number: a signal for the ranks' processes
+  kSnapshotRequest,  ///< what have the ranks done? The answer is kSnapshot for each that has shown itself, and
+                     ///< kSnapshotsDone
+  kRouteRequest,     ///< RouteRequest; before kJob, when there are several hosts
+  kProbeRequest,     ///< ProbeRequest
+  kWriteStacks,      ///< numbers: ranks whose stacks are to be written; a kStop that comes then waits for them
   // the same, of `lockstep doctor`, which starts no job; doctor_wire.h
-  kTime,     ///< nothing: what does its clock say?
-  kExamine,  ///< ExamineOrder
-  kListen,   ///< ListenOrder
-  kMeasure,  ///< MeasureOrder
+  kClockRequest,      ///< nothing: what does its clock say?
+  kHostFactsRequest,  ///< HostFactsRequest
+  kListenRequest,     ///< ListenRequest
+  kMeasureRequest,    ///< MeasureRequest
   // agent to launcher
-  kSite,         ///< Site; the first frame
-  kMet,          ///< MeetReply
-  kProbed,       ///< a list of ProbeFailure
-  kClock,        ///< one number: ns since 1970, by its clock
-  kExamined,     ///< Examination
-  kListening,    ///< ListenReply
-  kMeasured,     ///< PairSpeed
+  kHostInfo,     ///< HostInfo; the first frame
+  kRouteReply,   ///< RouteReply
+  kProbeReply,   ///< a list of ProbeFailure
+  kClockReply,   ///< one number: ns since 1970, by its clock
+  kHostFacts,    ///< HostFacts
+  kListenReply,  ///< ListenReply
+  kLinkSpeed,    ///< LinkSpeed
   kRefused,      ///< two texts: why it starts no rank at all, and a hint
   kStarted,      ///< one number: pid
   kStartFailed,  ///< two numbers: StartStep, errno
   kStdout,       ///< bytes that `rank` wrote
   kStderr,
-  kPulse,   ///< job::Pulse; about once a second
-  kAlive,   ///< nothing to tell of any rank; about once a second
-  kSaved,   ///< one number: the newest checkpoint that `rank` knows to be durable, when it is newer than what was told
-            ///< before
-  kFlight,  ///< base::RankSeen
-  kLooked,
-  kEnded,       ///< RankEnd; after all that the rank has written
-  kDropped,     ///< one number: bytes of output lost because the launcher did not read
-  kUnkillable,  ///< one number: a pid that SIGKILL did not end
-  kDone,        ///< no process of the job is left; the last frame
+  kRankHealth,       ///< job::RankHealth; about once a second
+  kAlive,            ///< nothing to tell of any rank; about once a second
+  kCheckpointSaved,  ///< one number: the newest checkpoint that `rank` knows to be durable, when it is newer than what
+                     ///< was told
+                     ///< before
+  kSnapshot,         ///< base::RankSnapshot
+  kSnapshotsDone,
+  kRankExited,     ///< RankExit; after all that the rank has written
+  kOutputDropped,  ///< one number: bytes of output lost because the launcher did not read
+  kUnkillable,     ///< one number: a pid that SIGKILL did not end
+  kDone,           ///< no process of the job is left; the last frame
 };
 
 struct Frame {
@@ -62,9 +64,9 @@ struct Frame {
   std::string payload;
 };
 
-inline constexpr std::size_t kMaxFrame = std::size_t{1} << 20;
-inline constexpr std::size_t kMaxJobFrame = std::size_t{64}
-                                            << 20;  ///< arguments and environment are at most 6 MiB on Linux
+inline constexpr std::size_t kMaxFrameBytes = std::size_t{1} << 20;
+inline constexpr std::size_t kMaxJobFrameBytes = std::size_t{64}
+                                                 << 20;  ///< arguments and environment are at most 6 MiB on Linux
 
 /// Header (length, kind, rank: 12 bytes, little endian), payload, and a newline: srun passes on what has ended a line.
 std::string encode(const Frame& frame);
@@ -89,41 +91,41 @@ std::string encode_numbers(const std::vector<std::int64_t>& numbers);
 std::vector<std::int64_t> decode_numbers(std::string_view bytes, std::size_t count);
 
 /// How the ranks are to end.
-struct Stop {
+struct StopRequest {
   int signal = 0;
-  std::chrono::milliseconds warning{
+  std::chrono::milliseconds notice_period{
       0};  ///< for ranks that know of Lockstep: time to learn the cause and to end by themselves, before the signal
   std::chrono::milliseconds grace{0};  ///< from the signal to SIGKILL
 };
-std::string encode_stop(const Stop& stop);
-Stop decode_stop(std::string_view bytes);
+std::string encode_stop(const StopRequest& stop);
+StopRequest decode_stop(std::string_view bytes);
 
 std::string encode_ranks(const std::vector<int>& ranks);
 /// As many as there are. Throws Error kProtocol.
 std::vector<int> decode_ranks(std::string_view bytes);
 
-std::string encode_pulse(const job::Pulse& pulse);
-job::Pulse decode_pulse(std::string_view bytes);
+std::string encode_rank_health(const job::RankHealth& pulse);
+job::RankHealth decode_rank_health(std::string_view bytes);
 
 /// The operations that go on and the last of those that have ended, 32 and 32.
-std::string encode_seen(const base::RankSeen& seen);
-base::RankSeen decode_seen(std::string_view bytes);
+std::string encode_snapshot(const base::RankSnapshot& seen);
+base::RankSnapshot decode_snapshot(std::string_view bytes);
 
-std::string encode_end(const RankEnd& end);
-RankEnd decode_end(std::string_view bytes);
+std::string encode_rank_exit(const RankExit& end);
+RankExit decode_rank_exit(std::string_view bytes);
 
-std::string encode_site(const Site& site);
+std::string encode_host_info(const HostInfo& info);
 /// Of another version or build only these two are there, and the host. Throws Error kProtocol.
-Site decode_site(std::string_view bytes);
+HostInfo decode_host_info(std::string_view bytes);
 
-std::string encode_meet(const MeetOrder& order);
-MeetOrder decode_meet(std::string_view bytes);
-std::string encode_met(const MeetReply& reply);
-MeetReply decode_met(std::string_view bytes);
-std::string encode_probe(const ProbeOrder& order);
-ProbeOrder decode_probe(std::string_view bytes);
-std::string encode_probed(const std::vector<ProbeFailure>& failures);
-std::vector<ProbeFailure> decode_probed(std::string_view bytes);
+std::string encode_route_request(const RouteRequest& order);
+RouteRequest decode_route_request(std::string_view bytes);
+std::string encode_route_reply(const RouteReply& reply);
+RouteReply decode_route_reply(std::string_view bytes);
+std::string encode_probe_request(const ProbeRequest& order);
+ProbeRequest decode_probe_request(std::string_view bytes);
+std::string encode_probe_failures(const std::vector<ProbeFailure>& failures);
+std::vector<ProbeFailure> decode_probe_failures(std::string_view bytes);
 
 std::string encode_texts(const std::vector<std::string>& texts);
 /// Exactly `count` texts, made printable. Throws Error kProtocol.

@@ -17,30 +17,30 @@ namespace lockstep::launcher {
 class AgentLink;
 
 /// To an agent: reach the launcher.
-struct MeetOrder {
+struct RouteRequest {
   int self = 0;           ///< the agent's number
-  std::string token;      ///< of the job, for Crossing
-  std::string interface;  ///< as parse_interface_choice() takes it; empty: the address that routes to the launcher
+  std::string token;      ///< of the job, for ConnectivityProbe
+  std::string interface;  ///< as parse_interface_filter() takes it; empty: the address that routes to the launcher
   std::vector<base::Address> launcher;  ///< where it listens: any of them may be the one that this host reaches
 };
 
 /// A way from an agent to the launcher.
-struct Door {
-  int launcher = 0;        ///< index in MeetOrder::launcher
-  std::uint32_t dial = 0;  ///< which of the agent's connections it is
-  base::Address address;   ///< of the agent's host on this way; there it listens for the other hosts
-  std::string interface;   ///< which has that address
+struct Route {
+  int launcher = 0;              ///< index in RouteRequest::launcher
+  std::uint32_t connection = 0;  ///< which of the agent's connections it is
+  base::Address address;         ///< of the agent's host on this way; there it listens for the other hosts
+  std::string interface;         ///< which has that address
 };
 
 /// Its answer: all the ways that it has found.
-struct MeetReply {
-  std::vector<Door> doors;
+struct RouteReply {
+  std::vector<Route> routes;
   std::string error;  ///< when there is none
 };
 
 /// To an agent: reach all others. The first connection to the launcher at this index stays for the job: when it ends,
 /// the agent's ranks do.
-struct ProbeOrder {
+struct ProbeRequest {
   int launcher = 0;
   std::vector<base::Address> peers;  ///< of each host of the job
 };
@@ -52,17 +52,17 @@ struct ProbeFailure {
 };
 
 /// What the hosts have found.
-struct Meeting {
-  std::string launcher;     ///< address at which all hosts reach this one
-  std::vector<Door> doors;  ///< of each host
-  std::vector<base::Fd>
-      tethers;  ///< a connection to each agent, which ends within base::kHostIsSilent when its host cannot be reached
+struct NetworkPlan {
+  std::string launcher;                ///< address at which all hosts reach this one
+  std::vector<Route> routes;           ///< of each host
+  std::vector<base::Fd> liveness_fds;  ///< a connection to each agent, which ends within base::kPeerHostTimeout when
+                                       ///< its host cannot be reached
 };
 
 /// They have not met (kPeerUnreachable). `agents`: numbers of those without whom the others may.
-class NotMet : public base::Error {
+class Unreachable : public base::Error {
  public:
-  NotMet(const std::string& what, const std::string& hint, std::vector<std::size_t> agents)
+  Unreachable(const std::string& what, const std::string& hint, std::vector<std::size_t> agents)
       : base::Error(base::Cause::kPeerUnreachable, what, hint), agents_(std::move(agents)) {}
   const std::vector<std::size_t>& agents() const { return agents_; }
 
@@ -72,13 +72,13 @@ class NotMet : public base::Error {
 
 /// Few hosts without which none of `failures`, whom each does not reach, is left: those with the most, of equals the
 /// later. Pure.
-std::vector<std::size_t> who_is_in_the_way(const std::vector<std::vector<ProbeFailure>>& failures);
+std::vector<std::size_t> blocking_hosts(const std::vector<std::vector<ProbeFailure>>& failures);
 
-/// Lets the agents meet. `interfaces` of each: as MeetOrder has it; `own`: the choice here. Waits 15 s at most. A host
-/// that does not reach the launcher or another one is told in a line each; what is thrown (NotMet) says what to do.
-/// `signals` as for gather().
-Meeting meet(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces, const std::string& own,
-             int signals);
+/// Lets the agents meet. `interfaces` of each: as RouteRequest has it; `own`: the choice here. Waits 15 s at most. A
+/// host that does not reach the launcher or another one is told in a line each; what is thrown (Unreachable) says what
+/// to do. `signals` as for gather().
+NetworkPlan check_network(std::vector<AgentLink>& agents, const std::vector<std::string>& interfaces,
+                          const std::string& own, int signals);
 
 /// Where other hosts may reach this one. The choice names interfaces of other hosts too, so one that fits nothing here
 /// excludes nothing. Throws Error kPeerUnreachable when there is no address.

@@ -9,7 +9,7 @@ std::string signal_name(int signal) {
   return name ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 
-std::string to_text(const RankEnd& end) {
+std::string to_text(const RankExit& end) {
   return end.signal != 0 ? "killed by " + signal_name(end.signal) : "exited with code " + std::to_string(end.code);
 }
 

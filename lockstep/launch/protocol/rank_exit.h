@@ -7,12 +7,12 @@
 namespace lockstep::launcher {
 
 /// Where a rank runs.
-struct RankPlace {
+struct RankLocation {
   std::string host;
   std::int64_t pid = -1;  ///< -1: not started yet
 };
 
-struct RankEnd {
+struct RankExit {
   int rank = -1;
   std::int64_t pid = -1;
   int code = 0;                ///< exit code, when signal is 0
@@ -27,7 +27,7 @@ struct RankEnd {
 };
 
 /// "exited with code 7", "killed by SIGKILL".
-std::string to_text(const RankEnd& end);
+std::string to_text(const RankExit& end);
 
 /// "SIGKILL"; "signal 40" for one without a name.
 std::string signal_name(int signal);

@@ -16,7 +16,7 @@ bool is_in_step(const base::Env& env) {
   return env.slurm_procid && step && *step < kFirstSpecialStep;
 }
 
-std::vector<Host> hosts_of(const base::Env& env) {
+std::vector<Host> allocated_hosts(const base::Env& env) {
   const std::vector<std::string> names = job::expand_hosts("SLURM_JOB_NODELIST", *env.slurm_job_nodelist);
   const bool asked = env.slurm_ntasks || env.slurm_ntasks_per_node;
   std::vector<int> counts = asked && env.slurm_tasks_per_node
@@ -41,7 +41,7 @@ std::vector<Host> hosts_of(const base::Env& env) {
 
 }  // namespace
 
-std::vector<Host> with_allocation(std::vector<Host> named, const std::string& env_from, const base::Env& env) {
+std::vector<Host> resolve_hosts(std::vector<Host> named, const std::string& env_from, const base::Env& env) {
   const bool there = env.slurm_job_id && env.slurm_job_nodelist;
   if (env_from == "slurm" && !there)
     throw base::UsageError("--env-from is \"slurm\", but SLURM_JOB_ID and SLURM_JOB_NODELIST are not set",
@@ -51,7 +51,7 @@ std::vector<Host> with_allocation(std::vector<Host> named, const std::string& en
     throw base::UsageError(
         "srun has started lockstep run " + *env.slurm_ntasks + " times; it starts the ranks of all hosts itself",
         "call it once, without srun; or let srun start the program: srun ./train");
-  const std::vector<Host> given = hosts_of(env);
+  const std::vector<Host> given = allocated_hosts(env);
   if (named.empty()) return given;
   for (Host& host : named) {
     const auto found = std::find_if(given.begin(), given.end(), [&](const Host& one) { return one.name == host.name; });

@@ -14,6 +14,6 @@ namespace lockstep::launcher {
 /// allocation that are named without user and port get Host::step, so that srun reaches them, which needs no key.
 /// `env_from`: auto, slurm (there must be an allocation) or none (there is none, whatever the environment says). Throws
 /// UsageError, also when srun starts several of us: one is enough.
-std::vector<Host> with_allocation(std::vector<Host> named, const std::string& env_from, const base::Env& env);
+std::vector<Host> resolve_hosts(std::vector<Host> named, const std::string& env_from, const base::Env& env);
 
 }  // namespace lockstep::launcher

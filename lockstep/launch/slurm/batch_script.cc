@@ -10,7 +10,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::size_t kFarthestComment = 44;  // column
+constexpr std::size_t kMaxCommentColumn = 44;  // column
 
 /// One #SBATCH line.
 struct Directive {
@@ -19,7 +19,7 @@ struct Directive {
 };
 
 /// 93784 -> "1 d 2 h 3 min 4 s".
-std::string in_words(std::int64_t seconds) {
+std::string duration_text(std::int64_t seconds) {
   std::string text;
   const auto add = [&](std::int64_t unit, const char* name) {
     if (seconds >= unit) text += (text.empty() ? "" : " ") + std::to_string(seconds / unit) + name;
@@ -33,13 +33,13 @@ std::string in_words(std::int64_t seconds) {
 }
 
 /// The folder of logs as SLURM's patterns have it.
-std::string as_pattern(const std::string& folder) {
+std::string slurm_pattern(const std::string& directory) {
   std::string pattern;
-  for (const char c : folder) pattern += c == '%' ? "%%" : std::string(1, c);
+  for (const char c : directory) pattern += c == '%' ? "%%" : std::string(1, c);
   return pattern;
 }
 
-std::vector<Directive> directives(const SubmitOptions& submit, const BatchPlace& around) {
+std::vector<Directive> directives(const SubmitOptions& submit, const BatchContext& context) {
   std::vector<Directive> all;
   const auto add = [&](const char* name, const std::string& value, const std::string& comment = "") {
     if (!value.empty()) all.push_back({{std::string(name) + value}, comment});
@@ -52,19 +52,20 @@ std::vector<Directive> directives(const SubmitOptions& submit, const BatchPlace&
   add("--ntasks-per-node=", number(submit.ranks_per_node), "ranks");
   add("--cpus-per-task=", number(submit.cpus_per_rank), "cores of a rank");
   add("--mem=", submit.mem, "of each node");
-  add("--time=", submit.time, in_words(seconds_of_limit(submit.time).value_or(0)));
+  add("--time=", submit.time, duration_text(parse_time_limit(submit.time).value_or(0)));
   add("--partition=", submit.partition);
   add("--account=", submit.account);
   add("--array=", submit.array);
-  add("--chdir=", around.folder);
+  add("--chdir=", context.directory);
   const std::string job = submit.array.empty() ? "%j" : "%A_%a";
-  add("--output=", as_pattern(submit.output) + "/" + job + ".out", "what each rank prints is in " + job + "/ as well");
+  add("--output=", slurm_pattern(submit.output) + "/" + job + ".out",
+      "what each rank prints is in " + job + "/ as well");
   all.push_back({{submit.requeue ? "--requeue" : "--no-requeue"}, submit.requeue ? "when it ends with code 75" : ""});
   if (submit.requeue) add("--open-mode=", "append", "it then goes on in the same file");
   if (submit.signal_before > 0)
     add("--signal=", "B:USR1@" + std::to_string(submit.signal_before),
-        "to this shell, " + in_words(submit.signal_before) + " before the limit");
-  for (const auto& words : submit.passed_on) all.push_back({words, ""});
+        "to this shell, " + duration_text(submit.signal_before) + " before the limit");
+  for (const auto& words : submit.sbatch_options) all.push_back({words, ""});
   return all;
 }
 
@@ -73,8 +74,8 @@ std::string header(const std::vector<Directive>& all) {
   std::size_t column = 0;
   for (const Directive& directive : all) {
     std::string line = "#SBATCH";
-    for (const std::string& word : directive.words) line += " " + quoted_for_sbatch(word);
-    if (!directive.comment.empty() && line.size() + 2 <= kFarthestComment) column = std::max(column, line.size() + 2);
+    for (const std::string& word : directive.words) line += " " + sbatch_quote(word);
+    if (!directive.comment.empty() && line.size() + 2 <= kMaxCommentColumn) column = std::max(column, line.size() + 2);
     lines.push_back(line);
   }
   std::string text;
@@ -85,21 +86,21 @@ std::string header(const std::vector<Directive>& all) {
   return text;
 }
 
-std::string run_command(const SubmitOptions& submit, const BatchPlace& around) {
-  std::string text = quoted_for_shell(around.lockstep) + " run --output=\"$logs\"";
-  for (const std::string& word : submit.run_words) text += " " + quoted_for_shell(word);
+std::string run_line(const SubmitOptions& submit, const BatchContext& context) {
+  std::string text = shell_quote(context.lockstep) + " run --output=\"$logs\"";
+  for (const std::string& word : submit.run_options) text += " " + shell_quote(word);
   text += " -- \\\n ";
-  for (const std::string& word : submit.command) text += " " + quoted_for_shell(word);
+  for (const std::string& word : submit.command) text += " " + shell_quote(word);
   return text;
 }
 
-std::string names(const SubmitOptions& submit) {
+std::string job_variables(const SubmitOptions& submit) {
   const std::string job = submit.array.empty() ? "$SLURM_JOB_ID" : "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID";
-  return "job=" + job + "\nlogs=" + quoted_for_shell(submit.output + "/") + "$job" +
+  return "job=" + job + "\nlogs=" + shell_quote(submit.output + "/") + "$job" +
          (submit.requeue ? "${SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}" : "") + "\n";
 }
 
-const char* const kForwarding =
+const char* const kSignalForwarding =
     "# SLURM sends USR1 to this shell alone; it is for the ranks, which save and leave.\n"
     "trap 'kill -USR1 \"$ranks\"' USR1\n";
 
@@ -124,29 +125,29 @@ const char* const kRequeueing =
 
 }  // namespace
 
-std::string batch_script(const SubmitOptions& submit, const BatchPlace& around) {
-  if (around.folder.find_first_of("\r\n") != std::string::npos)
-    throw base::UsageError("lockstep submit: the folder is " + base::quoted(around.folder, 256) +
+std::string batch_script(const SubmitOptions& submit, const BatchContext& context) {
+  if (context.directory.find_first_of("\r\n") != std::string::npos)
+    throw base::UsageError("lockstep submit: the folder is " + base::quoted(context.directory, 256) +
                            "; allowed is one without line breaks, which #SBATCH lines cannot have");
-  std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, around)) +
-                     "\nset -u\n" + names(submit) + "\n";
-  if (!submit.requeue && submit.signal_before == 0) return text + "exec " + run_command(submit, around) + "\n";
-  text += (submit.requeue ? "ended=no\n" : "") + run_command(submit, around) + " &\nranks=$!\n\n";
-  if (submit.signal_before > 0) text += kForwarding;
+  std::string text = "#!/bin/bash\n# Written by lockstep submit.\n" + header(directives(submit, context)) +
+                     "\nset -u\n" + job_variables(submit) + "\n";
+  if (!submit.requeue && submit.signal_before == 0) return text + "exec " + run_line(submit, context) + "\n";
+  text += (submit.requeue ? "ended=no\n" : "") + run_line(submit, context) + " &\nranks=$!\n\n";
+  if (submit.signal_before > 0) text += kSignalForwarding;
   text += "# TERM, when the time is up or somebody cancels the job, SLURM sends to the ranks as well.\n";
   text += std::string("trap '") + (submit.requeue ? "ended=yes" : ":") + "' TERM\n" + kWaiting;
   if (submit.requeue) text += kRequeueing;
   return text + "exit $code\n";
 }
 
-std::vector<std::string> batch_words(const SubmitOptions& submit, const BatchPlace& around) {
+std::vector<std::string> sbatch_arguments(const SubmitOptions& submit, const BatchContext& context) {
   std::vector<std::string> all;
-  for (const Directive& directive : directives(submit, around))
+  for (const Directive& directive : directives(submit, context))
     all.insert(all.end(), directive.words.begin(), directive.words.end());
   return all;
 }
 
-std::string quoted_for_shell(std::string_view word) {
+std::string shell_quote(std::string_view word) {
   const auto is_plain = [](unsigned char c) {
     return std::isalnum(c) || std::string_view("_@%+=:,./-").find(static_cast<char>(c)) != std::string_view::npos;
   };
@@ -174,7 +175,7 @@ std::string quoted_for_shell(std::string_view word) {
   return text + "'";
 }
 
-std::string quoted_for_sbatch(std::string_view word) {
+std::string sbatch_quote(std::string_view word) {
   const auto is_plain = [](unsigned char c) { return c > 0x20 && c != '"' && c != '\'' && c != '\\' && c != '#'; };
   if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return std::string(word);
   std::string text = "\"";

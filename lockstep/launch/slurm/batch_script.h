@@ -10,9 +10,9 @@
 namespace lockstep::launcher {
 
 /// What a script depends on beside its options.
-struct BatchPlace {
-  std::string folder;    ///< absolute; where it is submitted, and where the job runs
-  std::string lockstep;  ///< path of the program on the nodes
+struct BatchContext {
+  std::string directory;  ///< absolute; where it is submitted, and where the job runs
+  std::string lockstep;   ///< path of the program on the nodes
 };
 
 /// The script: #SBATCH lines, then `lockstep run` with every word quoted for bash. Pure. For bash from 4.2 and sbatch
@@ -25,16 +25,16 @@ struct BatchPlace {
 ///   does not, for a second one there kills; after it the job is not requeued.
 /// - The exit code is that of `lockstep run`. With code 75 the job is requeued.
 /// Throws UsageError when folder has line breaks.
-std::string batch_script(const SubmitOptions& submit, const BatchPlace& around);
+std::string batch_script(const SubmitOptions& submit, const BatchContext& context);
 
 /// The words of the script's #SBATCH lines, for sbatch's own command line, where SBATCH_* variables do not take their
 /// place.
-std::vector<std::string> batch_words(const SubmitOptions& submit, const BatchPlace& around);
+std::vector<std::string> sbatch_arguments(const SubmitOptions& submit, const BatchContext& context);
 
 /// `word` as bash reads it as one word, on one line whatever is in it; as it is when that does.
-std::string quoted_for_shell(std::string_view word);
+std::string shell_quote(std::string_view word);
 
 /// `word` as sbatch reads it as one word of an #SBATCH line; it has no line breaks.
-std::string quoted_for_sbatch(std::string_view word);
+std::string sbatch_quote(std::string_view word);
 
 }  // namespace lockstep::launcher

@@ -23,17 +23,18 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kReads = 500ms;       // the log
-constexpr auto kFirstAsks = 1000ms;  // SLURM; every client's question costs its controller work
-constexpr auto kLastAsks = 15000ms;
-constexpr auto kAnswers = 30s;
-constexpr auto kGivesUp = 5min;
+constexpr auto kLogInterval = 500ms;         // the log
+constexpr auto kFirstPollInterval = 1000ms;  // SLURM; every client's question costs its controller work
+constexpr auto kMaxPollInterval = 15000ms;
+constexpr auto kReplyTimeout = 30s;
+constexpr auto kGiveUpAfter = 5min;
 // States that a job does not leave by itself.
-constexpr std::array<std::string_view, 10> kEnds = {"COMPLETED", "FAILED",        "CANCELLED", "TIMEOUT",  "NODE_FAIL",
-                                                    "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "REVOKED"};
+constexpr std::array<std::string_view, 10> kFinalStates = {"COMPLETED", "FAILED",    "CANCELLED",     "TIMEOUT",
+                                                           "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL",
+                                                           "DEADLINE",  "REVOKED"};
 
 /// Of "... NAME=VALUE ..." the value.
-std::string value_of(std::string_view line, std::string_view name) {
+std::string field_value(std::string_view line, std::string_view name) {
   const std::string key = " " + std::string(name) + "=";
   const std::size_t begin = line.find(key);
   if (begin == std::string_view::npos) return "";
@@ -42,7 +43,7 @@ std::string value_of(std::string_view line, std::string_view name) {
 }
 
 /// "7:0" -> 7, "0:9" -> 137.
-int code_in(const std::string& text) {
+int parse_exit_code(const std::string& text) {
   const auto numbers = base::split(text, ':');
   const auto code = base::parse_int(numbers[0]);
   const auto signal = numbers.size() > 1 ? base::parse_int(numbers[1]) : std::nullopt;
@@ -50,32 +51,32 @@ int code_in(const std::string& text) {
 }
 
 /// Nothing when SLURM does not answer.
-std::optional<JobState> ask(const SlurmJob& job) {
+std::optional<SlurmJobState> query_job(const SlurmJob& job) {
   const auto call = [&](std::vector<std::string> words) {
     if (!job.cluster.empty()) words.insert(words.begin() + 1, "--clusters=" + job.cluster);
-    return run_tool({.path = tool_path(words[0], own_environment()),
+    return run_tool({.path = find_tool(words[0], current_environment()),
                      .words = words,
-                     .environment = own_environment(),
+                     .environment = current_environment(),
                      .directory = {},
-                     .limit = kAnswers});
+                     .limit = kReplyTimeout});
   };
-  const ToolSaid shown = call({"scontrol", "--oneliner", "show", "job", job.id});
-  if (shown.good()) return state_in_scontrol(shown.out);
+  const ToolResult shown = call({"scontrol", "--oneliner", "show", "job", job.id});
+  if (shown.succeeded()) return parse_scontrol(shown.out);
   if (shown.err.find("Invalid job id") == std::string::npos) return std::nullopt;
   // It has ended some minutes ago.
-  const ToolSaid counted =
+  const ToolResult counted =
       call({"sacct", "--parsable2", "--noheader", "--allocations", "--format=State,ExitCode", "--jobs=" + job.id});
-  if (counted.code == ToolSaid::kNoEnd) return std::nullopt;
-  return counted.good() ? state_in_sacct(counted.out) : JobState{};
+  if (counted.code == ToolResult::kTimedOut) return std::nullopt;
+  return counted.succeeded() ? parse_sacct(counted.out) : SlurmJobState{};
 }
 
 /// Shows a file as it grows. It is opened each time: so a file on another machine is seen as it is there.
-class Tail {
+class LogTail {
  public:
-  explicit Tail(std::string path) : path_(std::move(path)) {}
+  explicit LogTail(std::string path) : path_(std::move(path)) {}
 
   /// False when nobody reads what is shown.
-  bool show() {
+  bool print_new() {
     const base::Fd file(::open(path_.c_str(), O_RDONLY | O_CLOEXEC));
     char block[65536];
     for (ssize_t size = 0; file && (size = ::pread(file.get(), block, sizeof block, shown_)) > 0; shown_ += size)
@@ -89,69 +90,72 @@ class Tail {
 };
 
 /// Asks, less and less often, and says what has changed.
-class Watch {
+class SlurmJobPoller {
  public:
-  explicit Watch(SlurmJob job) : job_(std::move(job)) {}
+  explicit SlurmJobPoller(SlurmJob job) : job_(std::move(job)) {}
 
   bool is_due() const { return next_.expired(); }
-  JobState look() {
-    const auto now = ask(job_);
+  SlurmJobState poll() {
+    const auto now = query_job(job_);
     next_ = base::Deadline::in(pause_);
-    pause_ = std::min<std::chrono::milliseconds>(pause_ * 3 / 2, kLastAsks);
+    pause_ = std::min<std::chrono::milliseconds>(pause_ * 3 / 2, kMaxPollInterval);
     if (!now && give_up_.expired())
       throw base::Error(base::Cause::kCoordinatorLost,
                         "job " + job_.id + ": SLURM has not answered for 5 minutes; the job may go on");
     if (!now) return {};
-    give_up_ = base::Deadline::in(kGivesUp);
+    give_up_ = base::Deadline::in(kGiveUpAfter);
     if (now->state.empty())
       throw base::Error(base::Cause::kCoordinatorLost,
                         "job " + job_.id + " has ended, and SLURM does not know any more how");
-    tell(*now);
+    report_change(*now);
     return *now;
   }
 
  private:
-  void tell(const JobState& now) {
+  void report_change(const SlurmJobState& now) {
     const bool waits = now.state == "PENDING" && !now.reason.empty() && now.reason != "None";
     const std::string text = now.state + (waits ? " (" + now.reason + ")" : "");
-    if (text != told_) std::fprintf(stderr, "lockstep: job %s is %s\n", job_.id.c_str(), text.c_str());
-    told_ = text;
+    if (text != reported_) std::fprintf(stderr, "lockstep: job %s is %s\n", job_.id.c_str(), text.c_str());
+    reported_ = text;
   }
 
   SlurmJob job_;
-  std::string told_;
-  std::chrono::milliseconds pause_ = kFirstAsks;
+  std::string reported_;
+  std::chrono::milliseconds pause_ = kFirstPollInterval;
   base::Deadline next_ = base::Deadline::in(0s);
-  base::Deadline give_up_ = base::Deadline::in(kGivesUp);
+  base::Deadline give_up_ = base::Deadline::in(kGiveUpAfter);
 };
 
 }  // namespace
 
-JobState state_in_scontrol(std::string_view line) {
-  return {value_of(line, "JobState"), value_of(line, "Reason"), code_in(value_of(line, "ExitCode"))};
+SlurmJobState parse_scontrol(std::string_view line) {
+  return {field_value(line, "SlurmJobState"), field_value(line, "Reason"),
+          parse_exit_code(field_value(line, "ExitCode"))};
 }
 
-JobState state_in_sacct(std::string_view text) {
+SlurmJobState parse_sacct(std::string_view text) {
   const auto fields = base::split(text.substr(0, text.find('\n')), '|');
   // "CANCELLED by 1000"
-  return {fields[0].substr(0, fields[0].find(' ')), "", fields.size() > 1 ? code_in(fields[1]) : 0};
+  return {fields[0].substr(0, fields[0].find(' ')), "", fields.size() > 1 ? parse_exit_code(fields[1]) : 0};
 }
 
-bool has_ended(const JobState& state) { return std::find(kEnds.begin(), kEnds.end(), state.state) != kEnds.end(); }
+bool has_ended(const SlurmJobState& state) {
+  return std::find(kFinalStates.begin(), kFinalStates.end(), state.state) != kFinalStates.end();
+}
 
-int exit_code_of(const JobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }
+int exit_code_for(const SlurmJobState& state) { return state.code == 0 && state.state != "COMPLETED" ? 1 : state.code; }
 
-int follow(const SlurmJob& job, const std::string& log) {
-  const base::Fd signals = signal_descriptor({SIGINT, SIGTERM});
-  Tail tail(log);
-  Watch watch(job);
+int follow_job(const SlurmJob& job, const std::string& log) {
+  const base::Fd signals = make_signal_fd({SIGINT, SIGTERM});
+  LogTail tail(log);
+  SlurmJobPoller watch(job);
   for (;;) {
-    const JobState state = watch.is_due() ? watch.look() : JobState{};
-    if (!tail.show()) return 128 + SIGPIPE;
-    if (has_ended(state)) return exit_code_of(state);
+    const SlurmJobState state = watch.is_due() ? watch.poll() : SlurmJobState{};
+    if (!tail.print_new()) return 128 + SIGPIPE;
+    if (has_ended(state)) return exit_code_for(state);
     pollfd wait{signals.get(), POLLIN, 0};
-    ::poll(&wait, 1, base::Deadline::in(kReads).poll_ms());
-    if (const auto signal = next_signal(signals.get())) {
+    ::poll(&wait, 1, base::Deadline::in(kLogInterval).poll_ms());
+    if (const auto signal = read_signal(signals.get())) {
       std::fprintf(stderr, "lockstep: job %s goes on; squeue -j %s shows it, scancel %s ends it\n", job.id.c_str(),
                    job.id.c_str(), job.id.c_str());
       return 128 + *signal;

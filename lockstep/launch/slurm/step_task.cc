@@ -13,8 +13,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/job/identity/node_list.h"
 
 namespace lockstep::launcher {
@@ -23,27 +23,27 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kAgentComes = 60s;  // the launcher gives hosts 20 s by default
-constexpr auto kTaskComes = 15s;   // it may load its libraries more slowly than the agent is started
-constexpr int kNobodyCame = 69;
+constexpr auto kAgentTimeout = 60s;  // the launcher gives hosts 20 s by default
+constexpr auto kTaskTimeout = 15s;   // it may load its libraries more slowly than the agent is started
+constexpr int kNoAgentExitCode = 69;
 
 /// A name in no file system, of this host as SLURM calls it: several of them may be on one machine.
-socklen_t address_of(const std::string& step, sockaddr_un& address) {
+socklen_t socket_address(const std::string& step, sockaddr_un& address) {
   const std::string name = "lockstep." + std::to_string(::getuid()) + "." + step + "." +
-                           base::Env::process().slurmd_nodename.value_or(base::host_name());
+                           base::Env::this_process().slurmd_nodename.value_or(base::host_name());
   address.sun_family = AF_UNIX;
   const std::size_t size = std::min(name.size(), sizeof address.sun_path - 1);
   std::memcpy(address.sun_path + 1, name.data(), size);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
 }
 
-bool is_ours(int fd) {
+bool is_same_user(int fd) {
   ucred peer{};
   socklen_t size = sizeof peer;
   return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::getuid();
 }
 
-base::Fd new_socket() {
+base::Fd make_socket() {
   base::Fd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) throw base::SystemError("cannot make a socket", errno);
   return fd;
@@ -53,7 +53,7 @@ std::int64_t number(const base::Env::Value& value) { return base::parse_int(valu
 
 }  // namespace
 
-std::optional<std::vector<std::string>> words_for_task(int ranks, const base::Env& env) {
+std::optional<std::vector<std::string>> task_arguments(int ranks, const base::Env& env) {
   if (ranks == 1 || !env.slurm_step_nodelist || !env.slurm_step_tasks_per_node || !env.slurm_job_id ||
       !env.slurm_step_id || number(env.slurm_procid) < 0)
     return std::nullopt;
@@ -67,32 +67,32 @@ std::optional<std::vector<std::string>> words_for_task(int ranks, const base::En
   return std::vector<std::string>{"run", "-H", hosts, "--attended", step};
 }
 
-int attend(const std::string& step) {
+int wait_for_agent(const std::string& step) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
     ::signal(signal, SIG_IGN);  // the launcher's to heed
   sockaddr_un address{};
-  const socklen_t size = address_of(step, address);
-  const base::Fd listener = new_socket();
+  const socklen_t size = socket_address(step, address);
+  const base::Fd listener = make_socket();
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       ::listen(listener.get(), 8) != 0)
     throw base::SystemError("cannot wait for the agent of step " + base::quoted(step, 80), errno);
-  const Deadline deadline = Deadline::in(kAgentComes);
+  const Deadline deadline = Deadline::in(kAgentTimeout);
   while (base::wait_readable(listener.get(), deadline)) {
     const base::Fd agent(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!agent || !is_ours(agent.get())) continue;
+    if (!agent || !is_same_user(agent.get())) continue;
     base::wait_readable(agent.get(), Deadline::never());  // bounded: it ends with the agent, whatever that dies of
     return 0;
   }
-  return kNobodyCame;
+  return kNoAgentExitCode;
 }
 
-base::Fd meet_attendant(const std::string& step) {
+base::Fd connect_to_task(const std::string& step) {
   sockaddr_un address{};
-  const socklen_t size = address_of(step, address);
-  for (const Deadline deadline = Deadline::in(kTaskComes); !deadline.expired(); ::poll(nullptr, 0, 20)) {
-    base::Fd fd = new_socket();
+  const socklen_t size = socket_address(step, address);
+  for (const Deadline deadline = Deadline::in(kTaskTimeout); !deadline.expired(); ::poll(nullptr, 0, 20)) {
+    base::Fd fd = make_socket();
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0)
-      return is_ours(fd.get()) ? std::move(fd) : base::Fd();
+      return is_same_user(fd.get()) ? std::move(fd) : base::Fd();
   }
   return {};
 }

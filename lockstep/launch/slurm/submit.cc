@@ -9,28 +9,28 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/parse.h"
-#include "lockstep/launch/slurm/follow_job.h"
+#include "lockstep/launch/cli/submit_options.h"
 #include "lockstep/launch/process/process.h"
 #include "lockstep/launch/process/program.h"
-#include "lockstep/launch/slurm/batch_script.h"
-#include "lockstep/launch/cli/submit_options.h"
 #include "lockstep/launch/process/tools.h"
+#include "lockstep/launch/slurm/batch_script.h"
+#include "lockstep/launch/slurm/follow_job.h"
 
 namespace lockstep::launcher {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSbatchAnswers = 60s;
+constexpr auto kSbatchTimeout = 60s;
 
-void show(const std::string& text) {
+void print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
 }
 
 std::string find_sbatch() {
   try {
-    return find_program("sbatch", base::Env::process().path.value_or(""));
+    return find_program("sbatch", base::Env::this_process().path.value_or(""));
   } catch (const base::UsageError&) {
     throw base::UsageError(
         "lockstep submit: sbatch was not found in PATH, so SLURM is not installed here; allowed is --dry-run, which "
@@ -48,14 +48,14 @@ void check_program(const std::string& program) {
   }
 }
 
-void make_folder(const std::string& folder) {
+void create_directory(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw base::SystemError("--output: cannot make the folder " + base::quoted(folder, 256), error.value());
 }
 
 /// On one line.
-std::string joined(std::string text) {
+std::string join_lines(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   std::string line;
   for (const char c : text) line += c == '\n' ? "; " : std::string(1, c);
@@ -65,28 +65,28 @@ std::string joined(std::string text) {
 SlurmJob submit_script(const std::string& sbatch, const std::string& script, const std::vector<std::string>& options) {
   std::vector<std::string> words = {"sbatch", "--parsable"};
   words.insert(words.end(), options.begin(), options.end());
-  const ToolSaid answer = run_tool({.path = sbatch,
-                                    .words = words,
-                                    .environment = own_environment(),
-                                    .directory = {},
-                                    .limit = kSbatchAnswers,
-                                    .input = script});
-  if (answer.code == ToolSaid::kNoEnd)
+  const ToolResult answer = run_tool({.path = sbatch,
+                                      .words = words,
+                                      .environment = current_environment(),
+                                      .directory = {},
+                                      .limit = kSbatchTimeout,
+                                      .input = script});
+  if (answer.code == ToolResult::kTimedOut)
     throw base::Error(base::Cause::kCoordinatorLost,
                       "lockstep submit: sbatch has not ended within 60 s; the job may be in the queue nevertheless",
                       "squeue --me");
   if (answer.code != 0)
     throw base::UsageError("lockstep submit: sbatch ended with code " + std::to_string(answer.code) + ": " +
-                           (answer.err.empty() ? "it gave no reason" : joined(answer.err)));
+                           (answer.err.empty() ? "it gave no reason" : join_lines(answer.err)));
   std::fputs(answer.err.c_str(), stderr);
-  const auto parts = base::split(joined(answer.out), ';');
+  const auto parts = base::split(join_lines(answer.out), ';');
   if (!base::parse_int(parts[0]))
     throw base::UsageError("lockstep submit: sbatch printed " + base::quoted(answer.out, 160) +
                            "; allowed is the number of a job");
   return {parts[0], parts.size() > 1 ? parts[1] : ""};
 }
 
-void keep(const std::string& path, const std::string& script) {
+void save_script(const std::string& path, const std::string& script) {
   std::ofstream file(path, std::ios::binary);
   if (!file.write(script.data(), static_cast<std::streamsize>(script.size())).flush())
     std::fprintf(stderr, "lockstep: cannot write %s\n", path.c_str());
@@ -95,27 +95,27 @@ void keep(const std::string& path, const std::string& script) {
 }  // namespace
 
 int submit(std::vector<std::string> words) {
-  const Submission submission = parse_submit(std::move(words));
+  const SubmitCommand submission = parse_submit_options(std::move(words));
   const SubmitOptions& options = submission.options;
   if (!submission.help.empty()) {
-    show(submission.help);
+    print(submission.help);
     return 0;
   }
-  const BatchPlace around{std::filesystem::current_path().string(),
-                          options.remote_path.empty() ? own_path() : options.remote_path};
-  const std::string script = batch_script(options, around);
+  const BatchContext context{std::filesystem::current_path().string(),
+                             options.remote_path.empty() ? executable_path() : options.remote_path};
+  const std::string script = batch_script(options, context);
   if (options.dry_run) {
-    show(script);
+    print(script);
     return 0;
   }
   const std::string sbatch = find_sbatch();
   check_program(options.command.front());
-  show(script + "\n");
-  make_folder(options.output);
-  const SlurmJob job = submit_script(sbatch, script, batch_words(options, around));
+  print(script + "\n");
+  create_directory(options.output);
+  const SlurmJob job = submit_script(sbatch, script, sbatch_arguments(options, context));
   const std::string log = options.output + "/" + job.id;
-  keep(log + ".sh", script);
-  show("submitted batch job " + job.id + "; its output: " + log + (options.array.empty() ? "" : "_INDEX") + ".out\n");
+  save_script(log + ".sh", script);
+  print("submitted batch job " + job.id + "; its output: " + log + (options.array.empty() ? "" : "_INDEX") + ".out\n");
   return options.follow ? follow(job, log + ".out") : 0;
 }
 

@@ -15,16 +15,17 @@ namespace lockstep::launcher {
 
 /// What is known besides the ranks that do not get on.
 struct HangEvidence {
-  job::PulseLimits limits;
-  std::string run_dir;            ///< where stacks go
-  std::vector<RankPlace> places;  ///< of the ranks
+  job::HealthLimits limits;
+  std::string run_dir;                  ///< where stacks go
+  std::vector<RankLocation> locations;  ///< of the ranks
 };
 
 /// The verdict on ranks that are silent or stuck, by what all had done. Pure.
-Verdict judge_hang(const job::Finding& finding, const std::map<int, job::Pulse>& pulses,
-                   const std::vector<base::RankSeen>& ranks, const HangEvidence& evidence);
+Verdict judge_hang(const job::HangFinding& finding, const std::map<int, job::RankHealth>& health,
+                   const std::vector<base::RankSnapshot>& ranks, const HangEvidence& evidence);
 
 /// kRankStalled of a rank that may yet go on, for a warning. Pure.
-job::Fatal silence_of(const job::Pulse& pulse, const std::vector<RankPlace>& places, const job::PulseLimits& limits);
+job::Fatal stall_warning(const job::RankHealth& pulse, const std::vector<RankLocation>& locations,
+                         const job::HealthLimits& limits);
 
 }  // namespace lockstep::launcher

@@ -5,27 +5,27 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::chrono::seconds kShortest{10}, kLongest{600};
+constexpr std::chrono::seconds kMinBackoff{10}, kMaxBackoff{600};
 
 }  // namespace
 
-void HostRest::failed(std::size_t host, Time now) {
-  One& one = hosts_.at(host);
-  one.last = std::clamp(2 * one.last, kShortest, kLongest);
+void HostBackoff::failed(std::size_t host, Time now) {
+  Backoff& one = hosts_.at(host);
+  one.last = std::clamp(2 * one.last, kMinBackoff, kMaxBackoff);
   one.until = now + one.last;
 }
 
-std::vector<std::size_t> HostRest::rested(Time now) const {
+std::vector<std::size_t> HostBackoff::available(Time now) const {
   std::vector<std::size_t> numbers;
   for (std::size_t host = 0; host < hosts_.size(); ++host)
     if (hosts_[host].until <= now) numbers.push_back(host);
   return numbers;
 }
 
-HostRest::Time HostRest::enough_at(std::size_t count) const {
+HostBackoff::Time HostBackoff::when_available(std::size_t count) const {
   if (count == 0) return {};
   std::vector<Time> times;
-  for (const One& one : hosts_) times.push_back(one.until);
+  for (const Backoff& one : hosts_) times.push_back(one.until);
   const auto last = times.begin() + static_cast<std::ptrdiff_t>(std::min(count, times.size()) - 1);
   std::nth_element(times.begin(), last, times.end());
   return *last;

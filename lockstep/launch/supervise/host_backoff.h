@@ -8,27 +8,27 @@
 namespace lockstep::launcher {
 
 /// Hosts are named by their numbers, from 0. Knows no clock: whoever asks says what time it is.
-class HostRest {
+class HostBackoff {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  explicit HostRest(std::size_t num_hosts) : hosts_(num_hosts) {}
+  explicit HostBackoff(std::size_t num_hosts) : hosts_(num_hosts) {}
 
   /// `host` is not to be used for a while.
   void failed(std::size_t host, Time now);
   /// A job has got on there: its next rest is the shortest again.
-  void served(std::size_t host) { hosts_.at(host) = {}; }
+  void record_success(std::size_t host) { hosts_.at(host) = {}; }
   /// Those that may be used at `now`, in their order.
-  std::vector<std::size_t> rested(Time now) const;
+  std::vector<std::size_t> available(Time now) const;
   /// From when on `count` of them may be used, at most all.
-  Time enough_at(std::size_t count) const;
+  Time when_available(std::size_t count) const;
 
  private:
-  struct One {
+  struct Backoff {
     Time until{};
     std::chrono::seconds last{0};  // how long; 0: it has not failed
   };
-  std::vector<One> hosts_;
+  std::vector<Backoff> hosts_;
 };
 
 }  // namespace lockstep::launcher

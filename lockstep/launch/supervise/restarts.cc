@@ -12,21 +12,21 @@ namespace {
 using base::Cause;
 using namespace std::chrono_literals;
 
-constexpr int kMostIdle = 3;  // restarts
-constexpr std::chrono::milliseconds kLongestPause = 60s;
-constexpr std::chrono::milliseconds kCountsAsProgress = 10min;  // of a program that tells of no checkpoint
+constexpr int kMaxRestartsWithoutProgress = 3;  // restarts
+constexpr std::chrono::milliseconds kMaxRestartPause = 60s;
+constexpr std::chrono::milliseconds kMinProgressDuration = 10min;  // of a program that tells of no checkpoint
 
 bool contains(const auto& list, int value) { return std::find(list.begin(), list.end(), value) != list.end(); }
 
 /// What a rank returns, or a shell in its place, that a person must look at: 2 as argparse and shells say it, a command
 /// that is not there, and of the codes of causes those that are not worth it.
-bool is_a_mistake(int code) {
+bool is_user_error(int code) {
   constexpr std::array kCodes = {2, 64, 65, 70, 75, 76, 126, 127};
   return contains(kCodes, code);
 }
 
 /// By a person or a scheduler.
-bool asks_to_end(int signal) {
+bool is_stop_signal(int signal) {
   constexpr std::array kSignals = {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
   return contains(kSignals, signal);
 }
@@ -34,7 +34,7 @@ bool asks_to_end(int signal) {
 Verdict no_progress(const Verdict& last) {
   Verdict verdict{last.fatal, base::exit_code(Cause::kNoProgress), {}};
   verdict.fatal.cause = Cause::kNoProgress;
-  verdict.fatal.detail = std::to_string(kMostIdle) +
+  verdict.fatal.detail = std::to_string(kMaxRestartsWithoutProgress) +
                          " restarts in a row have brought no newer checkpoint; the last ended by " +
                          std::string(base::name(last.fatal.cause)) + ": " + last.fatal.detail;
   return verdict;
@@ -42,10 +42,10 @@ Verdict no_progress(const Verdict& last) {
 
 }  // namespace
 
-bool is_worth_a_restart(const Verdict& verdict) {
+bool is_restartable(const Verdict& verdict) {
   switch (verdict.fatal.cause) {
     case Cause::kRankExited:
-    case Cause::kRankDied: return !is_a_mistake(verdict.exit_code) && !asks_to_end(verdict.exit_code - 128);
+    case Cause::kRankDied: return !is_user_error(verdict.exit_code) && !is_stop_signal(verdict.exit_code - 128);
     // The machine, the network, or nobody knows what.
     case Cause::kPeerUnreachable:
     case Cause::kCoordinatorLost:
@@ -63,7 +63,7 @@ bool is_worth_a_restart(const Verdict& verdict) {
     case Cause::kBadFile:
     case Cause::kPortInUse:
     case Cause::kConfigMismatch:
-    case Cause::kSaveFailed:
+    case Cause::kCkptWriteFailed:
     case Cause::kProtocol:
     case Cause::kWrongJob:
     case Cause::kAuthFailed:
@@ -80,32 +80,33 @@ bool is_worth_a_restart(const Verdict& verdict) {
   return false;
 }
 
-void Restarts::note(const Attempt& attempt) {
-  progressed_ = attempt.saved > newest_ || (attempt.began && newest_ == 0 && attempt.lasted >= kCountsAsProgress);
-  newest_ = std::max(newest_, attempt.saved);
-  if (progressed_) {
-    idle_ = 0;
+void Restarts::record(const Attempt& attempt) {
+  made_progress_ = attempt.saved > newest_checkpoint_ ||
+                   (attempt.started && newest_checkpoint_ == 0 && attempt.duration >= kMinProgressDuration);
+  newest_checkpoint_ = std::max(newest_checkpoint_, attempt.saved);
+  if (made_progress_) {
+    without_progress_ = 0;
     pause_ = first_pause_;
-  } else if (attempt.began && made_ > 0) {
-    ++idle_;
+  } else if (attempt.started && num_restarts_ > 0) {
+    ++without_progress_;
   }
 }
 
 std::optional<std::chrono::milliseconds> Restarts::next(const Attempt& attempt, Verdict& verdict) {
-  note(attempt);
-  if (most_ == 0 || !is_worth_a_restart(verdict)) return std::nullopt;
-  if (idle_ >= kMostIdle) {
+  record(attempt);
+  if (max_restarts_ == 0 || !is_restartable(verdict)) return std::nullopt;
+  if (without_progress_ >= kMaxRestartsWithoutProgress) {
     verdict = no_progress(verdict);
     return std::nullopt;
   }
-  if (made_ == most_) {
-    verdict.fatal.detail +=
-        most_ == 1 ? "; the one restart is used up" : "; all " + std::to_string(most_) + " restarts are used up";
+  if (num_restarts_ == max_restarts_) {
+    verdict.fatal.detail += max_restarts_ == 1 ? "; the one restart is used up"
+                                               : "; all " + std::to_string(max_restarts_) + " restarts are used up";
     return std::nullopt;
   }
-  ++made_;
+  ++num_restarts_;
   const auto pause = pause_;
-  pause_ = std::min(2 * pause_, kLongestPause);
+  pause_ = std::min(2 * pause_, kMaxRestartPause);
   return pause;
 }
 

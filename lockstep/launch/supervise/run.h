@@ -16,13 +16,13 @@ int run(RunOptions options);
 
 /// The path of the program `name`, as a shell here finds it; other hosts get the same. What is not to run here need not
 /// be here. Throws UsageError.
-std::string program_of(const HostOptions& options, const std::string& name);
+std::string resolve_program(const HostOptions& options, const std::string& name);
 
 /// The signals that a person stops us with, without those that whoever started us has switched off (nohup), and
 /// SIGCHLD, SIGUSR1 and SIGUSR2.
 std::vector<int> handled_signals();
 
 /// The FATAL line of an error that stopped the launcher itself.
-job::Fatal fatal_of(const base::Error& error);
+job::Fatal to_fatal(const base::Error& error);
 
 }  // namespace lockstep::launcher

@@ -12,15 +12,15 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parse.h"
 #include "lockstep/base/net/socket.h"
+#include "lockstep/base/parse.h"
 #include "lockstep/job/store_server.h"
-#include "lockstep/launch/supervise/hang.h"
-#include "lockstep/launch/supervise/rank_states.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/process/process.h"
-#include "lockstep/launch/supervise/verdict.h"
 #include "lockstep/launch/protocol/frames.h"
+#include "lockstep/launch/supervise/hang.h"
+#include "lockstep/launch/supervise/rank_states.h"
+#include "lockstep/launch/supervise/verdict.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -28,16 +28,16 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-constexpr auto kOthersMayBeFirst = 100ms;  // a dead rank and those that lose it end within a few milliseconds
-constexpr auto kAgentLooks = 1s;           // it answers within a few milliseconds
-constexpr auto kRanksAreTold = 1s;         // a rank that waits hears of a failure within 0.1 s, and then ends by itself
-constexpr auto kStacksTake = 5s;           // the agent gives them 4
-constexpr auto kAgentIsSilent = 5s;        // at least; it tells of its ranks every second
+constexpr auto kFirstFailureWindow = 100ms;  // a dead rank and those that lose it end within a few milliseconds
+constexpr auto kSnapshotTimeout = 1s;        // it answers within a few milliseconds
+constexpr auto kFailureNotice = 1s;    // a rank that waits hears of a failure within 0.1 s, and then ends by itself
+constexpr auto kStackWait = 5s;        // the agent gives them 4
+constexpr auto kMinAgentSilence = 5s;  // at least; it tells of its ranks every second
 constexpr int kSshFailed = 255;
-constexpr auto kLeftBehindEnds = 5s;
-constexpr auto kAgentAnswers = 8s;  // after the SIGKILL that it was to send; it gives up itself after 5
+constexpr auto kOrphanTimeout = 5s;
+constexpr auto kAgentExitTimeout = 8s;  // after the SIGKILL that it was to send; it gives up itself after 5
 
-job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
+job::Fatal make_fatal(base::Cause cause, int rank, std::int64_t pid, std::string host = base::host_name()) {
   job::Fatal fatal;
   fatal.cause = cause;
   fatal.rank = rank;
@@ -48,111 +48,113 @@ job::Fatal new_fatal(base::Cause cause, int rank, std::int64_t pid, std::string 
 
 class Supervisor {
  public:
-  Supervisor(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours);
-  Ended run();
+  Supervisor(const RunOptions& options, PreparedJob start, int signals, const std::vector<pid_t>& inherited_children);
+  JobOutcome run();
 
  private:
-  void start(Surroundings surroundings);
-  void lose(std::size_t index);
-  bool any_agent() const;
-  Deadline next_look() const;
-  void turn();
+  void start(LaunchContext context);
+  void mark_host_lost(std::size_t index);
+  bool has_agent() const;
+  Deadline next_deadline() const;
+  void poll_once();
   void read_agent(std::size_t index);
-  void handle(std::size_t agent, const Frame& frame);
-  void rank_ended(RankEnd end);
-  void note_preemption();
-  void start_failed(std::size_t agent, int rank, StartStep step, int error);
-  void unkillable(std::size_t agent, int rank, std::int64_t pid);
-  void refused(const AgentLink& agent, const std::vector<std::string>& why);
-  void out_of_reach(std::size_t index);
-  void take_signal(int signal);
+  void handle_frame(std::size_t agent, const Frame& frame);
+  void on_rank_exit(RankExit end);
+  void conclude_preemption();
+  void on_start_failed(std::size_t agent, int rank, StartStep step, int error);
+  void on_unkillable(std::size_t agent, int rank, std::int64_t pid);
+  void on_refused(const AgentLink& agent, const std::vector<std::string>& why);
+  void on_host_unreachable(std::size_t index);
+  void on_signal(int signal);
   void decide();
-  void look();
-  void looked();
-  void take_pulse(const job::Pulse& pulse);
-  Verdict verdict_on(const RankEnd& end);
-  Verdict verdict_on_hang(const std::vector<base::RankSeen>& ranks);
-  void take_own_code();
-  void order_stop(const Stop& order);
-  std::string last_words();
-  void tell_all(const Frame& frame);
-  void agent_is_silent(std::size_t index);
-  void agent_is_gone(std::size_t index);
+  void request_snapshots();
+  void on_snapshots();
+  void on_rank_health(const job::RankHealth& pulse);
+  Verdict exit_verdict(const RankExit& end);
+  Verdict hang_verdict(const std::vector<base::RankSnapshot>& ranks);
+  void use_own_exit_code();
+  void send_stop(const StopRequest& order);
+  std::string failure_report();
+  void broadcast(const Frame& frame);
+  void on_agent_silent(std::size_t index);
+  void on_agent_lost(std::size_t index);
   std::optional<job::Fatal> published_cause();
   void conclude(job::Fatal fatal, int exit_code);
 
   const RunOptions options_;
-  const std::vector<pid_t> not_ours_;
+  const std::vector<pid_t> inherited_children_;
   const int signals_;
   const int generation_;
   std::vector<AgentLink> agents_;
   const std::vector<Node> nodes_;  // one for each agent
-  std::vector<RankPlace> places_;
+  std::vector<RankLocation> locations_;
   std::unique_ptr<Output> output_;
   const std::string run_dir_;
   std::optional<job::StoreServer> store_;
-  const job::PulseLimits limits_;
-  std::vector<RankEnd> ends_;
+  const job::HealthLimits limits_;
+  std::vector<RankExit> exits_;
   std::size_t num_ended_ = 0;
-  Observed observed_;
-  std::optional<job::Finding> finding_;  // what made us look, if no rank had ended
-  bool looking_ = false;                 // the first failure has been seen, and what the ranks do is being asked
-  Deadline looked_by_ = Deadline::never();
-  std::set<std::size_t> looking_for_;       // agents that have not answered
-  int stop_signal_ = 0;                     // a person's
-  Deadline decide_at_ = Deadline::never();  // when the first failure is looked at
-  std::optional<Verdict> verdict_;          // the first one stays
-  std::set<std::size_t> done_;              // agents that said that no process is left
-  Ended ended_;
+  RankStates rank_states_;
+  std::optional<job::HangFinding> finding_;  // what made us look, if no rank had ended
+  bool snapshots_requested_ = false;         // the first failure has been seen, and what the ranks do is being asked
+  Deadline snapshot_deadline_ = Deadline::never();
+  std::set<std::size_t> awaited_snapshots_;  // agents that have not answered
+  int stop_signal_ = 0;                      // a person's
+  Deadline decide_at_ = Deadline::never();   // when the first failure is looked at
+  std::optional<Verdict> verdict_;           // the first one stays
+  std::set<std::size_t> done_agents_;        // agents that said that no process is left
+  JobOutcome outcome_;
 };
 
-std::vector<RankPlace> places_of(const std::vector<Node>& nodes) {
-  std::vector<RankPlace> places;
-  for (const Node& node : nodes) places.insert(places.end(), static_cast<std::size_t>(node.ranks), {node.name, -1});
-  return places;
+std::vector<RankLocation> rank_locations(const std::vector<Node>& nodes) {
+  std::vector<RankLocation> locations;
+  for (const Node& node : nodes)
+    locations.insert(locations.end(), static_cast<std::size_t>(node.ranks), {node.name, -1});
+  return locations;
 }
 
 /// In front of each rank's lines.
-std::vector<std::string> prefixes_of(const std::vector<RankPlace>& places, bool with_hosts) {
+std::vector<std::string> rank_prefixes(const std::vector<RankLocation>& locations, bool with_hosts) {
   std::vector<std::string> prefixes;
-  for (const RankPlace& place : places)
-    prefixes.push_back(prefix_of(static_cast<int>(prefixes.size()), with_hosts ? place.host : ""));
+  for (const RankLocation& location : locations)
+    prefixes.push_back(rank_prefix(static_cast<int>(prefixes.size()), with_hosts ? location.host : ""));
   return prefixes;
 }
 
-Supervisor::Supervisor(const RunOptions& options, Start plan, int signals, const std::vector<pid_t>& not_ours)
+Supervisor::Supervisor(const RunOptions& options, PreparedJob plan, int signals,
+                       const std::vector<pid_t>& inherited_children)
     : options_(options),
-      not_ours_(not_ours),
+      inherited_children_(inherited_children),
       signals_(signals),
-      generation_(plan.surroundings.generation),
+      generation_(plan.context.generation),
       agents_(std::move(plan.agents)),
       nodes_(std::move(plan.nodes)),
-      places_(places_of(nodes_)),
-      output_(std::make_unique<Output>(options, prefixes_of(places_, nodes_.size() > 1))),
-      run_dir_(plan.surroundings.run_dir),
-      limits_(pulse_limits(options, plan.surroundings.environment)),
-      observed_(static_cast<int>(places_.size()), limits_) {
-  if (!plan.opening.empty()) output_->note(plan.opening);
-  start(std::move(plan.surroundings));
+      locations_(rank_locations(nodes_)),
+      output_(std::make_unique<Output>(options, rank_prefixes(locations_, nodes_.size() > 1))),
+      run_dir_(plan.context.run_dir),
+      limits_(health_limits(options, plan.context.environment)),
+      rank_states_(static_cast<int>(locations_.size()), limits_) {
+  if (!plan.start_note.empty()) output_->print_note(plan.start_note);
+  start(std::move(plan.context));
 }
 
-void Supervisor::start(Surroundings surroundings) {
-  surroundings.key = job::JobKey::random();
-  store_.emplace(base::Address{surroundings.store.host, 0},
-                 job::Credentials{surroundings.job, generation_, surroundings.key});
-  surroundings.store = store_->address();
-  const std::vector<JobPlan> jobs = plan_jobs(options_, surroundings, nodes_);
+void Supervisor::start(LaunchContext context) {
+  context.key = job::JobKey::random();
+  store_.emplace(base::Address{context.store.host, 0}, job::Credentials{context.job, generation_, context.key});
+  context.store = store_->address();
+  const std::vector<JobPlan> jobs = plan_jobs(options_, context, nodes_);
   for (std::size_t i = 0; i < agents_.size(); ++i) agents_[i].send({FrameKind::kJob, -1, encode_job(jobs[i])});
 }
 
-void Supervisor::tell_all(const Frame& frame) {
+void Supervisor::broadcast(const Frame& frame) {
   for (AgentLink& agent : agents_) agent.send(frame);
 }
 
-void Supervisor::order_stop(const Stop& order) {
-  tell_all({FrameKind::kStop, -1, encode_stop(order)});
-  const auto stacks = verdict_ && !verdict_->stacks.empty() ? kStacksTake : 0s;
-  for (AgentLink& agent : agents_) agent.must_end(Deadline::in(stacks + order.warning + order.grace + kAgentAnswers));
+void Supervisor::send_stop(const StopRequest& order) {
+  broadcast({FrameKind::kStop, -1, encode_stop(order)});
+  const auto stacks = verdict_ && !verdict_->stacks.empty() ? kStackWait : 0s;
+  for (AgentLink& agent : agents_)
+    agent.kill_after(Deadline::in(stacks + order.notice_period + order.grace + kAgentExitTimeout));
 }
 
 void Supervisor::conclude(job::Fatal fatal, int exit_code) {
@@ -164,16 +166,16 @@ std::optional<job::Fatal> Supervisor::published_cause() {
   return line ? job::parse_fatal(*line) : std::nullopt;
 }
 
-Verdict Supervisor::verdict_on(const RankEnd& end) {
-  return judge(end, {.tail = output_->tail(end.rank),
-                     .prefix = output_->prefix(end.rank),
-                     .published = published_cause(),
-                     .places = places_});
+Verdict Supervisor::exit_verdict(const RankExit& end) {
+  return judge_exit(end, {.tail = output_->tail(end.rank),
+                          .prefix = output_->prefix(end.rank),
+                          .published = published_cause(),
+                          .locations = locations_});
 }
 
 /// A cause that a rank has published before was the first.
-Verdict Supervisor::verdict_on_hang(const std::vector<base::RankSeen>& ranks) {
-  Verdict verdict = judge_hang(*finding_, observed_.pulses(), ranks, {limits_, run_dir_, places_});
+Verdict Supervisor::hang_verdict(const std::vector<base::RankSnapshot>& ranks) {
+  Verdict verdict = judge_hang(*finding_, rank_states_.health(), ranks, {limits_, run_dir_, locations_});
   if (auto published = published_cause()) {
     verdict.fatal = std::move(*published);
     verdict.exit_code = base::exit_code(verdict.fatal.cause);
@@ -184,65 +186,66 @@ Verdict Supervisor::verdict_on_hang(const std::vector<base::RankSeen>& ranks) {
 /// The first failure has been seen; what the ranks were doing is asked before anybody is told.
 void Supervisor::decide() {
   decide_at_ = Deadline::never();
-  if (!verdict_ && stop_signal_ == 0 && first_failure(ends_)) look();
+  if (!verdict_ && stop_signal_ == 0 && first_failure(exits_)) request_snapshots();
 }
 
-void Supervisor::look() {
-  if (std::exchange(looking_, true)) return;
-  tell_all({FrameKind::kLook, -1, {}});
+void Supervisor::request_snapshots() {
+  if (std::exchange(snapshots_requested_, true)) return;
+  broadcast({FrameKind::kSnapshotRequest, -1, {}});
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (agents_[i].descriptor() >= 0) looking_for_.insert(i);
-  looked_by_ = Deadline::in(kAgentLooks);
+    if (agents_[i].descriptor() >= 0) awaited_snapshots_.insert(i);
+  snapshot_deadline_ = Deadline::in(kSnapshotTimeout);
 }
 
 /// The agents have said what the ranks were doing, or will not.
-void Supervisor::looked() {
-  looked_by_ = Deadline::never();
+void Supervisor::on_snapshots() {
+  snapshot_deadline_ = Deadline::never();
   if (verdict_ || stop_signal_ != 0) return;
-  const RankEnd* end = first_failure(ends_);
-  const std::vector<base::RankSeen> ranks = observed_.ranks();
+  const RankExit* end = first_failure(exits_);
+  const std::vector<base::RankSnapshot> ranks = rank_states_.ranks();
   if (end)
-    verdict_ = verdict_on(*end);
+    verdict_ = exit_verdict(*end);
   else if (finding_)
-    verdict_ = verdict_on_hang(ranks);
+    verdict_ = hang_verdict(ranks);
   else
     return;
-  add_place(verdict_->fatal, ranks);
-  add_stack(*verdict_, ends_, run_dir_, places_);
+  add_step_and_operation(verdict_->fatal, ranks);
+  request_stack(*verdict_, exits_, run_dir_, locations_);
   job::publish_cause(store_->store(), verdict_->fatal);
-  if (!verdict_->stacks.empty()) tell_all({FrameKind::kStacks, -1, encode_ranks(verdict_->stacks)});
-  order_stop({.signal = SIGTERM, .warning = kRanksAreTold, .grace = options_.fail_grace});
+  if (!verdict_->stacks.empty()) broadcast({FrameKind::kWriteStacks, -1, encode_ranks(verdict_->stacks)});
+  send_stop({.signal = SIGTERM, .notice_period = kFailureNotice, .grace = options_.fail_grace});
 }
 
-void Supervisor::take_pulse(const job::Pulse& pulse) {
-  if (observed_.add(pulse) && !verdict_) {
-    job::Fatal silence = silence_of(pulse, places_, limits_);
+void Supervisor::on_rank_health(const job::RankHealth& pulse) {
+  if (rank_states_.add(pulse) && !verdict_) {
+    job::Fatal silence = stall_warning(pulse, locations_, limits_);
     silence.gen = generation_;
-    output_->note(job::to_warning(silence));
+    output_->print_note(job::format_warning(silence));
   }
-  if (verdict_ || stop_signal_ != 0 || looking_) return;
-  finding_ = observed_.find_stuck();
-  if (finding_) look();
+  if (verdict_ || stop_signal_ != 0 || snapshots_requested_) return;
+  finding_ = rank_states_.find_hang();
+  if (finding_) request_snapshots();
 }
 
-void Supervisor::rank_ended(RankEnd end) {
+void Supervisor::on_rank_exit(RankExit end) {
   end.preempted = end.exit_code() == base::exit_code(base::Cause::kPreempted) &&
                   store_->store().find(job::key::left(end.rank), Deadline::in(1s));
   output_->end(end.rank);
-  ends_.push_back(end);
+  exits_.push_back(end);
   ++num_ended_;
-  observed_.ended(end.rank);
+  rank_states_.ended(end.rank);
   store_->store().set(job::key::exited(end.rank), to_text(end), Deadline::in(1s));
-  if (end.failed() && decide_at_.is_never() && !verdict_ && !looking_) decide_at_ = Deadline::in(kOthersMayBeFirst);
-  if (num_ended_ == places_.size()) decide();
+  if (end.failed() && decide_at_.is_never() && !verdict_ && !snapshots_requested_)
+    decide_at_ = Deadline::in(kFirstFailureWindow);
+  if (num_ended_ == locations_.size()) decide();
 }
 
 /// The host is to blame, or nobody looks after its ranks any more.
-void Supervisor::lose(std::size_t index) { ended_.lost.insert(nodes_[index].number); }
+void Supervisor::mark_host_lost(std::size_t index) { outcome_.lost.insert(nodes_[index].number); }
 
-void Supervisor::start_failed(std::size_t agent, int rank, StartStep step, int error) {
+void Supervisor::on_start_failed(std::size_t agent, int rank, StartStep step, int error) {
   const std::string why = std::string(": ") + std::strerror(error);
-  job::Fatal fatal = new_fatal(base::Cause::kResource, rank, -1, places_.at(static_cast<std::size_t>(rank)).host);
+  job::Fatal fatal = make_fatal(base::Cause::kResource, rank, -1, locations_.at(static_cast<std::size_t>(rank)).host);
   if (step == StartStep::kExec) {
     fatal.cause = base::Cause::kBadArg;
     fatal.detail = "program " + base::quoted(options_.command.front(), 256) + ": cannot be executed" + why;
@@ -251,23 +254,23 @@ void Supervisor::start_failed(std::size_t agent, int rank, StartStep step, int e
     fatal.detail = (step == StartStep::kFork ? "cannot start rank " : "cannot bind to its cores rank ") +
                    std::to_string(rank) + why;
     fatal.hint = step == StartStep::kFork ? "fewer ranks, or raise ulimit -u" : "--bind none";
-    lose(agent);
+    mark_host_lost(agent);
   }
   const int code = base::exit_code(fatal.cause);
   conclude(std::move(fatal), code);
-  order_stop({.signal = SIGKILL});
+  send_stop({.signal = SIGKILL});
 }
 
-void Supervisor::refused(const AgentLink& agent, const std::vector<std::string>& why) {
-  job::Fatal fatal = new_fatal(base::Cause::kBadArg, -1, -1, agent.host());
+void Supervisor::on_refused(const AgentLink& agent, const std::vector<std::string>& why) {
+  job::Fatal fatal = make_fatal(base::Cause::kBadArg, -1, -1, agent.host());
   fatal.detail = why[0];
   fatal.hint = why[1];
   conclude(std::move(fatal), base::exit_code(base::Cause::kBadArg));
-  order_stop({.signal = SIGKILL});
+  send_stop({.signal = SIGKILL});
 }
 
-void Supervisor::unkillable(std::size_t agent, int rank, std::int64_t pid) {
-  lose(agent);
+void Supervisor::on_unkillable(std::size_t agent, int rank, std::int64_t pid) {
+  mark_host_lost(agent);
   const std::string& host = agents_[agent].host();
   const std::string what = "process " + std::to_string(pid) + (rank >= 0 ? " of rank " + std::to_string(rank) : "") +
                            " on host " + host + " did not end within 5 s after SIGKILL";
@@ -276,111 +279,112 @@ void Supervisor::unkillable(std::size_t agent, int rank, std::int64_t pid) {
     verdict_->fatal.detail += "; " + what + ": " + hint;
     return;
   }
-  job::Fatal fatal = new_fatal(base::Cause::kUnkillable, rank, pid, host);
+  job::Fatal fatal = make_fatal(base::Cause::kUnkillable, rank, pid, host);
   fatal.detail = what;
   fatal.hint = hint;
   verdict_ = Verdict{std::move(fatal), base::exit_code(base::Cause::kUnkillable), {}};
 }
 
-void Supervisor::handle(std::size_t agent, const Frame& frame) {
+void Supervisor::handle_frame(std::size_t agent, const Frame& frame) {
   switch (frame.kind) {
     case FrameKind::kStarted:
-      places_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0];
+      locations_.at(static_cast<std::size_t>(frame.rank)).pid = decode_numbers(frame.payload, 1)[0];
       break;
     case FrameKind::kStdout: output_->add(frame.rank, Stream::kOut, frame.payload); break;
     case FrameKind::kStderr: output_->add(frame.rank, Stream::kErr, frame.payload); break;
-    case FrameKind::kEnded: rank_ended(decode_end(frame.payload)); break;
+    case FrameKind::kRankExited: on_rank_exit(decode_rank_exit(frame.payload)); break;
     case FrameKind::kStartFailed: {
       const auto numbers = decode_numbers(frame.payload, 2);
-      start_failed(agent, frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
+      on_start_failed(agent, frame.rank, static_cast<StartStep>(numbers[0]), static_cast<int>(numbers[1]));
       break;
     }
-    case FrameKind::kDropped:
-      output_->note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
-                    " bytes of output dropped: the launcher stood still");
+    case FrameKind::kOutputDropped:
+      output_->print_note(std::to_string(decode_numbers(frame.payload, 1)[0]) +
+                          " bytes of output dropped: the launcher stood still");
       break;
-    case FrameKind::kPulse: take_pulse(decode_pulse(frame.payload)); break;
-    case FrameKind::kSaved:
-      ended_.attempt.saved = std::max(ended_.attempt.saved, decode_numbers(frame.payload, 1)[0]);
+    case FrameKind::kRankHealth: on_rank_health(decode_rank_health(frame.payload)); break;
+    case FrameKind::kCheckpointSaved:
+      outcome_.attempt.saved = std::max(outcome_.attempt.saved, decode_numbers(frame.payload, 1)[0]);
       break;
-    case FrameKind::kFlight:
-      if (!verdict_) observed_.add(decode_seen(frame.payload));  // what ranks do that are to end is of no interest
+    case FrameKind::kSnapshot:
+      if (!verdict_)
+        rank_states_.add(decode_snapshot(frame.payload));  // what ranks do that are to end is of no interest
       break;
     case FrameKind::kAlive: break;
-    case FrameKind::kLooked:
-      looking_for_.erase(agent);
-      if (looking_for_.empty()) looked();
+    case FrameKind::kSnapshotsDone:
+      awaited_snapshots_.erase(agent);
+      if (awaited_snapshots_.empty()) on_snapshots();
       break;
-    case FrameKind::kRefused: refused(agents_[agent], decode_texts(frame.payload, 2)); break;
-    case FrameKind::kUnkillable: unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
-    case FrameKind::kDone: done_.insert(agent); break;
+    case FrameKind::kRefused: on_refused(agents_[agent], decode_texts(frame.payload, 2)); break;
+    case FrameKind::kUnkillable: on_unkillable(agent, frame.rank, decode_numbers(frame.payload, 1)[0]); break;
+    case FrameKind::kDone: done_agents_.insert(agent); break;
     default: throw base::Error(base::Cause::kProtocol, "the agent sent a frame that only the launcher sends");
   }
 }
 
 void Supervisor::read_agent(std::size_t index) {
-  for (const Frame& frame : agents_[index].read()) handle(index, frame);
-  if (agents_[index].descriptor() < 0) agent_is_gone(index);
+  for (const Frame& frame : agents_[index].read()) handle_frame(index, frame);
+  if (agents_[index].descriptor() < 0) on_agent_lost(index);
 }
 
-void Supervisor::take_signal(int signal) {
+void Supervisor::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) {
-    ended_.asked_too_late |= signal == SIGUSR1 && (looking_ || verdict_);
-    return tell_all({FrameKind::kSignal, -1, encode_numbers({signal})});
+    outcome_.preempted_too_late |= signal == SIGUSR1 && (snapshots_requested_ || verdict_);
+    return broadcast({FrameKind::kSignal, -1, encode_numbers({signal})});
   }
   if (signal == SIGCHLD) return;
   const bool again = stop_signal_ != 0 || verdict_;
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (again) {
-    output_->note("killing all ranks");
-    return order_stop({.signal = SIGKILL});
+    output_->print_note("killing all ranks");
+    return send_stop({.signal = SIGKILL});
   }
-  output_->note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) + " s" +
-                (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
-  job::Fatal fatal = new_fatal(base::Cause::kInterrupted, -1, ::getpid());
+  output_->print_note("stopping all ranks: SIGTERM, and SIGKILL in " + std::to_string(options_.grace.count() / 1000) +
+                      " s" + (signal == SIGINT ? "; Ctrl-C again kills them at once" : ""));
+  job::Fatal fatal = make_fatal(base::Cause::kInterrupted, -1, ::getpid());
   fatal.detail = signal == SIGINT ? "stopped by Ctrl-C (SIGINT)" : "stopped by " + signal_name(signal);
   conclude(std::move(fatal), 128 + signal);
-  order_stop({.signal = SIGTERM, .grace = options_.grace});
+  send_stop({.signal = SIGTERM, .grace = options_.grace});
 }
 
 /// Nobody watches its ranks any more, and nobody passes on what they write.
-void Supervisor::agent_is_silent(std::size_t index) {
+void Supervisor::on_agent_silent(std::size_t index) {
   const AgentLink& agent = agents_[index];
-  lose(index);
-  job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, agent.pid(), agent.host());
+  mark_host_lost(index);
+  job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, agent.pid(), agent.host());
   fatal.detail = "the agent, which watches the ranks, has told nothing for " +
-                 std::to_string(silence_of_agents(limits_) / 1s) + " s";
+                 std::to_string(agent_silence_limit(limits_) / 1s) + " s";
   fatal.hint = "was it stopped by a signal?";
   conclude(std::move(fatal), base::exit_code(base::Cause::kInternal));
-  order_stop({.signal = SIGKILL});
+  send_stop({.signal = SIGKILL});
 }
 
 std::string text_of(const std::string& words) { return words.empty() ? "" : ": " + base::quoted(words, 512); }
 
 /// The connection to its host ended by itself; its ranks end for the same reason.
-void Supervisor::out_of_reach(std::size_t index) {
-  lose(index);
-  job::Fatal fatal = new_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
+void Supervisor::on_host_unreachable(std::size_t index) {
+  mark_host_lost(index);
+  job::Fatal fatal = make_fatal(base::Cause::kPeerUnreachable, -1, -1, agents_[index].host());
   fatal.detail = "host " + agents_[index].host() + " cannot be reached any more: nothing was heard of it for " +
-                 std::to_string(base::kHostIsSilent / 1s) + " s";
+                 std::to_string(base::kPeerHostTimeout / 1s) + " s";
   fatal.hint = "its ranks end by themselves within 10 s";
   conclude(std::move(fatal), base::exit_code(base::Cause::kPeerUnreachable));
-  agents_[index].must_end(Deadline::in(0s));
-  order_stop({.signal = SIGKILL});
+  agents_[index].kill_after(Deadline::in(0s));
+  send_stop({.signal = SIGKILL});
 }
 
 /// Its pipe has ended. Without the last frame it was killed, or its host is out of reach; on this host the kernel has
 /// ended its ranks, and what they had started has become ours; elsewhere they end when the agent's connection does.
-void Supervisor::agent_is_gone(std::size_t index) {
-  const RankEnd end = agents_[index].reap();
-  looking_for_.erase(index);
-  if (looking_ && looking_for_.empty()) looked();  // at what it had told before
-  if (done_.contains(index)) return;
-  lose(index);
-  ended_.out_of_sight |= !nodes_[index].here;
-  job::Fatal fatal = new_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
+void Supervisor::on_agent_lost(std::size_t index) {
+  const RankExit end = agents_[index].reap();
+  awaited_snapshots_.erase(index);
+  if (snapshots_requested_ && awaited_snapshots_.empty()) on_snapshots();  // at what it had told before
+  if (done_agents_.contains(index)) return;
+  mark_host_lost(index);
+  outcome_.has_unreachable_host |= !nodes_[index].here;
+  job::Fatal fatal = make_fatal(base::Cause::kInternal, -1, end.pid, agents_[index].host());
   if (nodes_[index].here || (end.signal == 0 && end.code != kSshFailed)) {
-    const RankEnd agent = end.code > 128 ? RankEnd{.signal = end.code - 128} : end;  // as its guard has told it
+    const RankExit agent = end.code > 128 ? RankExit{.signal = end.code - 128} : end;  // as its guard has told it
     fatal.detail = "the agent, which watches the ranks, " + std::string(agent.signal ? "was " : "") + to_text(agent) +
                    text_of(agents_[index].words());
     fatal.hint = "all ranks of this host ended with it";
@@ -392,62 +396,63 @@ void Supervisor::agent_is_gone(std::size_t index) {
   }
   const int code = base::exit_code(fatal.cause);
   conclude(std::move(fatal), code);
-  order_stop({.signal = SIGKILL});
+  send_stop({.signal = SIGKILL});
   if (nodes_[index].here &&
       std::count_if(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.here; }) == 1)
-    for (const pid_t pid : kill_descendants(not_ours_, Deadline::in(kLeftBehindEnds))) unkillable(index, -1, pid);
+    for (const pid_t pid : kill_descendants(inherited_children_, Deadline::in(kOrphanTimeout)))
+      on_unkillable(index, -1, pid);
 }
 
-bool Supervisor::any_agent() const {
+bool Supervisor::has_agent() const {
   return std::any_of(agents_.begin(), agents_.end(), [](const AgentLink& agent) { return agent.descriptor() >= 0; });
 }
 
-Deadline Supervisor::next_look() const {
-  Deadline next = earlier(decide_at_, looked_by_);
+Deadline Supervisor::next_deadline() const {
+  Deadline next = earlier(decide_at_, snapshot_deadline_);
   for (const AgentLink& agent : agents_)
-    if (agent.descriptor() >= 0) next = earlier(next, agent.next_look());
+    if (agent.descriptor() >= 0) next = earlier(next, agent.next_deadline());
   return next;
 }
 
-void Supervisor::turn() {
+void Supervisor::poll_once() {
   std::vector<pollfd> entries = {{signals_, POLLIN, 0}};
   for (const AgentLink& agent : agents_) entries.push_back({agent.descriptor(), POLLIN, 0});
-  for (const AgentLink& agent : agents_) entries.push_back({agent.tether(), POLLIN, 0});
-  ::poll(entries.data(), entries.size(), next_look().poll_ms());
+  for (const AgentLink& agent : agents_) entries.push_back({agent.liveness_fd(), POLLIN, 0});
+  ::poll(entries.data(), entries.size(), next_deadline().poll_ms());
   if (entries[0].revents)
-    while (const auto signal = next_signal(signals_)) take_signal(*signal);
+    while (const auto signal = read_signal(signals_)) on_signal(*signal);
   for (std::size_t i = 0; i < agents_.size(); ++i)
     if (entries[i + 1].revents) read_agent(i);
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (entries[i + 1 + agents_.size()].revents && agents_[i].tether_is_cut()) out_of_reach(i);
+    if (entries[i + 1 + agents_.size()].revents && agents_[i].close_liveness_fd()) on_host_unreachable(i);
   if (decide_at_.expired()) decide();
-  if (looked_by_.expired()) looked();
+  if (snapshot_deadline_.expired()) on_snapshots();
   for (std::size_t i = 0; i < agents_.size(); ++i)
-    if (agents_[i].descriptor() >= 0 && agents_[i].look_at_clock()) agent_is_silent(i);
+    if (agents_[i].descriptor() >= 0 && agents_[i].check_timeouts()) on_agent_silent(i);
 }
 
-Ended Supervisor::run() {
-  while (any_agent()) turn();
-  note_preemption();
-  take_own_code();
+JobOutcome Supervisor::run() {
+  while (has_agent()) poll_once();
+  conclude_preemption();
+  use_own_exit_code();
   if (verdict_) {
     verdict_->fatal.gen = generation_;
-    ended_.last_words = last_words();
+    outcome_.failure_report = failure_report();
   }
-  ended_.verdict = std::move(verdict_);
-  ended_.stopped = stop_signal_ != 0;
-  ended_.output = std::move(output_);
-  return std::move(ended_);
+  outcome_.verdict = std::move(verdict_);
+  outcome_.is_stopped = stop_signal_ != 0;
+  outcome_.output = std::move(output_);
+  return std::move(outcome_);
 }
 
 /// All ranks have left together because they were asked to, by the person who stopped us or by somebody else. Ctrl-C is
 /// a person who waits.
-void Supervisor::note_preemption() {
-  const bool all = std::all_of(ends_.begin(), ends_.end(), [](const RankEnd& end) { return end.preempted; });
-  if (!all || ends_.size() < places_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
-  job::Fatal fatal = new_fatal(base::Cause::kPreempted, ends_.front().rank, ends_.front().pid,
-                               places_.at(static_cast<std::size_t>(ends_.front().rank)).host);
-  add_place(fatal, observed_.ranks());
+void Supervisor::conclude_preemption() {
+  const bool all = std::all_of(exits_.begin(), exits_.end(), [](const RankExit& end) { return end.preempted; });
+  if (!all || exits_.size() < locations_.size() || stop_signal_ == SIGINT || (verdict_ && stop_signal_ == 0)) return;
+  job::Fatal fatal = make_fatal(base::Cause::kPreempted, exits_.front().rank, exits_.front().pid,
+                                locations_.at(static_cast<std::size_t>(exits_.front().rank)).host);
+  add_step_and_operation(fatal, rank_states_.ranks());
   fatal.op.clear();
   fatal.detail = "all ranks left together because one of them was asked to stop (SIGTERM or SIGUSR1)";
   fatal.hint = "start the same command again";
@@ -455,18 +460,18 @@ void Supervisor::note_preemption() {
 }
 
 /// A rank that died or exited may have told why before its process had ended, and others may have ended before it.
-void Supervisor::take_own_code() {
+void Supervisor::use_own_exit_code() {
   if (!verdict_ ||
       (verdict_->fatal.cause != base::Cause::kRankDied && verdict_->fatal.cause != base::Cause::kRankExited))
     return;
-  for (const RankEnd& end : ends_)
+  for (const RankExit& end : exits_)
     if (end.rank == verdict_->fatal.rank && end.failed()) verdict_->exit_code = end.exit_code();
 }
 
 /// Where the ranks were, and what the one at fault wrote.
-std::string Supervisor::last_words() {
+std::string Supervisor::failure_report() {
   const std::string tail = output_->tail(verdict_->fatal.rank);
-  return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : observed_.text()) +
+  return (verdict_->fatal.cause == base::Cause::kPreempted ? "" : rank_states_.text()) +
          (tail.empty() ? ""
                        : "lockstep: the last lines that rank " + std::to_string(verdict_->fatal.rank) +
                              " wrote to stderr:\n" + tail);
@@ -474,12 +479,13 @@ std::string Supervisor::last_words() {
 
 }  // namespace
 
-std::chrono::milliseconds silence_of_agents(const job::PulseLimits& limits) {
-  return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, kAgentIsSilent) : 0ms;
+std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits) {
+  return limits.stall > 0ms ? std::max<std::chrono::milliseconds>(limits.stall, kMinAgentSilence) : 0ms;
 }
 
-Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours) {
-  return Supervisor(options, std::move(start), signals, not_ours).run();
+JobOutcome supervise(const RunOptions& options, PreparedJob start, int signals,
+                     const std::vector<pid_t>& inherited_children) {
+  return Supervisor(options, std::move(start), signals, inherited_children).run();
 }
 
 }  // namespace lockstep::launcher

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "lockstep/job/health/rank_health.h"
-#include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/cli/command_line.h"
+#include "lockstep/launch/hosts/agent_link.h"
 #include "lockstep/launch/output/output.h"
 #include "lockstep/launch/plan/job_plan.h"
 #include "lockstep/launch/supervise/restarts.h"
@@ -22,30 +22,31 @@
 namespace lockstep::launcher {
 
 /// A job whose hosts are there, and have met.
-struct Start {
-  Surroundings surroundings;  ///< store.host is where the store is to listen; key and port are made by supervise()
+struct PreparedJob {
+  LaunchContext context;  ///< store.host is where the store is to listen; key and port are made by supervise()
   std::vector<AgentLink> agents;
   std::vector<Node> nodes;  ///< of each agent
-  std::string opening;      ///< a line about it; empty: none
+  std::string start_note;   ///< a line about it; empty: none
 };
 
 /// How it has ended: nothing of it is left, but on hosts out of sight.
-struct Ended {
-  std::optional<Verdict> verdict;  ///< none: all ranks returned 0
-  bool stopped = false;            ///< a person has asked for it, before or after that
-  bool asked_too_late = false;     ///< somebody has asked the ranks to leave (SIGUSR1) when they were ending already
+struct JobOutcome {
+  std::optional<Verdict> verdict;   ///< none: all ranks returned 0
+  bool is_stopped = false;          ///< a person has asked for it, before or after that
+  bool preempted_too_late = false;  ///< somebody has asked the ranks to leave (SIGUSR1) when they were ending already
   Attempt attempt;
-  std::set<std::size_t> lost;      ///< numbers of hosts that failed themselves
-  bool out_of_sight = false;       ///< of what runs on one of them it is only known that it ends within 10 s
-  std::string last_words;          ///< lines: where the ranks were, and what the one at fault wrote
-  std::unique_ptr<Output> output;  ///< to be finished; null: it never began
+  std::set<std::size_t> lost;         ///< numbers of hosts that failed themselves
+  bool has_unreachable_host = false;  ///< of what runs on one of them it is only known that it ends within 10 s
+  std::string failure_report;         ///< lines: where the ranks were, and what the one at fault wrote
+  std::unique_ptr<Output> output;     ///< to be finished; null: it never began
 };
 
-/// Gives each agent its job and stays until no process of it is left. `signals` of signal_descriptor(), those of a
-/// person, SIGCHLD, SIGUSR1 and SIGUSR2; `not_ours`: processes below this one that were there before it.
-Ended supervise(const RunOptions& options, Start start, int signals, const std::vector<pid_t>& not_ours);
+/// Gives each agent its job and stays until no process of it is left. `signals` of make_signal_fd(), those of a
+/// person, SIGCHLD, SIGUSR1 and SIGUSR2; `inherited_children`: processes below this one that were there before it.
+JobOutcome supervise(const RunOptions& options, PreparedJob start, int signals,
+                     const std::vector<pid_t>& inherited_children);
 
 /// For how long an agent may tell nothing; 0: for ever.
-std::chrono::milliseconds silence_of_agents(const job::PulseLimits& limits);
+std::chrono::milliseconds agent_silence_limit(const job::HealthLimits& limits);
 
 }  // namespace lockstep::launcher

@@ -11,9 +11,9 @@
 namespace lockstep::launcher {
 namespace {
 
-bool is_death(const RankEnd& end) { return end.signal != 0 && end.signal != SIGABRT; }
+bool is_killed(const RankExit& end) { return end.signal != 0 && end.signal != SIGABRT; }
 
-std::string hint_for(const RankEnd& end, const Evidence& evidence) {
+std::string hint_for(const RankExit& end, const ExitEvidence& evidence) {
   const std::string shown = !evidence.tail.empty() ? "the last lines of its stderr stand above" : "";
   switch (end.signal) {
     case 0: return shown;
@@ -30,7 +30,7 @@ std::string hint_for(const RankEnd& end, const Evidence& evidence) {
 
 /// What a process that aborts has said about it: what() of an exception, else its last words. `prefix` stands in front
 /// of each line.
-std::string words_in(const std::string& tail, const std::string& prefix) {
+std::string last_message(const std::string& tail, const std::string& prefix) {
   std::string said;
   for (std::string line : base::split(tail, '\n')) {
     if (line.starts_with(prefix)) line.erase(0, prefix.size());
@@ -41,10 +41,10 @@ std::string words_in(const std::string& tail, const std::string& prefix) {
   return said;
 }
 
-std::string detail_for(const RankEnd& end, const Evidence& evidence) {
+std::string detail_for(const RankExit& end, const ExitEvidence& evidence) {
   std::string detail = to_text(end);
   if (end.signal == SIGABRT && !evidence.tail.empty())
-    detail += "; it said: " + words_in(evidence.tail, evidence.prefix);
+    detail += "; it said: " + last_message(evidence.tail, evidence.prefix);
   if (end.signal == SIGKILL && end.oom_kills > 0)
     detail += "; the kernel counts " + std::to_string(end.oom_kills) +
               (end.oom_kills == 1 ? " out-of-memory kill" : " out-of-memory kills");
@@ -53,22 +53,22 @@ std::string detail_for(const RankEnd& end, const Evidence& evidence) {
 
 }  // namespace
 
-const RankEnd* first_failure(const std::vector<RankEnd>& ends) {
-  const RankEnd* first = nullptr;
-  for (const RankEnd& end : ends)
-    if (end.failed() && (!first || (is_death(end) && !is_death(*first)))) first = &end;
+const RankExit* first_failure(const std::vector<RankExit>& exits) {
+  const RankExit* first = nullptr;
+  for (const RankExit& end : exits)
+    if (end.failed() && (!first || (is_killed(end) && !is_killed(*first)))) first = &end;
   return first;
 }
 
-Verdict judge(const RankEnd& end, const Evidence& evidence) {
+Verdict judge_exit(const RankExit& end, const ExitEvidence& evidence) {
   Verdict verdict;
   job::Fatal& fatal = verdict.fatal;
   if (evidence.published) {
     fatal = *evidence.published;
     const auto rank = static_cast<std::size_t>(fatal.rank);
-    if (fatal.rank >= 0 && rank < evidence.places.size()) {
-      if (fatal.host.empty()) fatal.host = evidence.places[rank].host;
-      if (fatal.pid < 0) fatal.pid = evidence.places[rank].pid;
+    if (fatal.rank >= 0 && rank < evidence.locations.size()) {
+      if (fatal.host.empty()) fatal.host = evidence.locations[rank].host;
+      if (fatal.pid < 0) fatal.pid = evidence.locations[rank].pid;
     }
     const bool own_code = fatal.cause == base::Cause::kRankExited || fatal.cause == base::Cause::kRankDied;
     verdict.exit_code = own_code ? end.exit_code() : base::exit_code(fatal.cause);
@@ -76,8 +76,8 @@ Verdict judge(const RankEnd& end, const Evidence& evidence) {
   }
   fatal.cause = end.signal != 0 ? base::Cause::kRankDied : base::Cause::kRankExited;
   fatal.rank = end.rank;
-  if (static_cast<std::size_t>(end.rank) < evidence.places.size())
-    fatal.host = evidence.places[static_cast<std::size_t>(end.rank)].host;
+  if (static_cast<std::size_t>(end.rank) < evidence.locations.size())
+    fatal.host = evidence.locations[static_cast<std::size_t>(end.rank)].host;
   fatal.pid = end.pid;
   fatal.detail = detail_for(end, evidence);
   fatal.hint = hint_for(end, evidence);
@@ -85,33 +85,34 @@ Verdict judge(const RankEnd& end, const Evidence& evidence) {
   return verdict;
 }
 
-void add_place(job::Fatal& fatal, const std::vector<base::RankSeen>& ranks) {
+void add_step_and_operation(job::Fatal& fatal, const std::vector<base::RankSnapshot>& ranks) {
   const auto seen =
-      std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSeen& one) { return one.rank == fatal.rank; });
+      std::find_if(ranks.begin(), ranks.end(), [&](const base::RankSnapshot& one) { return one.rank == fatal.rank; });
   if (seen == ranks.end()) return;
   if (fatal.step < 0) fatal.step = seen->steps;
   if (!fatal.op.empty()) return;
-  if (const auto* now = job::under_way(*seen))
-    fatal.op = job::label(*now);
-  else if (const auto* last = job::last_finished(*seen))
+  if (const auto* now = job::current_operation(*seen))
+    fatal.op = job::operation_label(*now);
+  else if (const auto* last = job::last_finished_operation(*seen))
     fatal.detail += "; the last operation that it finished was " + job::describe(*last);
 }
 
-std::string place_of_stack(const std::string& run_dir, int rank, const std::vector<RankPlace>& places) {
-  const bool several = std::any_of(places.begin(), places.end(),
-                                   [&](const RankPlace& place) { return place.host != places.front().host; });
-  const bool known = rank >= 0 && static_cast<std::size_t>(rank) < places.size();
-  return run_dir + "/" + stack_file(rank) +
-         (several && known ? " on " + places[static_cast<std::size_t>(rank)].host : "");
+std::string stack_location(const std::string& run_dir, int rank, const std::vector<RankLocation>& locations) {
+  const bool several = std::any_of(locations.begin(), locations.end(), [&](const RankLocation& location) {
+    return location.host != locations.front().host;
+  });
+  const bool known = rank >= 0 && static_cast<std::size_t>(rank) < locations.size();
+  return run_dir + "/" + stack_file_name(rank) +
+         (several && known ? " on " + locations[static_cast<std::size_t>(rank)].host : "");
 }
 
-void add_stack(Verdict& verdict, const std::vector<RankEnd>& ends, const std::string& run_dir,
-               const std::vector<RankPlace>& places) {
+void request_stack(Verdict& verdict, const std::vector<RankExit>& exits, const std::string& run_dir,
+                   const std::vector<RankLocation>& locations) {
   const int rank = verdict.fatal.rank;
-  const bool ended = std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) { return end.rank == rank; });
+  const bool ended = std::any_of(exits.begin(), exits.end(), [&](const RankExit& end) { return end.rank == rank; });
   if (verdict.fatal.cause != base::Cause::kRankStuck || rank < 0 || ended || !verdict.stacks.empty()) return;
   verdict.stacks = {rank};
-  verdict.fatal.hint = "its stack is in " + place_of_stack(run_dir, rank, places) +
+  verdict.fatal.hint = "its stack is in " + stack_location(run_dir, rank, locations) +
                        (verdict.fatal.hint.empty() ? "" : "; " + verdict.fatal.hint);
 }
 

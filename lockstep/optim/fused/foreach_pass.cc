@@ -12,14 +12,14 @@
 namespace lockstep::optim {
 
 /// Parts that one operation updates.
-struct TensorPass::Alike {
+struct ForeachPass::Batch {
   at::ScalarType dtype;
-  std::vector<std::size_t> parts;
+  std::vector<std::size_t> indices;
 };
 
-TensorPass::TensorPass(const ParameterHome& home, Rule& rule, bool divided)
-    : home_(home), rule_(rule), divided_(divided) {
-  if (divided_ && rule_.measures())
+ForeachPass::ForeachPass(const ParameterStorage& storage, UpdateRule& rule, bool sharded)
+    : storage_(storage), rule_(rule), sharded_(sharded) {
+  if (sharded_ && rule_.needs_norms())
     throw base::UsageError(
         "shard_state: this optimizer needs the norms of whole parameters, which are on a device and divided; allowed "
         "are optimizers that do not",
@@ -29,77 +29,79 @@ TensorPass::TensorPass(const ParameterHome& home, Rule& rule, bool divided)
       [](const at::Device& a, const at::Device& b) {
         return std::tuple(a.type(), a.index()) < std::tuple(b.type(), b.index());
       });
-  for (std::size_t part = 0; part < home_.parameters().size(); ++part)
-    of_device[home_.parameters()[part].tensor.device()].push_back(part);
-  steps_.resize(home_.parameters().size());
-  for (const auto& [device, parts] : of_device) {
+  for (std::size_t index = 0; index < storage_.parameters().size(); ++index)
+    of_device[storage_.parameters()[index].tensor.device()].push_back(index);
+  steps_.resize(storage_.parameters().size());
+  for (const auto& [device, indices] : of_device) {
     const std::vector<at::Tensor> counts =
-        at::zeros({static_cast<std::int64_t>(parts.size())}, at::dtype(at::kFloat).device(device)).unbind();
-    for (std::size_t i = 0; i < parts.size(); ++i) steps_[parts[i]] = counts[i];
+        at::zeros({static_cast<std::int64_t>(indices.size())}, at::dtype(at::kFloat).device(device)).unbind();
+    for (std::size_t i = 0; i < indices.size(); ++i) steps_[indices[i]] = counts[i];
   }
 }
 
 /// In the parameter's strides and dtype.
-at::Tensor TensorPass::gradient_like(std::size_t part) const {
-  const auto& [name, tensor] = home_.parameters()[part];
+at::Tensor ForeachPass::gradient_like(std::size_t index) const {
+  const auto& [name, tensor] = storage_.parameters()[index];
   const at::Tensor& gradient = tensor.grad();
-  if (gradient.layout() != at::kStrided) comm::refuse_sparse(name);
+  if (gradient.layout() != at::kStrided) comm::throw_sparse_gradient(name);
   if (gradient.strides() == tensor.strides() && gradient.scalar_type() == tensor.scalar_type()) return gradient;
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
 }
 
-at::Tensor TensorPass::own(std::size_t part, const at::Tensor& whole) const {
-  if (!divided_) return whole;
-  const Range range = home_.own(part);
+at::Tensor ForeachPass::own(std::size_t index, const at::Tensor& whole) const {
+  if (!sharded_) return whole;
+  const ElementRange range = storage_.own(index);
   return whole.as_strided({static_cast<std::int64_t>(range.count)}, {1},
                           whole.storage_offset() + static_cast<std::int64_t>(range.first));
 }
 
-std::vector<std::size_t> TensorPass::run_all(const at::Tensor& skip) {
-  std::map<std::tuple<std::size_t, at::ScalarType, c10::DeviceType, int>, Alike> runs;
+std::vector<std::size_t> ForeachPass::update_all(const at::Tensor& found_inf) {
+  std::map<std::tuple<std::size_t, at::ScalarType, c10::DeviceType, int>, Batch> batches;
   std::vector<std::size_t> updated;
-  for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
-    const at::Tensor& tensor = home_.parameters()[part].tensor;
+  for (std::size_t index = 0; index < storage_.parameters().size(); ++index) {
+    const at::Tensor& tensor = storage_.parameters()[index].tensor;
     if (!tensor.grad().defined()) continue;
-    updated.push_back(part);
-    if (home_.own(part).count == 0) continue;
-    Alike& alike = runs[{rule_.alike(part), tensor.scalar_type(), tensor.device().type(), tensor.device().index()}];
+    updated.push_back(index);
+    if (storage_.own(index).count == 0) continue;
+    Batch& alike = batches[{rule_.alike(index), tensor.scalar_type(), tensor.device().type(), tensor.device().index()}];
     alike.dtype = tensor.scalar_type();
-    alike.parts.push_back(part);
+    alike.indices.push_back(index);
   }
-  for (const auto& [key, alike] : runs) run(alike.parts.front(), alike, skip);
-  behind_ |= skip.defined();
+  for (const auto& [key, alike] : batches) update_batch(alike.indices.front(), alike, found_inf);
+  step_counts_stale_ |= found_inf.defined();
   return updated;
 }
 
-void TensorPass::run(std::size_t part, const Alike& alike, const at::Tensor& skip) {
-  TensorRun list;
+void ForeachPass::update_batch(std::size_t index, const Batch& alike, const at::Tensor& found_inf) {
+  ForeachArgs list;
   std::vector<at::Tensor> stored;  // where what is computed in float comes from, and goes to
   const bool widen = alike.dtype == at::kBFloat16 || alike.dtype == at::kHalf;
   list.states.resize(rule_.state_names().size());
-  for (const std::size_t one : alike.parts) {
-    at::Tensor parameter = own(one, home_.parameters()[one].tensor.detach()), gradient = own(one, gradient_like(one));
+  for (const std::size_t one : alike.indices) {
+    at::Tensor parameter = own(one, storage_.parameters()[one].tensor.detach()),
+               gradient = own(one, gradient_like(one));
     if (widen) stored.push_back(parameter);
     list.parameters.push_back(widen ? parameter.to(at::kFloat) : std::move(parameter));
     list.gradients.push_back(widen ? gradient.to(at::kFloat) : std::move(gradient));
-    for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(home_.states(one)[i]);
+    for (std::size_t i = 0; i < list.states.size(); ++i) list.states[i].push_back(storage_.states(one)[i]);
     list.steps.push_back(steps_[one]);
   }
-  if (skip.defined()) list.skip = skip.to(list.parameters.front().device());
-  rule_.update(part, list);
+  if (found_inf.defined()) list.found_inf = found_inf.to(list.parameters.front().device());
+  rule_.update(index, list);
   if (widen) at::_foreach_copy_(stored, list.parameters);
 }
 
-void TensorPass::settle() {
-  if (!behind_) return;
-  for (std::size_t part = 0; part < steps_.size(); ++part)
-    if (rule_.steps(part) > 0) rule_.set_states(part, steps_[part].item<std::int64_t>(), home_.states(part));
-  behind_ = false;
+void ForeachPass::sync_step_counts() {
+  if (!step_counts_stale_) return;
+  for (std::size_t index = 0; index < steps_.size(); ++index)
+    if (rule_.steps(index) > 0) rule_.set_states(index, steps_[index].item<std::int64_t>(), storage_.states(index));
+  step_counts_stale_ = false;
 }
 
-void TensorPass::recount() {
-  for (std::size_t part = 0; part < steps_.size(); ++part) steps_[part].fill_(static_cast<double>(rule_.steps(part)));
-  behind_ = false;
+void ForeachPass::reset_step_counts() {
+  for (std::size_t index = 0; index < steps_.size(); ++index)
+    steps_[index].fill_(static_cast<double>(rule_.steps(index)));
+  step_counts_stale_ = false;
 }
 
 }  // namespace lockstep::optim

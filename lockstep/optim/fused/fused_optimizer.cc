@@ -9,8 +9,8 @@ namespace lockstep::optim {
 FusedOptimizer::FusedOptimizer() = default;
 FusedOptimizer::~FusedOptimizer() = default;
 
-void FusedOptimizer::start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule,
-                           const FusedOptions& options) {
+void FusedOptimizer::initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<UpdateRule> rule,
+                                const FusedOptions& options) {
   rule_ = std::move(rule);
   update_ = std::make_unique<FusedUpdate>(std::move(gradients), *rule_, options);
 }
@@ -31,11 +31,13 @@ void FusedOptimizer::clip_grad_value(double max) { update_->clip_grad_value(max)
 void FusedOptimizer::change_parameters(const std::function<void()>& change) { update_->change_parameters(change); }
 void FusedOptimizer::update_in_backward(bool on) { update_->update_in_backward(on); }
 bool FusedOptimizer::shares_parameters() const { return update_->shares_parameters(); }
-amp::Unscaled FusedOptimizer::unscale(double inverse_scale) { return update_->unscale(inverse_scale); }
-bool FusedOptimizer::step_unless(const at::Tensor& skip) { return update_->step_unless(skip); }
-void FusedOptimizer::settle() const { update_->settle(); }
+amp::UnscaleResult FusedOptimizer::unscale(double inverse_scale) { return update_->unscale(inverse_scale); }
+bool FusedOptimizer::step_unless_found_inf(const at::Tensor& found_inf) {
+  return update_->step_unless_found_inf(found_inf);
+}
+void FusedOptimizer::sync_step_counts() const { update_->sync_step_counts(); }
 void FusedOptimizer::skip_step() { update_->skip_step(); }
-void FusedOptimizer::adopt_loaded() { update_->adopt_loaded(); }
+void FusedOptimizer::import_loaded_state() { update_->import_loaded_state(); }
 
 std::vector<std::pair<std::string, at::Tensor>> FusedOptimizer::state_dict(bool copies) const {
   return update_->state_dict(copies);

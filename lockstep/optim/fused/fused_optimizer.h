@@ -18,7 +18,7 @@ class GradientSource;
 namespace lockstep::optim {
 
 class FusedUpdate;
-class Rule;
+class UpdateRule;
 
 /// What concerns an optimizer as a whole.
 struct FusedOptions {
@@ -30,7 +30,7 @@ struct FusedOptions {
   /// Updates by ATen's operations on whole lists of tensors (_fused_adamw_, _foreach_…) instead of loops of our own,
   /// from gradients that backward() averages; nothing is shared then. Where a parameter is not on the CPU it is always
   /// so.
-  bool by_operations = false;
+  bool foreach = false;
 };
 
 /// An optimizer made from a DistributedDataParallel that updates parameters in the pass that reads all ranks'
@@ -51,7 +51,7 @@ struct FusedOptions {
 /// Elsewhere backward() averages gradients, and each rank updates its own parameters from them in one pass. Sparse
 /// gradients are a UsageError everywhere.
 ///
-/// Parameters on a device are updated by ATen's operations (FusedOptions.by_operations) from gradients that backward()
+/// Parameters on a device are updated by ATen's operations (FusedOptions.foreach) from gradients that backward()
 /// has averaged. Nobody waits for the device there: not in step(), not in clipping, which then writes .grad(), and not
 /// in GradScaler::step(), but for the first update of SGD with dampening.
 ///
@@ -98,7 +98,7 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
   /// "fc.weight.exp_avg", "fc.weight.step" …: copies, whole, of parameters that have been updated. Waits for nobody;
   /// with FusedOptions.shard_state all ranks call it alike, and wait for each other. It can be loaded with any number
   /// of ranks. Without `copies` tensors are those in use where this rank has the whole of them: who saves them copies
-  /// them before its next step, as Checkpoints::save_async() does.
+  /// them before its next step, as Checkpointer::save_async() does.
   std::vector<std::pair<std::string, at::Tensor>> state_dict(bool copies = true) const;
   /// The reverse, on all ranks with the same values. Throws UsageError for names that are missing or belong to no
   /// parameter: nothing has changed then.
@@ -107,18 +107,19 @@ class FusedOptimizer : public amp::UnscalingOptimizer {
  protected:
   FusedOptimizer();
   ~FusedOptimizer();
-  void start(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<Rule> rule, const FusedOptions& options);
+  void initialize(std::shared_ptr<ddp::GradientSource> gradients, std::unique_ptr<UpdateRule> rule,
+                  const FusedOptions& options);
   at::Tensor step_fused(const std::function<at::Tensor()>& closure);
-  void adopt_loaded();
+  void import_loaded_state();
   /// Before torch's counts of steps are saved. Waits for the device.
-  void settle() const;
+  void sync_step_counts() const;
 
  private:
-  amp::Unscaled unscale(double inverse_scale) override;
-  bool step_unless(const at::Tensor& skip) override;
+  amp::UnscaleResult unscale(double inverse_scale) override;
+  bool step_unless_found_inf(const at::Tensor& found_inf) override;
   void skip_step() override;
 
-  std::unique_ptr<Rule> rule_;
+  std::unique_ptr<UpdateRule> rule_;
   std::unique_ptr<FusedUpdate> update_;
 };
 

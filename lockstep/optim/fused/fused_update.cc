@@ -9,10 +9,10 @@
 #include <map>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/reducers/sparse_average.h"
-#include "lockstep/optim/kernels/clip_grad.h"
-#include "lockstep/optim/fused/fingerprint.h"
 #include "lockstep/base/option_check.h"
+#include "lockstep/comm/reducers/sparse_average.h"
+#include "lockstep/optim/fused/fingerprint.h"
+#include "lockstep/optim/kernels/clip_grad.h"
 
 namespace lockstep::optim {
 namespace {
@@ -22,79 +22,81 @@ using base::UsageError;
 constexpr double kClipEpsilon = 1e-6;  // torch::nn::utils::clip_grad_norm_'s
 
 /// Null when there is nothing to divide: each owner is the only one.
-std::unique_ptr<Shards> make_shards(ddp::GradientSource& source, const FusedOptions& options) {
+std::unique_ptr<StateSharding> make_shards(ddp::GradientSource& source, const FusedOptions& options) {
   if (!options.shard_state) return nullptr;
-  auto shards = std::make_unique<Shards>(source);
-  return shards->divided() ? std::move(shards) : nullptr;
+  auto shards = std::make_unique<StateSharding>(source);
+  return shards->is_sharded() ? std::move(shards) : nullptr;
 }
 
-bool on_devices(const ddp::GradientSource& source) {
+bool has_device_parameters(const ddp::GradientSource& source) {
   const auto all = source.parameters();
   return std::any_of(all.begin(), all.end(), [](const auto& parameter) { return !parameter.tensor.device().is_cpu(); });
 }
 
-std::vector<at::Tensor> tensors_of(const ParameterHome& home) {
+std::vector<at::Tensor> tensors_of(const ParameterStorage& storage) {
   std::vector<at::Tensor> all;
-  for (const auto& parameter : home.parameters()) all.push_back(parameter.tensor);
+  for (const auto& parameter : storage.parameters()) all.push_back(parameter.tensor);
   return all;
 }
 
 }  // namespace
 
-FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, Rule& rule, const FusedOptions& options)
+FusedUpdate::FusedUpdate(std::shared_ptr<ddp::GradientSource> source, UpdateRule& rule, const FusedOptions& options)
     : source_(std::move(source)),
       rule_(rule),
-      by_operations_(options.by_operations || on_devices(*source_)),
-      attached_(*source_, by_operations_ ? nullptr : this),
+      foreach_(options.foreach || has_device_parameters(*source_)),
+      attachment_(*source_, foreach_ ? nullptr : this),
       shards_(make_shards(*source_, options)),
-      home_(source_, rule.state_names().size(), rule.measures() ? 2 : 1, attached_.gives_pieces, shards_.get()) {
-  if (by_operations_) tensors_.emplace(home_, rule_, shards_ != nullptr);
-  for (std::size_t part = 0; part < home_.parameters().size() && rule_.initial_state() != 0; ++part) start_state(part);
+      storage_(source_, rule.state_names().size(), rule.needs_norms() ? 2 : 1, attachment_.can_run_pass,
+               shards_.get()) {
+  if (foreach_) foreach_pass_.emplace(storage_, rule_, shards_ != nullptr);
+  for (std::size_t part = 0; part < storage_.parameters().size() && rule_.initial_state() != 0; ++part)
+    initialize_state(part);
 }
 
 FusedUpdate::~FusedUpdate() = default;
 
 void FusedUpdate::step() {
-  if (in_backward_) {
-    source_->require_unchanged();
-    updated_ = false;
-    return source_->sharers().step();
+  if (updates_in_backward_) {
+    source_->require_gradients_unchanged();
+    updated_in_backward_ = false;
+    return source_->host_group().step();
   }
-  require_one_scale();
-  if (source_->backwards() != clip_.backward) clip_ = {};
+  check_not_scaled_twice();
+  if (source_->num_backwards() != clip_.backward) clip_ = {};
   update_all(prepare());
-  home_.note_changes();  // parameters may have been averaged between hosts besides
+  storage_.record_changes();  // parameters may have been averaged between hosts besides
   end_step();
 }
 
 void FusedUpdate::skip_step() { end_step(); }
 
-bool FusedUpdate::step_unless(const at::Tensor& skip) {
-  if (!tensors_ || in_backward_) return false;
+bool FusedUpdate::step_unless_found_inf(const at::Tensor& found_inf) {
+  if (!foreach_pass_ || updates_in_backward_) return false;
   const std::uint64_t options = prepare();
   if (!rule_.can_skip()) return false;
-  skip_ = skip;
+  found_inf_ = found_inf;
   update_all(options);
-  skip_.reset();
+  found_inf_.reset();
   end_step();
   return true;
 }
 
-void FusedUpdate::settle() {
-  if (tensors_) tensors_->settle();
+void FusedUpdate::sync_step_counts() {
+  if (foreach_pass_) foreach_pass_->sync_step_counts();
 }
 
 void FusedUpdate::end_step() {
   clip_ = {};
   unscaling_.reset();
-  source_->sharers().step();
+  source_->host_group().step();
 }
 
 double FusedUpdate::factor() const { return unscaling_ ? unscaling_->inverse * clip_.factor : clip_.factor; }
 
 /// What came after unscale() is scaled.
-void FusedUpdate::require_one_scale() {
-  if (!unscaling_ || unscaling_->backward == source_->backwards()) return;
+void FusedUpdate::check_not_scaled_twice() {
+  if (!unscaling_ || unscaling_->backward == source_->num_backwards()) return;
   unscaling_.reset();
   throw UsageError("backward() came after GradScaler::unscale_(), so that scaled gradients were added to unscaled ones",
                    "call zero_grad(), and in each step unscale_() after the last backward()");
@@ -102,270 +104,271 @@ void FusedUpdate::require_one_scale() {
 
 /// Of an update; a fingerprint of it.
 std::uint64_t FusedUpdate::prepare() {
-  home_.require_untouched();
+  storage_.require_unmodified();
   return fingerprint({factor(), clip_.max, std::bit_cast<double>(rule_.prepare())});
 }
 
 /// Before the first update of a part; one of those who share the memory writes it, before it takes part in an update.
-void FusedUpdate::start_state(std::size_t part) {
-  for (const at::Tensor& state : home_.states(part))
-    if (home_.first()) state.fill_(rule_.initial_state());
+void FusedUpdate::initialize_state(std::size_t part) {
+  for (const at::Tensor& state : storage_.states(part))
+    if (storage_.first()) state.fill_(rule_.initial_state());
 }
 
-void FusedUpdate::measure(std::uint64_t options) {
-  summed_.assign(home_.parameters().size(), false);
-  measuring_ = true;
-  pass(comm::Use::kNorm, options);
-  if (shards_) shards_->add(home_.all_sums());
-  for (std::size_t part = 0; part < summed_.size(); ++part) {
-    Squares all{};
-    for (std::size_t i = 0; summed_[part] && i < home_.num_sums(part); ++i) {
-      all.parameter += home_.sums(part, 0)[i];
-      all.step += home_.sums(part, 1)[i];
+void FusedUpdate::measure_norms(std::uint64_t options) {
+  has_sums_.assign(storage_.parameters().size(), false);
+  measuring_norms_ = true;
+  run_pass(comm::GradientUse::kNorm, options);
+  if (shards_) shards_->all_reduce_sums(storage_.all_partial_sums());
+  for (std::size_t part = 0; part < has_sums_.size(); ++part) {
+    SquaredNorms all{};
+    for (std::size_t i = 0; has_sums_[part] && i < storage_.num_partial_sums(part); ++i) {
+      all.parameter += storage_.partial_sums(part, 0)[i];
+      all.step += storage_.partial_sums(part, 1)[i];
     }
-    if (summed_[part]) rule_.measured(part, all);
+    if (has_sums_[part]) rule_.set_norms(part, all);
   }
 }
 
 void FusedUpdate::update_in_backward(bool on) {
-  if (on && rule_.measures())
+  if (on && rule_.needs_norms())
     throw UsageError(
         "update_in_backward(): this optimizer needs the norms of whole parameters and their gradients before it "
         "updates",
         "do without update_in_backward()");
-  if (on) home_.require_own_storages();
+  if (on) storage_.require_unaliased();
   source_->update_in_backward(on ? this : nullptr);
-  in_backward_ = on;
-  updated_ = false;
+  updates_in_backward_ = on;
+  updated_in_backward_ = false;
   clip_ = {};
   unscaling_.reset();
 }
 
 std::uint64_t FusedUpdate::begin_update() {
-  if (updated_)
+  if (updated_in_backward_)
     throw UsageError(
         "backward(): the one before has updated parameters (update_in_backward()), and step() has not been called "
         "since",
         "to accumulate gradients, do without update_in_backward()");
-  return options_ = prepare();
+  return options_fingerprint_ = prepare();
 }
 
-void FusedUpdate::end_update(bool given) {
-  if (!given) update_all(options_);
-  home_.note_changes();
-  updated_ = true;
+void FusedUpdate::end_update(bool consumed_chunks) {
+  if (!consumed_chunks) update_all(options_fingerprint_);
+  storage_.record_changes();
+  updated_in_backward_ = true;
 }
 
 void FusedUpdate::average_gradients() {
-  if (in_backward_)
+  if (updates_in_backward_)
     throw UsageError("average_gradients(): backward() has updated parameters already (update_in_backward())");
-  require_one_scale();
-  source_->average();
+  check_not_scaled_twice();
+  source_->average_gradients();
   if (!unscaling_) return;
   const at::NoGradGuard no_grad;
-  for (const auto& parameter : home_.parameters())
+  for (const auto& parameter : storage_.parameters())
     if (parameter.tensor.grad().defined()) parameter.tensor.mutable_grad().mul_(unscaling_->inverse);
   unscaling_.reset();
 }
 
-amp::Unscaled FusedUpdate::unscale(double inverse_scale) {
-  if (in_backward_)
+amp::UnscaleResult FusedUpdate::unscale(double inverse_scale) {
+  if (updates_in_backward_)
     throw UsageError(
         "GradScaler: backward() updates parameters before all gradients are known to be finite (update_in_backward())",
         "do without update_in_backward()");
-  if (clip_.asked && clip_.backward == source_->backwards())
+  if (clip_.requested && clip_.backward == source_->num_backwards())
     throw UsageError(
         "GradScaler::unscale_(): clip_grad_norm() or clip_grad_value() has been called before, for scaled gradients",
         "call unscale_() before they are clipped");
   unscaling_.reset();
-  if (!source_->own_gradients()) return amp::Unscaled::kInPlace;
-  home_.require_untouched();
+  if (!source_->has_local_gradients()) return amp::UnscaleResult::kUnscaleInPlace;
+  storage_.require_unmodified();
   const double sum = squares();
-  if (std::find(summed_.begin(), summed_.end(), true) == summed_.end()) return amp::Unscaled::kNothing;
-  unscaling_ = {inverse_scale, source_->backwards(), sum};
-  return std::isfinite(sum) ? amp::Unscaled::kFinite : amp::Unscaled::kNotFinite;
+  if (std::find(has_sums_.begin(), has_sums_.end(), true) == has_sums_.end()) return amp::UnscaleResult::kNoGradients;
+  unscaling_ = {inverse_scale, source_->num_backwards(), sum};
+  return std::isfinite(sum) ? amp::UnscaleResult::kFinite : amp::UnscaleResult::kNonFinite;
 }
 
 /// Before what `call` asks for gradients of the last backward().
 void FusedUpdate::require_clippable(const std::string& call) const {
-  if (in_backward_)
+  if (updates_in_backward_)
     throw UsageError(call + "(): backward() has updated parameters already (update_in_backward())",
                      "do without update_in_backward()");
-  home_.require_untouched();
+  storage_.require_unmodified();
 }
 
 at::Tensor FusedUpdate::clip_grad_norm(double max_norm) {
   require(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   require_clippable("clip_grad_norm");
-  if (tensors_) return optim::clip_grad_norm(tensors_of(home_), max_norm);
-  require_one_scale();
-  if (clip_.backward != source_->backwards()) clip_ = {};
+  if (foreach_pass_) return optim::clip_grad_norm(tensors_of(storage_), max_norm);
+  check_not_scaled_twice();
+  if (clip_.backward != source_->num_backwards()) clip_ = {};
   if (std::isfinite(clip_.max))
     throw UsageError("clip_grad_norm(): clip_grad_value() has been called before, and cuts values when they are read",
                      "call clip_grad_norm() before clip_grad_value()");
   // Gradients that are this rank's own are not changed in between: step() would refuse them.
   const double norm = unscaling_ ? std::sqrt(unscaling_->squares) * unscaling_->inverse : std::sqrt(squares());
   const double coefficient = max_norm / (norm + kClipEpsilon);
-  clip_ = {.factor = coefficient > 1 ? 1 : coefficient, .backward = source_->backwards(), .asked = true};
+  clip_ = {.factor = coefficient > 1 ? 1 : coefficient, .backward = source_->num_backwards(), .requested = true};
   return at::scalar_tensor(norm, at::kDouble);
 }
 
 void FusedUpdate::clip_grad_value(double max) {
   require(max > 0, "clip_grad_value", "max", max, "more than 0");
   require_clippable("clip_grad_value");
-  if (tensors_) return optim::clip_grad_value(tensors_of(home_), max);
-  require_one_scale();
-  if (clip_.backward != source_->backwards()) clip_ = {};
+  if (foreach_pass_) return optim::clip_grad_value(tensors_of(storage_), max);
+  check_not_scaled_twice();
+  if (clip_.backward != source_->num_backwards()) clip_ = {};
   clip_.max = std::min(clip_.max, max);
-  clip_.backward = source_->backwards();
-  clip_.asked = true;
+  clip_.backward = source_->num_backwards();
+  clip_.requested = true;
 }
 
 /// Of all gradients, summed in one pass.
 double FusedUpdate::squares() {
-  summed_.assign(home_.parameters().size(), false);
-  measuring_ = false;
-  pass(comm::Use::kNorm, 0);
+  has_sums_.assign(storage_.parameters().size(), false);
+  measuring_norms_ = false;
+  run_pass(comm::GradientUse::kNorm, 0);
   double sum = 0;
-  for (std::size_t part = 0; part < summed_.size(); ++part)
-    for (std::size_t i = 0; summed_[part] && i < home_.num_sums(part); ++i) sum += home_.sums(part)[i];
+  for (std::size_t part = 0; part < has_sums_.size(); ++part)
+    for (std::size_t i = 0; has_sums_[part] && i < storage_.num_partial_sums(part); ++i)
+      sum += storage_.partial_sums(part)[i];
   return sum;
 }
 
-void FusedUpdate::pass(comm::Use use, std::uint64_t options) {
-  struct Meanwhile {
-    Meanwhile(comm::Use& place, comm::Use now) : place_(place) { place_ = now; }
-    ~Meanwhile() { place_ = comm::Use::kUpdate; }  // for those whom this rank keeps company
-    comm::Use& place_;
-  } const meanwhile(use_, use);
+void FusedUpdate::run_pass(comm::GradientUse use, std::uint64_t options) {
+  struct UseScope {
+    UseScope(comm::GradientUse& place, comm::GradientUse now) : place_(place) { place_ = now; }
+    ~UseScope() { place_ = comm::GradientUse::kUpdate; }  // for those whom this rank keeps company
+    comm::GradientUse& place_;
+  } const use_scope(gradient_use_, use);
   const at::NoGradGuard no_grad;
-  if (attached_.gives_pieces)
-    source_->give(use, options, *this);
-  else if (tensors_)
-    pass_by_operations();
+  if (attachment_.can_run_pass)
+    source_->run_pass(use, options, *this);
+  else if (foreach_pass_)
+    run_foreach_pass();
   else
-    pass_alone();
+    run_local_pass();
 }
 
-void FusedUpdate::pass_by_operations() {
-  tensors_->update(skip_, [this](std::size_t part) { rule_.updated(part, home_.states(part)); });
+void FusedUpdate::run_foreach_pass() {
+  foreach_pass_->update(found_inf_, [this](std::size_t part) { rule_.updated(part, storage_.states(part)); });
 }
 
 void FusedUpdate::update_all(std::uint64_t options) {
-  if (rule_.measures() && !tensors_) measure(options);
-  pass(comm::Use::kUpdate, options);
-  if (shards_) shards_->share_parameters(options);
+  if (rule_.needs_norms() && !foreach_pass_) measure_norms(options);
+  run_pass(comm::GradientUse::kUpdate, options);
+  if (shards_) shards_->all_gather_parameters(options);
   source_->updated();
 }
 
 /// Over this rank's own gradients.
-void FusedUpdate::pass_alone() {
-  const auto& parameters = home_.parameters();
+void FusedUpdate::run_local_pass() {
+  const auto& parameters = storage_.parameters();
   for (std::size_t part = 0; part < parameters.size(); ++part) {
     const at::Tensor& tensor = parameters[part].tensor;
     const at::Tensor& gradient = tensor.grad();
     if (!gradient.defined()) continue;
-    if (gradient.layout() != at::kStrided) comm::refuse_sparse(parameters[part].name);
-    at::Tensor likewise;
+    if (gradient.layout() != at::kStrided) comm::throw_sparse_gradient(parameters[part].name);
+    at::Tensor gradient_copy;
     if (gradient.strides() != tensor.strides() || gradient.scalar_type() != tensor.scalar_type())
-      likewise =
+      gradient_copy =
           at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false)).copy_(gradient);
-    const void* data = likewise.defined() ? likewise.const_data_ptr() : gradient.const_data_ptr();
+    const void* data = gradient_copy.defined() ? gradient_copy.const_data_ptr() : gradient.const_data_ptr();
     const auto count = static_cast<std::size_t>(tensor.numel());
     if (count > 0) take({.part = part, .count = count, .gradients = &data, .num_gradients = 1});
-    taken(part);
+    finish_gradient(part);
   }
 }
 
-Run FusedUpdate::run_of(const comm::Piece& piece) const {
-  const bool as_they_are = use_ == comm::Use::kNorm && !measuring_;
-  const at::Tensor& tensor = home_.parameters()[piece.part].tensor;
+KernelArgs FusedUpdate::make_args(const comm::Piece& chunk) const {
+  const bool raw_gradients = gradient_use_ == comm::GradientUse::kNorm && !measuring_norms_;
+  const at::Tensor& tensor = storage_.parameters()[chunk.part].tensor;
   return {.dtype = tensor.scalar_type(),
-          .gradients = piece.gradients,
-          .num_gradients = piece.num_gradients,
-          .divisor = static_cast<double>(piece.divisor),
-          .scale = as_they_are ? 1 : factor(),
-          .max = as_they_are ? std::numeric_limits<double>::infinity() : clip_.max,
-          .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + piece.first * tensor.element_size(),
+          .gradients = chunk.gradients,
+          .num_gradients = chunk.num_gradients,
+          .divisor = static_cast<double>(chunk.divisor),
+          .scale = raw_gradients ? 1 : factor(),
+          .max = raw_gradients ? std::numeric_limits<double>::infinity() : clip_.max,
+          .parameter = static_cast<char*>(tensor.mutable_data_ptr()) + chunk.first * tensor.element_size(),
           .states = nullptr,
-          .count = piece.count};
+          .count = chunk.count};
 }
 
 /// Calls act(run) for the elements [first, end) of a piece, with their state if all of it is here.
 template <typename Act>
-void FusedUpdate::with_run(const comm::Piece& piece, std::size_t first, std::size_t end, const Act& act) const {
-  Run run = run_of(piece);
-  const std::size_t skipped = (first - piece.first) * c10::elementSize(run.dtype);
-  c10::SmallVector<const void*, 16> gradients(piece.gradients, piece.gradients + piece.num_gradients);
+void FusedUpdate::with_args(const comm::Piece& chunk, std::size_t first, std::size_t end, const Act& act) const {
+  KernelArgs args = make_args(chunk);
+  const std::size_t skipped = (first - chunk.first) * c10::elementSize(args.dtype);
+  c10::SmallVector<const void*, 16> gradients(chunk.gradients, chunk.gradients + chunk.num_gradients);
   for (const void*& gradient : gradients) gradient = static_cast<const char*>(gradient) + skipped;
   c10::SmallVector<void*, 4> states;
-  const Range own = home_.own(piece.part);
+  const ElementRange own = storage_.own(chunk.part);
   const bool here = first >= own.first && end <= own.first + own.count;
-  for (std::size_t i = 0; here && i < home_.states(piece.part).size(); ++i) {
-    const at::Tensor& state = home_.states(piece.part)[i];
+  for (std::size_t i = 0; here && i < storage_.states(chunk.part).size(); ++i) {
+    const at::Tensor& state = storage_.states(chunk.part)[i];
     states.push_back(static_cast<char*>(state.mutable_data_ptr()) + (first - own.first) * state.element_size());
   }
-  run.gradients = gradients.data();
-  run.parameter = static_cast<char*>(run.parameter) + skipped;
-  run.states = states.data();
-  run.count = end - first;
-  act(run);
+  args.gradients = gradients.data();
+  args.parameter = static_cast<char*>(args.parameter) + skipped;
+  args.states = states.data();
+  args.count = end - first;
+  act(args);
 }
 
-void FusedUpdate::take(const comm::Piece& piece) {
-  const Range own = home_.own(piece.part);
+void FusedUpdate::take(const comm::Piece& chunk) {
+  const ElementRange own = storage_.own(chunk.part);
   const auto with_state = [&](std::size_t first, std::size_t end, const auto& act) {
     first = std::max(first, own.first);
     end = std::min(end, own.first + own.count);
-    if (first < end) with_run(piece, first, end, act);
+    if (first < end) with_args(chunk, first, end, act);
   };
-  const std::size_t stop = piece.first + piece.count;
-  if (use_ == comm::Use::kUpdate)
-    return with_state(piece.first, stop, [&](const Run& run) { rule_.update(piece.part, run); });
-  for (std::size_t first = piece.first; first < stop; first += ParameterHome::kSumElements) {
-    const std::size_t end = std::min(first + ParameterHome::kSumElements, stop),
-                      place = first / ParameterHome::kSumElements;
-    Squares squares{};
-    if (measuring_)
-      with_state(first, end, [&](const Run& run) { squares = rule_.measure(piece.part, run); });
+  const std::size_t stop = chunk.first + chunk.count;
+  if (gradient_use_ == comm::GradientUse::kUpdate)
+    return with_state(chunk.first, stop, [&](const KernelArgs& args) { rule_.update(chunk.part, args); });
+  for (std::size_t first = chunk.first; first < stop; first += ParameterStorage::kElementsPerSum) {
+    const std::size_t end = std::min(first + ParameterStorage::kElementsPerSum, stop),
+                      place = first / ParameterStorage::kElementsPerSum;
+    SquaredNorms squares{};
+    if (measuring_norms_)
+      with_state(first, end, [&](const KernelArgs& args) { squares = rule_.measure_norms(chunk.part, args); });
     else
-      with_run(piece, first, end, [&](const Run& run) { squares.parameter = sum_of_squares(run); });
-    home_.sums(piece.part, 0)[place] = squares.parameter;
-    if (measuring_) home_.sums(piece.part, 1)[place] = squares.step;
+      with_args(chunk, first, end, [&](const KernelArgs& args) { squares.parameter = sum_of_squares(args); });
+    storage_.partial_sums(chunk.part, 0)[place] = squares.parameter;
+    if (measuring_norms_) storage_.partial_sums(chunk.part, 1)[place] = squares.step;
   }
 }
 
-void FusedUpdate::taken(std::size_t part) {
-  if (use_ == comm::Use::kNorm) {
-    summed_[part] = true;
+void FusedUpdate::finish_gradient(std::size_t part) {
+  if (gradient_use_ == comm::GradientUse::kNorm) {
+    has_sums_[part] = true;
     return;
   }
-  rule_.updated(part, home_.states(part));
-  home_.note_update(part);
+  rule_.updated(part, storage_.states(part));
+  storage_.record_update(part);
 }
 
 void FusedUpdate::change_parameters(const std::function<void()>& change) {
-  comm::Group& group = source_->sharers();
+  comm::Group& group = source_->host_group();
   group.barrier({.name = "change_parameters"});  // nobody reads them any more
-  if (home_.first()) change();
+  if (storage_.first()) change();
   group.barrier({.name = "change_parameters"});
-  home_.note_changes();
+  storage_.record_changes();
 }
 
-void FusedUpdate::adopt_loaded() {
+void FusedUpdate::import_loaded_state() {
   const at::NoGradGuard no_grad;
-  if (tensors_) tensors_->recount();
+  if (foreach_pass_) foreach_pass_->reset_step_counts();
   std::vector<std::vector<at::Tensor>> loaded;
   std::string misshapen;  // all are looked at before any is kept
-  for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
+  for (std::size_t part = 0; part < storage_.parameters().size(); ++part) {
     loaded.push_back(rule_.states(part));
     for (std::size_t i = 0; i < loaded[part].size(); ++i) {
       at::Tensor& one = loaded[part][i];
-      if (one.defined() && one.is_same(home_.states(part)[i])) one.reset();
-      if (one.defined() && one.sizes() != home_.parameters()[part].tensor.sizes())
-        misshapen = rule_.state_names()[i] + " of " + home_.parameters()[part].name;
+      if (one.defined() && one.is_same(storage_.states(part)[i])) one.reset();
+      if (one.defined() && one.sizes() != storage_.parameters()[part].tensor.sizes())
+        misshapen = rule_.state_names()[i] + " of " + storage_.parameters()[part].name;
     }
-    if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), home_.states(part));
+    if (rule_.steps(part) > 0) rule_.set_states(part, rule_.steps(part), storage_.states(part));
   }
   if (!misshapen.empty())
     throw UsageError("lockstep::optim: the loaded " + misshapen +
@@ -375,20 +378,21 @@ void FusedUpdate::adopt_loaded() {
                              : "");
   for (std::size_t part = 0; part < loaded.size(); ++part)
     for (std::size_t i = 0; i < loaded[part].size(); ++i)
-      if (loaded[part][i].defined()) home_.keep(part, i, loaded[part][i]);
+      if (loaded[part][i].defined()) storage_.set_state(part, i, loaded[part][i]);
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FusedUpdate::state_dict(bool copies) {
-  settle();
+  sync_step_counts();
   std::vector<std::pair<std::string, at::Tensor>> all;
-  for (std::size_t part = 0; part < home_.parameters().size(); ++part) {
+  for (std::size_t part = 0; part < storage_.parameters().size(); ++part) {
     if (rule_.steps(part) == 0) continue;
-    const std::string& name = home_.parameters()[part].name;
+    const std::string& name = storage_.parameters()[part].name;
     all.emplace_back(name + ".step", at::scalar_tensor(rule_.steps(part), at::kLong));
-    for (std::size_t i = 0; i < home_.states(part).size(); ++i)
-      all.emplace_back(name + "." + rule_.state_names()[i], shards_  ? shards_->gather(part, home_.states(part)[i])
-                                                            : copies ? home_.states(part)[i].clone()
-                                                                     : home_.states(part)[i].detach());
+    for (std::size_t i = 0; i < storage_.states(part).size(); ++i)
+      all.emplace_back(name + "." + rule_.state_names()[i], shards_
+                                                                ? shards_->gather_state(part, storage_.states(part)[i])
+                                                            : copies ? storage_.states(part)[i].clone()
+                                                                     : storage_.states(part)[i].detach());
   }
   return all;
 }
@@ -408,7 +412,7 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
     std::vector<at::Tensor> states;
   };
   std::vector<Loaded> loaded;  // checked whole before anything changes
-  for (const auto& [name, tensor] : home_.parameters()) {
+  for (const auto& [name, tensor] : storage_.parameters()) {
     Loaded& one = loaded.emplace_back();
     if (!left.contains(name + ".step")) continue;
     one.steps = require(name + ".step", {}).item<std::int64_t>();
@@ -419,15 +423,15 @@ void FusedUpdate::load_state_dict(const std::vector<std::pair<std::string, at::T
     throw UsageError("load_state_dict: \"" + left.begin()->first + "\" belongs to no parameter; " +
                      std::to_string(left.size()) + " names are unexpected");
   const at::NoGradGuard no_grad;
-  source_->sharers().barrier({.name = "load_state_dict"});
+  source_->host_group().barrier({.name = "load_state_dict"});
   for (std::size_t part = 0; part < loaded.size(); ++part) {
-    for (std::size_t i = 0; home_.first() && i < loaded[part].states.size(); ++i)
-      home_.keep(part, i, loaded[part].states[i]);
-    if (loaded[part].steps == 0) start_state(part);
-    rule_.set_states(part, loaded[part].steps, home_.states(part));
+    for (std::size_t i = 0; storage_.first() && i < loaded[part].states.size(); ++i)
+      storage_.set_state(part, i, loaded[part].states[i]);
+    if (loaded[part].steps == 0) initialize_state(part);
+    rule_.set_states(part, loaded[part].steps, storage_.states(part));
   }
-  if (tensors_) tensors_->recount();
-  source_->sharers().barrier({.name = "load_state_dict"});
+  if (foreach_pass_) foreach_pass_->reset_step_counts();
+  source_->host_group().barrier({.name = "load_state_dict"});
 }
 
 }  // namespace lockstep::optim

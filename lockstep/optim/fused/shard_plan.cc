@@ -5,25 +5,25 @@
 namespace lockstep::optim {
 namespace {
 
-constexpr std::size_t kLine = 64;
+constexpr std::size_t kCacheLineBytes = 64;
 
 /// How many elements of a parameter, whose state begins at byte `begin`, lie before byte `cut`.
 std::size_t elements_before(const StateSize& parameter, std::size_t begin, std::size_t cut) {
   if (cut <= begin) return 0;
-  const std::size_t line = std::max<std::size_t>(1, kLine / parameter.bytes_each);
+  const std::size_t elements_per_line = std::max<std::size_t>(1, kCacheLineBytes / parameter.bytes_each);
   const std::size_t elements = (cut - begin) / parameter.bytes_each;
-  return elements >= parameter.elements ? parameter.elements : elements / line * line;
+  return elements >= parameter.elements ? parameter.elements : elements / elements_per_line * elements_per_line;
 }
 
 }  // namespace
 
-std::vector<Range> shard(const std::vector<StateSize>& parameters, int owner, int num_owners) {
+std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, int owner, int num_owners) {
   std::size_t all = 0;
   for (const StateSize& parameter : parameters) all += parameter.elements * parameter.bytes_each;
   const auto owners = static_cast<std::size_t>(num_owners), self = static_cast<std::size_t>(owner);
   // Not all * self / owners, which overflows; the last one ends where all do.
   const auto cut = [&](std::size_t k) { return k == owners ? all : all / owners * k + all % owners * k / owners; };
-  std::vector<Range> ranges;
+  std::vector<ElementRange> ranges;
   std::size_t begin = 0;
   for (const StateSize& parameter : parameters) {
     const std::size_t first = elements_before(parameter, begin, cut(self));

@@ -7,7 +7,7 @@
 namespace lockstep::optim {
 
 /// Neighbouring elements of a parameter.
-struct Range {
+struct ElementRange {
   std::size_t first = 0;
   std::size_t count = 0;
 };
@@ -20,6 +20,6 @@ struct StateSize {
 
 /// All parameters' state, one after the other, is cut into `num_owners` intervals of equally many bytes, as far as
 /// whole cache lines allow. What `owner` has of each parameter.
-std::vector<Range> shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
+std::vector<ElementRange> plan_shard(const std::vector<StateSize>& parameters, int owner, int num_owners);
 
 }  // namespace lockstep::optim

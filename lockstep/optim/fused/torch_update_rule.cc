@@ -6,19 +6,19 @@ namespace lockstep::optim {
 
 using base::UsageError;
 
-std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source,
-                                                           std::vector<Wanted> wanted) {
+std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::GradientSource& source,
+                                                                 std::vector<ParamGroupOptions> param_group_options) {
   const auto all = source.parameters();
   std::set<const void*> left;
   for (const auto& parameter : all) left.insert(parameter.tensor.unsafeGetTensorImpl());
   std::vector<torch::optim::OptimizerParamGroup> named;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    for (const at::Tensor& tensor : wanted[i].first)
+  for (std::size_t i = 0; i < param_group_options.size(); ++i) {
+    for (const at::Tensor& tensor : param_group_options[i].first)
       if (left.erase(tensor.unsafeGetTensorImpl()) == 0)
         throw UsageError(
             "lockstep::optim: group " + std::to_string(i) +
             " names a parameter that is not of the DistributedDataParallel, or that a group before it names");
-    named.emplace_back(std::move(wanted[i].first), std::move(wanted[i].second));
+    named.emplace_back(std::move(param_group_options[i].first), std::move(param_group_options[i].second));
   }
   std::vector<at::Tensor> rest;
   for (const auto& parameter : all)

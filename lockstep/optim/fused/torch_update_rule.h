@@ -11,131 +11,132 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/option_check.h"
 #include "lockstep/ddp/gradient_source.h"
 #include "lockstep/optim/fused/fingerprint.h"
-#include "lockstep/base/option_check.h"
 #include "lockstep/optim/fused/update_rule.h"
 
 namespace lockstep::optim {
 
 /// Parameters and what is wanted for them instead of the optimizer's options.
-using Wanted = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::OptimizerOptions>>;
+using ParamGroupOptions = std::pair<std::vector<at::Tensor>, std::unique_ptr<torch::optim::OptimizerOptions>>;
 
 /// torch's groups of all parameters of `source`: first those that no group names, which get the defaults. Throws
 /// UsageError for one that is not of the source, or is in two groups.
-std::vector<torch::optim::OptimizerParamGroup> make_groups(const ddp::GradientSource& source,
-                                                           std::vector<Wanted> wanted);
+std::vector<torch::optim::OptimizerParamGroup> make_param_groups(const ddp::GradientSource& source,
+                                                                 std::vector<ParamGroupOptions> param_group_options);
 
 /// `Scalars` is what the loops want to know of a part; read() makes it of torch's `Options` when the part has had
 /// `steps` updates before.
 template <typename Options, typename State, typename Scalars>
-class TorchRule : public Rule {
+class TorchUpdateRule : public UpdateRule {
  public:
-  TorchRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source, std::vector<std::string> state_names)
+  TorchUpdateRule(torch::optim::Optimizer& optimizer, const ddp::GradientSource& source,
+                  std::vector<std::string> state_names)
       : optimizer_(optimizer), state_names_(std::move(state_names)) {
     for (const auto& parameter : source.parameters()) {
-      places_[parameter.tensor.unsafeGetTensorImpl()] = keys_.size();
+      index_by_parameter_[parameter.tensor.unsafeGetTensorImpl()] = keys_.size();
       keys_.push_back(parameter.tensor.unsafeGetTensorImpl());
     }
     scalars_.resize(keys_.size());
-    alike_.resize(keys_.size());
+    batch_keys_.resize(keys_.size());
   }
 
   const std::vector<std::string>& state_names() const override { return state_names_; }
 
   std::uint64_t prepare() override {
     numbers_.clear();
-    std::size_t place = 0, alike = 0;
+    std::size_t place = 0, batch_key = 0;
     for (auto& group : optimizer_.param_groups()) {
       const auto& options = static_cast<const Options&>(group.options());
       // Neighbours that have had equally many updates, as nearly all have, get the same: it is read once.
-      std::int64_t read_for = -1;
-      Scalars read_last{};
+      std::int64_t scalars_steps = -1;
+      Scalars last_scalars{};
       for (const at::Tensor& tensor : group.params()) {
-        const std::size_t part = part_of(tensor, place++);
-        if (const std::int64_t had = steps(part); had != read_for) {
-          ++alike;
+        const std::size_t index = index_of(tensor, place++);
+        if (const std::int64_t num_updates = steps(index); num_updates != scalars_steps) {
+          ++batch_key;
           numbers_.push_back(static_cast<double>(place));
-          read_last = read(options, read_for = had, numbers_);
+          last_scalars = make_scalars(options, scalars_steps = num_updates, numbers_);
         }
-        scalars_[part] = read_last;
-        alike_[part] = alike;
+        scalars_[index] = last_scalars;
+        batch_keys_[index] = batch_key;
       }
     }
     return fingerprint(numbers_);
   }
 
-  void update(std::size_t part, const Run& run) const override { optim::update(run, scalars_[part]); }
-  void update(std::size_t part, const TensorRun& run) const override { optim::update(run, scalars_[part]); }
-  std::size_t alike(std::size_t part) const override { return alike_[part]; }
+  void update(std::size_t index, const KernelArgs& args) const override { optim::update(args, scalars_[index]); }
+  void update(std::size_t index, const ForeachArgs& args) const override { optim::update(args, scalars_[index]); }
+  std::size_t batch_key(std::size_t index) const override { return batch_keys_[index]; }
   bool can_skip() const override {
-    return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return skips(one); });
+    return std::all_of(scalars_.begin(), scalars_.end(), [this](const Scalars& one) { return can_skip_update(one); });
   }
-  void updated(std::size_t part, const std::vector<at::Tensor>& states) override {
+  void updated(std::size_t index, const std::vector<at::Tensor>& states) override {
     if (state_names_.empty()) return;  // nothing to keep
-    if (State* state = find(part))
-      store(*state, count(*state) + 1, states);
+    if (State* state = find(index))
+      write_state(*state, step_count(*state) + 1, states);
     else
-      set_states(part, 1, states);
+      set_states(index, 1, states);
   }
 
-  std::int64_t steps(std::size_t part) const override {
+  std::int64_t steps(std::size_t index) const override {
     if (state_names_.empty()) return 0;
-    const State* state = find(part);
-    return state ? count(*state) : 0;
+    const State* state = find(index);
+    return state ? step_count(*state) : 0;
   }
-  std::vector<at::Tensor> states(std::size_t part) const override {
-    const State* state = find(part);
-    return state ? list(*state) : std::vector<at::Tensor>(state_names_.size());
+  std::vector<at::Tensor> states(std::size_t index) const override {
+    const State* state = find(index);
+    return state ? state_tensors(*state) : std::vector<at::Tensor>(state_names_.size());
   }
-  void set_states(std::size_t part, std::int64_t steps, const std::vector<at::Tensor>& states) override {
+  void set_states(std::size_t index, std::int64_t steps, const std::vector<at::Tensor>& states) override {
     if (steps == 0) {
-      optimizer_.state().erase(keys_[part]);
+      optimizer_.state().erase(keys_[index]);
       return;
     }
-    auto& place = optimizer_.state()[keys_[part]];
+    auto& place = optimizer_.state()[keys_[index]];
     if (!place) place = std::make_unique<State>();
-    store(static_cast<State&>(*place), steps, states);
+    write_state(static_cast<State&>(*place), steps, states);
   }
 
  protected:
   /// Appends what must be equal on all ranks to `numbers`. Throws UsageError when it needs state that the optimizer was
   /// made without.
-  virtual Scalars read(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
-  virtual std::int64_t count(const State& state) const = 0;
-  virtual std::vector<at::Tensor> list(const State& state) const = 0;
-  virtual void store(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const = 0;
-  virtual bool skips(const Scalars&) const { return false; }
+  virtual Scalars make_scalars(const Options& options, std::int64_t steps, std::vector<double>& numbers) const = 0;
+  virtual std::int64_t step_count(const State& state) const = 0;
+  virtual std::vector<at::Tensor> state_tensors(const State& state) const = 0;
+  virtual void write_state(State& state, std::int64_t steps, const std::vector<at::Tensor>& states) const = 0;
+  virtual bool can_skip_update(const Scalars&) const { return false; }
 
  protected:
-  Scalars& scalars(std::size_t part) { return scalars_[part]; }
-  const Scalars& scalars(std::size_t part) const { return scalars_[part]; }
+  Scalars& scalars(std::size_t index) { return scalars_[index]; }
+  const Scalars& scalars(std::size_t index) const { return scalars_[index]; }
 
  private:
-  State* find(std::size_t part) const {
+  State* find(std::size_t index) const {
     const auto& all = optimizer_.state();
-    const auto found = all.find(keys_[part]);
+    const auto found = all.find(keys_[index]);
     return found == all.end() ? nullptr : static_cast<State*>(found->second.get());
   }
   /// Of the parameter at `place` of all groups' together; the last answer is asked first.
-  std::size_t part_of(const at::Tensor& tensor, std::size_t place) {
-    if (place >= last_parts_.size()) last_parts_.resize(place + 1);
-    std::size_t& part = last_parts_[place];
-    if (keys_[part] == tensor.unsafeGetTensorImpl()) return part;
-    const auto found = places_.find(tensor.unsafeGetTensorImpl());
-    if (found == places_.end())
+  std::size_t index_of(const at::Tensor& tensor, std::size_t place) {
+    if (place >= last_indices_.size()) last_indices_.resize(place + 1);
+    std::size_t& index = last_indices_[place];
+    if (keys_[index] == tensor.unsafeGetTensorImpl()) return index;
+    const auto found = index_by_parameter_.find(tensor.unsafeGetTensorImpl());
+    if (found == index_by_parameter_.end())
       throw base::UsageError(
           "lockstep::optim: a group of parameters has one that is not of the optimizer's DistributedDataParallel");
-    return part = found->second;
+    return index = found->second;
   }
 
   torch::optim::Optimizer& optimizer_;
   const std::vector<std::string> state_names_;
   std::vector<void*> keys_;  // of torch's state, by part
-  std::unordered_map<const void*, std::size_t> places_;
-  std::vector<std::size_t> last_parts_;  // of part_of()
+  std::unordered_map<const void*, std::size_t> index_by_parameter_;
+  std::vector<std::size_t> last_indices_;  // of index_of()
   std::vector<Scalars> scalars_;
-  std::vector<std::size_t> alike_;
+  std::vector<std::size_t> batch_keys_;
   std::vector<double> numbers_;  // of prepare()
 };
 

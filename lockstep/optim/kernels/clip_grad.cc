@@ -14,34 +14,34 @@
 #include <map>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/kernels/kernels.h"
 #include "lockstep/base/option_check.h"
+#include "lockstep/optim/kernels/kernels.h"
 
 namespace lockstep::optim {
 namespace {
 
 using base::UsageError;
 
-constexpr double kEpsilon = 1e-6;                  // torch::nn::utils::clip_grad_norm_'s
-constexpr std::size_t kBlockElements = 32768;      // summed apart, whoever sums them
-constexpr std::size_t kElementsAThread = 1 << 16;  // fewer are not worth waking one
+constexpr double kEpsilon = 1e-6;                    // torch::nn::utils::clip_grad_norm_'s
+constexpr std::size_t kBlockElements = 32768;        // summed apart, whoever sums them
+constexpr std::size_t kElementsPerThread = 1 << 16;  // fewer are not worth waking one
 
 /// A part of a gradient's memory.
-struct Block {
+struct GradientBlock {
   at::ScalarType dtype;
   char* data;
   std::size_t count;
 };
 
-struct Gradients {
-  std::vector<Block> blocks;     // on the CPU, without holes
-  std::size_t num_elements = 0;  // of blocks
+struct GradientBlocks {
+  std::vector<GradientBlock> blocks;  // on the CPU, without holes
+  std::size_t num_elements = 0;       // of blocks
   std::vector<at::Tensor> all;
-  std::vector<at::Tensor> others;  // what is not in blocks
+  std::vector<at::Tensor> unblocked;  // what is not in blocks
   at::Device device = at::kCPU;
 };
 
-void add_blocks(Gradients& to, const at::Tensor& gradient) {
+void add_blocks(GradientBlocks& to, const at::Tensor& gradient) {
   const std::size_t element = gradient.element_size();
   const auto count = static_cast<std::size_t>(gradient.numel());
   auto* data = static_cast<char*>(gradient.mutable_data_ptr());
@@ -50,16 +50,16 @@ void add_blocks(Gradients& to, const at::Tensor& gradient) {
   to.num_elements += count;
 }
 
-Gradients gather(const std::vector<at::Tensor>& parameters, const std::string& call) {
-  Gradients found;
+GradientBlocks collect_gradients(const std::vector<at::Tensor>& parameters, const std::string& call) {
+  GradientBlocks found;
   found.all.reserve(parameters.size());
   found.blocks.reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& gradient = parameters[i].grad();
     if (!gradient.defined()) continue;
-    const auto refuse = [&](const std::string& what, const std::string& allowed) {
+    const auto refuse = [&](const std::string& what, const std::string& expected) {
       throw UsageError(call + ": the gradient of parameter " + std::to_string(i) + " is " + what + "; allowed is " +
-                       allowed);
+                       expected);
     };
     if (gradient.layout() != at::kStrided) refuse("sparse", "a dense one");
     if (!gradient.is_floating_point())
@@ -72,37 +72,37 @@ Gradients gather(const std::vector<at::Tensor>& parameters, const std::string& c
     if (has_loop && gradient.is_cpu() && gradient.is_non_overlapping_and_dense())
       add_blocks(found, gradient);
     else
-      found.others.push_back(gradient);
+      found.unblocked.push_back(gradient);
     found.all.push_back(gradient);
   }
   return found;
 }
 
-enum class Order {
+enum class BlockOrder {
   kForwards,
   kBackwards
 };  // of a thread's blocks; backwards it begins with those that the pass before left in cache
 
 template <typename Body>
-void for_blocks(const Gradients& gradients, Order order, const Body& body) {
+void for_each_block(const GradientBlocks& gradients, BlockOrder order, const Body& body) {
   const auto range = [&](std::size_t begin, std::size_t end) {
     for (std::size_t k = begin; k < end; ++k) {
-      const std::size_t i = order == Order::kForwards ? k : end - 1 - (k - begin);
+      const std::size_t i = order == BlockOrder::kForwards ? k : end - 1 - (k - begin);
       body(i, gradients.blocks[i]);
     }
   };
   const auto count = gradients.blocks.size();
-  if (gradients.num_elements < 2 * kElementsAThread || at::get_num_threads() == 1) return range(0, count);
-  const std::size_t grain = std::max<std::size_t>(1, count * kElementsAThread / gradients.num_elements);
+  if (gradients.num_elements < 2 * kElementsPerThread || at::get_num_threads() == 1) return range(0, count);
+  const std::size_t grain = std::max<std::size_t>(1, count * kElementsPerThread / gradients.num_elements);
   at::parallel_for(0, static_cast<std::int64_t>(count), static_cast<std::int64_t>(grain),
                    [&](std::int64_t begin, std::int64_t end) {
                      range(static_cast<std::size_t>(begin), static_cast<std::size_t>(end));
                    });
 }
 
-double sum_of_squares(const Gradients& gradients) {
+double sum_of_squares(const GradientBlocks& gradients) {
   std::vector<double> sums(gradients.blocks.size());
-  for_blocks(gradients, Order::kForwards, [&](std::size_t i, const Block& block) {
+  for_each_block(gradients, BlockOrder::kForwards, [&](std::size_t i, const GradientBlock& block) {
     sums[i] = optim::sum_of_squares(block.dtype, block.data, block.count);
   });
   double sum = 0;
@@ -111,20 +111,20 @@ double sum_of_squares(const Gradients& gradients) {
 }
 
 /// Autograd, and whoever watches a gradient, learns that it was written.
-void note_write(const Gradients& gradients) {
+void bump_versions(const GradientBlocks& gradients) {
   for (const at::Tensor& gradient : gradients.all)
     if (!gradient.is_inference()) torch::autograd::impl::bump_version(gradient);
 }
 
-at::Tensor norm_of_others(const Gradients& gradients) {
+at::Tensor norm_of_unblocked(const GradientBlocks& gradients) {
   const auto dtype = gradients.device.is_mps() ? at::kFloat : at::kDouble;
-  const auto norms = at::_foreach_norm(gradients.others, 2, dtype);
+  const auto norms = at::_foreach_norm(gradients.unblocked, 2, dtype);
   return at::stack(norms).norm();
 }
 
-void scale_others(const Gradients& gradients, const at::Tensor& coefficient) {
+void scale_unblocked(const GradientBlocks& gradients, const at::Tensor& coefficient) {
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
-  for (const at::Tensor& gradient : gradients.others) by_dtype[gradient.scalar_type()].push_back(gradient);
+  for (const at::Tensor& gradient : gradients.unblocked) by_dtype[gradient.scalar_type()].push_back(gradient);
   for (const auto& [dtype, some] : by_dtype) at::_foreach_mul_(some, coefficient.to(dtype));
 }
 
@@ -133,21 +133,22 @@ void scale_others(const Gradients& gradients, const at::Tensor& coefficient) {
 at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm) {
   require(max_norm > 0, "clip_grad_norm", "max_norm", max_norm, "more than 0");
   const at::NoGradGuard no_grad;
-  const Gradients gradients = gather(parameters, "clip_grad_norm");
+  const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_norm");
   if (!gradients.device.is_cpu()) {
-    const at::Tensor norm = norm_of_others(gradients);
-    scale_others(gradients, (max_norm / (norm + kEpsilon)).clamp_max(1));
+    const at::Tensor norm = norm_of_unblocked(gradients);
+    scale_unblocked(gradients, (max_norm / (norm + kEpsilon)).clamp_max(1));
     return norm;
   }
   double sum = sum_of_squares(gradients);
-  if (!gradients.others.empty()) sum += std::pow(norm_of_others(gradients).item<double>(), 2);
+  if (!gradients.unblocked.empty()) sum += std::pow(norm_of_unblocked(gradients).item<double>(), 2);
   const double norm = std::sqrt(sum);
   const double coefficient = max_norm / (norm + kEpsilon);
   if (!(coefficient >= 1)) {
-    for_blocks(gradients, Order::kBackwards,
-               [&](std::size_t, const Block& block) { scale(block.dtype, block.data, block.count, coefficient); });
-    if (!gradients.others.empty()) scale_others(gradients, at::scalar_tensor(coefficient, at::kDouble));
-    note_write(gradients);
+    for_each_block(gradients, BlockOrder::kBackwards, [&](std::size_t, const GradientBlock& block) {
+      scale(block.dtype, block.data, block.count, coefficient);
+    });
+    if (!gradients.unblocked.empty()) scale_unblocked(gradients, at::scalar_tensor(coefficient, at::kDouble));
+    bump_versions(gradients);
   }
   return at::scalar_tensor(norm, at::kDouble);
 }
@@ -155,14 +156,14 @@ at::Tensor clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_
 void clip_grad_value(const std::vector<at::Tensor>& parameters, double max) {
   require(max > 0, "clip_grad_value", "max", max, "more than 0");
   const at::NoGradGuard no_grad;
-  const Gradients gradients = gather(parameters, "clip_grad_value");
-  for_blocks(gradients, Order::kForwards,
-             [&](std::size_t, const Block& block) { clamp(block.dtype, block.data, block.count, max); });
-  if (!gradients.others.empty()) {
-    at::_foreach_clamp_max_(gradients.others, max);
-    at::_foreach_clamp_min_(gradients.others, -max);
+  const GradientBlocks gradients = collect_gradients(parameters, "clip_grad_value");
+  for_each_block(gradients, BlockOrder::kForwards,
+                 [&](std::size_t, const GradientBlock& block) { clamp(block.dtype, block.data, block.count, max); });
+  if (!gradients.unblocked.empty()) {
+    at::_foreach_clamp_max_(gradients.unblocked, max);
+    at::_foreach_clamp_min_(gradients.unblocked, -max);
   }
-  note_write(gradients);
+  bump_versions(gradients);
 }
 
 }  // namespace lockstep::optim

@@ -9,125 +9,127 @@
 namespace lockstep::optim {
 namespace {
 
-std::optional<at::Tensor> found_inf(const TensorRun& run) {
-  return run.skip.defined() ? std::optional(run.skip) : std::nullopt;
+std::optional<at::Tensor> found_inf(const ForeachArgs& args) {
+  return args.found_inf.defined() ? std::optional(args.found_inf) : std::nullopt;
 }
 
 /// ATen's fused updates read the counts, and leave counting to the caller.
 template <typename Update>
-void counted(const TensorRun& run, const Update& update) {
-  at::_foreach_add_(run.steps, 1);
+void with_step_counts(const ForeachArgs& args, const Update& update) {
+  at::_foreach_add_(args.steps, 1);
   update();
-  if (run.skip.defined()) at::_foreach_sub_(run.steps, std::vector<at::Tensor>(run.steps.size(), run.skip));
+  if (args.found_inf.defined())
+    at::_foreach_sub_(args.steps, std::vector<at::Tensor>(args.steps.size(), args.found_inf));
 }
 
 /// For updates that have no `skip` of their own: where it says so, everything becomes what it was.
-class Before {
+class SkipRollback {
  public:
-  explicit Before(const TensorRun& run) : skip_(run.skip) {
-    if (!skip_.defined()) return;
-    keep(run.parameters);
-    for (const auto& states : run.states) keep(states);
+  explicit SkipRollback(const ForeachArgs& args) : found_inf_(args.found_inf) {
+    if (!found_inf_.defined()) return;
+    save(args.parameters);
+    for (const auto& states : args.states) save(states);
   }
-  void put_back() const {
-    for (const auto& [now, before] : kept_) now.copy_(at::where(skip_.ne(0), before, now));
+  void restore_if_skipped() const {
+    for (const auto& [now, before] : saved_) now.copy_(at::where(found_inf_.ne(0), before, now));
   }
 
  private:
-  void keep(const std::vector<at::Tensor>& tensors) {
-    for (const at::Tensor& tensor : tensors) kept_.emplace_back(tensor, tensor.clone());
+  void save(const std::vector<at::Tensor>& tensors) {
+    for (const at::Tensor& tensor : tensors) saved_.emplace_back(tensor, tensor.clone());
   }
 
-  const at::Tensor skip_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
+  const at::Tensor found_inf_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
 /// 1 - beta^n of each tensor, n updates with this one.
-at::Tensor bias(const TensorRun& run, double beta) {
-  return at::pow(beta, at::stack(run.steps).to(at::kDouble)).neg_().add_(1).to(run.parameters.front().scalar_type());
+at::Tensor bias_correction(const ForeachArgs& args, double beta) {
+  return at::pow(beta, at::stack(args.steps).to(at::kDouble)).neg_().add_(1).to(args.parameters.front().scalar_type());
 }
 
 /// a / b of norms of each tensor, and 1 where one of them is 0.
-std::vector<at::Tensor> ratios(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ratio) {
-  return at::where(a.ne(0).logical_and(b.ne(0)), ratio, at::ones_like(ratio)).unbind();
+std::vector<at::Tensor> trust_ratios(const at::Tensor& a, const at::Tensor& b, const at::Tensor& trust_ratio) {
+  return at::where(a.ne(0).logical_and(b.ne(0)), trust_ratio, at::ones_like(trust_ratio)).unbind();
 }
 
 }  // namespace
 
-void update(const TensorRun& run, const SgdRule& rule) {
-  const std::vector<at::Tensor> momentum = rule.momentum == 0 ? std::vector<at::Tensor>() : run.states[0];
-  counted(run, [&] {
-    at::_fused_sgd_(run.parameters, run.gradients, momentum, rule.weight_decay, rule.momentum, rule.lr, rule.dampening,
-                    rule.nesterov, /*maximize=*/false, rule.first, {}, found_inf(run));
+void update(const ForeachArgs& args, const SgdScalars& scalars) {
+  const std::vector<at::Tensor> momentum = scalars.momentum == 0 ? std::vector<at::Tensor>() : args.states[0];
+  with_step_counts(args, [&] {
+    at::_fused_sgd_(args.parameters, args.gradients, momentum, scalars.weight_decay, scalars.momentum, scalars.lr,
+                    scalars.dampening, scalars.nesterov, /*maximize=*/false, scalars.first, {}, found_inf(args));
   });
 }
 
-void update(const TensorRun& run, const AdamRule& rule) {
-  const std::vector<at::Tensor> greatest = rule.amsgrad ? run.states[2] : std::vector<at::Tensor>();
+void update(const ForeachArgs& args, const AdamScalars& scalars) {
+  const std::vector<at::Tensor> max_second_moment = scalars.amsgrad ? args.states[2] : std::vector<at::Tensor>();
   const auto with = [&](const auto& fused) {
-    fused(run.parameters, run.gradients, run.states[0], run.states[1], greatest, run.steps, rule.lr, rule.beta1,
-          rule.beta2, rule.weight_decay, rule.eps, rule.amsgrad, /*maximize=*/false, std::optional<at::Tensor>(),
-          found_inf(run));
+    fused(args.parameters, args.gradients, args.states[0], args.states[1], max_second_moment, args.steps, scalars.lr,
+          scalars.beta1, scalars.beta2, scalars.weight_decay, scalars.eps, scalars.amsgrad, /*maximize=*/false,
+          std::optional<at::Tensor>(), found_inf(args));
   };
-  counted(run, [&] {
-    if (rule.decoupled)
+  with_step_counts(args, [&] {
+    if (scalars.decoupled)
       with([](const auto&... all) { at::_fused_adamw_(all...); });
     else
       with([](const auto&... all) { at::_fused_adam_(all...); });
   });
 }
 
-void update(const TensorRun& run, const AdagradRule& rule) {
-  counted(run, [&] {
-    at::_fused_adagrad_(run.parameters, run.gradients, run.states[0], run.steps, rule.lr, rule.lr_decay,
-                        rule.weight_decay, rule.eps, /*maximize=*/false, {}, found_inf(run));
+void update(const ForeachArgs& args, const AdagradScalars& scalars) {
+  with_step_counts(args, [&] {
+    at::_fused_adagrad_(args.parameters, args.gradients, args.states[0], args.steps, scalars.lr, scalars.lr_decay,
+                        scalars.weight_decay, scalars.eps, /*maximize=*/false, {}, found_inf(args));
   });
 }
 
-void update(const TensorRun& run, const LambRule& rule) {
-  const Before before(run);
-  const auto& first = run.states[0];
-  const auto& second = run.states[1];
-  counted(run, [&] {
-    at::_foreach_lerp_(first, run.gradients, 1 - rule.beta1);
-    at::_foreach_mul_(second, rule.beta2);
-    at::_foreach_addcmul_(second, run.gradients, run.gradients, 1 - rule.beta2);
+void update(const ForeachArgs& args, const LambScalars& scalars) {
+  const SkipRollback before(args);
+  const auto& first = args.states[0];
+  const auto& second = args.states[1];
+  with_step_counts(args, [&] {
+    at::_foreach_lerp_(first, args.gradients, 1 - scalars.beta1);
+    at::_foreach_mul_(second, scalars.beta2);
+    at::_foreach_addcmul_(second, args.gradients, args.gradients, 1 - scalars.beta2);
     std::vector<at::Tensor> below = at::_foreach_sqrt(second);
-    if (rule.correct_bias) at::_foreach_div_(below, bias(run, rule.beta2).sqrt_().unbind());
-    at::_foreach_add_(below, rule.eps);
+    if (scalars.correct_bias) at::_foreach_div_(below, bias_correction(args, scalars.beta2).sqrt_().unbind());
+    at::_foreach_add_(below, scalars.eps);
     std::vector<at::Tensor> step = at::_foreach_div(first, below);
-    if (rule.correct_bias) at::_foreach_div_(step, bias(run, rule.beta1).unbind());
-    if (rule.weight_decay != 0) at::_foreach_add_(step, run.parameters, rule.weight_decay);
-    if (rule.adapt) {
-      const at::Tensor of_parameters = at::stack(at::_foreach_norm(run.parameters)),
+    if (scalars.correct_bias) at::_foreach_div_(step, bias_correction(args, scalars.beta1).unbind());
+    if (scalars.weight_decay != 0) at::_foreach_add_(step, args.parameters, scalars.weight_decay);
+    if (scalars.adapt) {
+      const at::Tensor of_parameters = at::stack(at::_foreach_norm(args.parameters)),
                        of_steps = at::stack(at::_foreach_norm(step));
-      at::_foreach_mul_(step, ratios(of_parameters, of_steps, of_parameters / of_steps));
+      at::_foreach_mul_(step, trust_ratios(of_parameters, of_steps, of_parameters / of_steps));
     }
-    at::_foreach_add_(run.parameters, step, -rule.lr);
+    at::_foreach_add_(args.parameters, step, -scalars.lr);
   });
-  before.put_back();
+  before.restore_if_skipped();
 }
 
-void update(const TensorRun& run, const LarsRule& rule) {
-  const Before before(run);
-  const auto& momentum = run.states[0];
-  counted(run, [&] {
-    std::vector<at::Tensor> step = at::_foreach_add(run.gradients, run.parameters, rule.weight_decay);
-    if (rule.adapt) {
-      const at::Tensor weights = at::stack(at::_foreach_norm(run.parameters)),
-                       gradients = at::stack(at::_foreach_norm(run.gradients));
-      at::_foreach_mul_(step, ratios(weights, gradients,
-                                     rule.trust * weights / (gradients + rule.weight_decay * weights + rule.eps)));
+void update(const ForeachArgs& args, const LarsScalars& scalars) {
+  const SkipRollback before(args);
+  const auto& momentum = args.states[0];
+  with_step_counts(args, [&] {
+    std::vector<at::Tensor> step = at::_foreach_add(args.gradients, args.parameters, scalars.weight_decay);
+    if (scalars.adapt) {
+      const at::Tensor weights = at::stack(at::_foreach_norm(args.parameters)),
+                       gradients = at::stack(at::_foreach_norm(args.gradients));
+      at::_foreach_mul_(step, trust_ratios(weights, gradients,
+                                           scalars.trust_coefficient * weights /
+                                               (gradients + scalars.weight_decay * weights + scalars.eps)));
     }
-    at::_foreach_mul_(momentum, rule.momentum);  // of zeros, before the first update
+    at::_foreach_mul_(momentum, scalars.momentum);  // of zeros, before the first update
     at::_foreach_add_(momentum, step);
-    if (rule.nesterov)
-      at::_foreach_add_(step, momentum, rule.momentum);
+    if (scalars.nesterov)
+      at::_foreach_add_(step, momentum, scalars.momentum);
     else
       step = momentum;
-    at::_foreach_add_(run.parameters, step, -rule.lr);
+    at::_foreach_add_(args.parameters, step, -scalars.lr);
   });
-  before.put_back();
+  before.restore_if_skipped();
 }
 
 }  // namespace lockstep::optim

@@ -6,47 +6,47 @@
 namespace lockstep::optim {
 
 namespace baseline {
-void update(const Run& run, const SgdRule& rule);
-void update(const Run& run, const AdamRule& rule);
-void update(const Run& run, const AdagradRule& rule);
-void update(const Run& run, const LambRule& rule);
-void update(const Run& run, const LarsRule& rule);
-Squares measure(const Run& run, const LambRule& rule);
-Squares measure(const Run& run, const LarsRule& rule);
-double sum_of_squares(const Run& run);
+void update(const KernelArgs& args, const SgdScalars& scalars);
+void update(const KernelArgs& args, const AdamScalars& scalars);
+void update(const KernelArgs& args, const AdagradScalars& scalars);
+void update(const KernelArgs& args, const LambScalars& scalars);
+void update(const KernelArgs& args, const LarsScalars& scalars);
+SquaredNorms measure_norms(const KernelArgs& args, const LambScalars& scalars);
+SquaredNorms measure_norms(const KernelArgs& args, const LarsScalars& scalars);
+double sum_of_squares(const KernelArgs& args);
 double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count);
 void scale(at::ScalarType dtype, void* data, std::size_t count, double factor);
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max);
-void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
+void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
 }  // namespace baseline
 #if defined(__x86_64__)
 namespace avx2 {  // needs avx2, f16c
-void update(const Run& run, const SgdRule& rule);
-void update(const Run& run, const AdamRule& rule);
-void update(const Run& run, const AdagradRule& rule);
-void update(const Run& run, const LambRule& rule);
-void update(const Run& run, const LarsRule& rule);
-Squares measure(const Run& run, const LambRule& rule);
-Squares measure(const Run& run, const LarsRule& rule);
-double sum_of_squares(const Run& run);
+void update(const KernelArgs& args, const SgdScalars& scalars);
+void update(const KernelArgs& args, const AdamScalars& scalars);
+void update(const KernelArgs& args, const AdagradScalars& scalars);
+void update(const KernelArgs& args, const LambScalars& scalars);
+void update(const KernelArgs& args, const LarsScalars& scalars);
+SquaredNorms measure_norms(const KernelArgs& args, const LambScalars& scalars);
+SquaredNorms measure_norms(const KernelArgs& args, const LarsScalars& scalars);
+double sum_of_squares(const KernelArgs& args);
 double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count);
 void scale(at::ScalarType dtype, void* data, std::size_t count, double factor);
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max);
-void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
+void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
 }  // namespace avx2
 namespace avx512 {  // needs avx512f, bw, vl, dq
-void update(const Run& run, const SgdRule& rule);
-void update(const Run& run, const AdamRule& rule);
-void update(const Run& run, const AdagradRule& rule);
-void update(const Run& run, const LambRule& rule);
-void update(const Run& run, const LarsRule& rule);
-Squares measure(const Run& run, const LambRule& rule);
-Squares measure(const Run& run, const LarsRule& rule);
-double sum_of_squares(const Run& run);
+void update(const KernelArgs& args, const SgdScalars& scalars);
+void update(const KernelArgs& args, const AdamScalars& scalars);
+void update(const KernelArgs& args, const AdagradScalars& scalars);
+void update(const KernelArgs& args, const LambScalars& scalars);
+void update(const KernelArgs& args, const LarsScalars& scalars);
+SquaredNorms measure_norms(const KernelArgs& args, const LambScalars& scalars);
+SquaredNorms measure_norms(const KernelArgs& args, const LarsScalars& scalars);
+double sum_of_squares(const KernelArgs& args);
 double sum_of_squares(at::ScalarType dtype, const void* data, std::size_t count);
 void scale(at::ScalarType dtype, void* data, std::size_t count, double factor);
 void clamp(at::ScalarType dtype, void* data, std::size_t count, double max);
-void blend(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
+void update_ema(at::ScalarType dtype, void* average, const void* data, std::size_t count, double keep);
 }  // namespace avx512
 #endif
 

@@ -9,26 +9,28 @@ namespace {
 
 using comm::LOCKSTEP_ISA::Bfloat16;
 using comm::LOCKSTEP_ISA::Half;
-using comm::LOCKSTEP_ISA::Plain;
+using comm::LOCKSTEP_ISA::NativeElement;
 
 constexpr std::size_t kTile = 1024;  // elements of a sum of more than two gradients, in cache
 
 /// Gradients [begin, begin + n) of a run.
 template <typename Element>
-void read_gradients(const Run& run, std::size_t begin, std::size_t n, typename Element::Value* tile) {
+void read_gradients(const KernelArgs& args, std::size_t begin, std::size_t n, typename Element::Value* tile) {
   using Value = typename Element::Value;
-  const auto of = [&](std::size_t i) { return static_cast<const typename Element::Stored*>(run.gradients[i]) + begin; };
-  const auto divisor = static_cast<Value>(run.divisor);
-  const auto scale = static_cast<Value>(run.scale);
+  const auto of = [&](std::size_t i) {
+    return static_cast<const typename Element::Stored*>(args.gradients[i]) + begin;
+  };
+  const auto divisor = static_cast<Value>(args.divisor);
+  const auto scale = static_cast<Value>(args.scale);
   const auto* first = of(0);
   for (std::size_t k = 0; k < n; ++k) tile[k] = Element::load(first[k]);
-  for (std::size_t i = 1; i < run.num_gradients; ++i) {
+  for (std::size_t i = 1; i < args.num_gradients; ++i) {
     const auto* next = of(i);
     for (std::size_t k = 0; k < n; ++k) tile[k] += Element::load(next[k]);
   }
   for (std::size_t k = 0; k < n; ++k) tile[k] = tile[k] / divisor * scale;
-  if (run.max < __builtin_inf()) {
-    const auto max = static_cast<Value>(run.max);
+  if (args.max < __builtin_inf()) {
+    const auto max = static_cast<Value>(args.max);
     for (std::size_t k = 0; k < n; ++k) {
       const Value value = tile[k] > max ? max : tile[k];
       tile[k] = value < -max ? -max : value;
@@ -39,43 +41,44 @@ void read_gradients(const Run& run, std::size_t begin, std::size_t n, typename E
 /// Calls body(k, gradient) for each element. The gradient of a rank alone, or of two, is read in the same loop and not
 /// divided (a half is exact); others, and those that are to be clamped, come by way of a tile.
 template <typename Element, typename Body>
-void for_each(const Run& run, Body body) {
+void for_each(const KernelArgs& args, Body body) {
   using Stored = typename Element::Stored;
   using Value = typename Element::Value;
-  if (run.num_gradients <= 2 && run.divisor == static_cast<double>(run.num_gradients) && !(run.max < __builtin_inf())) {
-    const auto scale = static_cast<Value>(run.scale) / static_cast<Value>(run.divisor);
-    const auto* first = static_cast<const Stored*>(run.gradients[0]);
-    const auto* second = static_cast<const Stored*>(run.gradients[run.num_gradients - 1]);
-    if (run.num_gradients == 1) {
+  if (args.num_gradients <= 2 && args.divisor == static_cast<double>(args.num_gradients) &&
+      !(args.max < __builtin_inf())) {
+    const auto scale = static_cast<Value>(args.scale) / static_cast<Value>(args.divisor);
+    const auto* first = static_cast<const Stored*>(args.gradients[0]);
+    const auto* second = static_cast<const Stored*>(args.gradients[args.num_gradients - 1]);
+    if (args.num_gradients == 1) {
 #pragma GCC ivdep
-      for (std::size_t k = 0; k < run.count; ++k) body(k, static_cast<Value>(Element::load(first[k]) * scale));
+      for (std::size_t k = 0; k < args.count; ++k) body(k, static_cast<Value>(Element::load(first[k]) * scale));
     } else {
 #pragma GCC ivdep
-      for (std::size_t k = 0; k < run.count; ++k)
+      for (std::size_t k = 0; k < args.count; ++k)
         body(k, static_cast<Value>((Element::load(first[k]) + Element::load(second[k])) * scale));
     }
     return;
   }
   alignas(64) Value tile[kTile];
-  for (std::size_t begin = 0; begin < run.count; begin += kTile) {
-    const std::size_t n = run.count - begin < kTile ? run.count - begin : kTile;
-    read_gradients<Element>(run, begin, n, tile);
+  for (std::size_t begin = 0; begin < args.count; begin += kTile) {
+    const std::size_t n = args.count - begin < kTile ? args.count - begin : kTile;
+    read_gradients<Element>(args, begin, n, tile);
 #pragma GCC ivdep
     for (std::size_t k = 0; k < n; ++k) body(begin + k, tile[k]);
   }
 }
 
 template <typename Element, bool momentum, bool nesterov>
-void sgd(const Run& run, const SgdRule& rule) {
+void sgd(const KernelArgs& args, const SgdScalars& scalars) {
   using Value = typename Element::Value;
-  auto* parameter = static_cast<typename Element::Stored*>(run.parameter);
-  auto* buffer = momentum ? static_cast<Value*>(run.states[0]) : nullptr;
-  const auto lr = static_cast<Value>(rule.lr);
-  const auto decay = static_cast<Value>(rule.weight_decay);
-  const auto keep = static_cast<Value>(rule.first ? 0 : rule.momentum);
-  const auto add = static_cast<Value>(rule.first ? 1 : 1 - rule.dampening);
-  const auto ahead = static_cast<Value>(rule.momentum);
-  for_each<Element>(run, [=](std::size_t k, Value gradient) {
+  auto* parameter = static_cast<typename Element::Stored*>(args.parameter);
+  auto* buffer = momentum ? static_cast<Value*>(args.states[0]) : nullptr;
+  const auto lr = static_cast<Value>(scalars.lr);
+  const auto decay = static_cast<Value>(scalars.weight_decay);
+  const auto keep = static_cast<Value>(scalars.first ? 0 : scalars.momentum);
+  const auto add = static_cast<Value>(scalars.first ? 1 : 1 - scalars.dampening);
+  const auto ahead = static_cast<Value>(scalars.momentum);
+  for_each<Element>(args, [=](std::size_t k, Value gradient) {
     const Value p = Element::load(parameter[k]);
     Value d = gradient + decay * p;
     if constexpr (momentum) {
@@ -87,24 +90,24 @@ void sgd(const Run& run, const SgdRule& rule) {
   });
 }
 
-inline float root(float x) { return __builtin_sqrtf(x); }
-inline double root(double x) { return __builtin_sqrt(x); }
+inline float square_root(float x) { return __builtin_sqrtf(x); }
+inline double square_root(double x) { return __builtin_sqrt(x); }
 
 template <typename Element, bool decoupled, bool amsgrad>
-void adam(const Run& run, const AdamRule& rule) {
+void adam(const KernelArgs& args, const AdamScalars& scalars) {
   using Value = typename Element::Value;
-  auto* parameter = static_cast<typename Element::Stored*>(run.parameter);
-  auto* first = static_cast<Value*>(run.states[0]);
-  auto* second = static_cast<Value*>(run.states[1]);
-  auto* greatest = amsgrad ? static_cast<Value*>(run.states[2]) : nullptr;
-  const auto beta1 = static_cast<Value>(rule.beta1), rest1 = static_cast<Value>(1 - rule.beta1);
-  const auto beta2 = static_cast<Value>(rule.beta2), rest2 = static_cast<Value>(1 - rule.beta2);
-  const auto eps = static_cast<Value>(rule.eps);
-  const auto keep = static_cast<Value>(decoupled ? 1 - rule.lr * rule.weight_decay : 1);
-  const auto decay = static_cast<Value>(decoupled ? 0 : rule.weight_decay);
-  const auto step_size = static_cast<Value>(rule.lr / rule.bias1);
-  const auto unbias = static_cast<Value>(1 / __builtin_sqrt(rule.bias2));
-  for_each<Element>(run, [=](std::size_t k, Value gradient) {
+  auto* parameter = static_cast<typename Element::Stored*>(args.parameter);
+  auto* first = static_cast<Value*>(args.states[0]);
+  auto* second = static_cast<Value*>(args.states[1]);
+  auto* max_second_moment = amsgrad ? static_cast<Value*>(args.states[2]) : nullptr;
+  const auto beta1 = static_cast<Value>(scalars.beta1), rest1 = static_cast<Value>(1 - scalars.beta1);
+  const auto beta2 = static_cast<Value>(scalars.beta2), rest2 = static_cast<Value>(1 - scalars.beta2);
+  const auto eps = static_cast<Value>(scalars.eps);
+  const auto keep = static_cast<Value>(decoupled ? 1 - scalars.lr * scalars.weight_decay : 1);
+  const auto decay = static_cast<Value>(decoupled ? 0 : scalars.weight_decay);
+  const auto step_size = static_cast<Value>(scalars.lr / scalars.bias_correction1);
+  const auto unbias = static_cast<Value>(1 / __builtin_sqrt(scalars.bias_correction2));
+  for_each<Element>(args, [=](std::size_t k, Value gradient) {
     Value p = Element::load(parameter[k]);
     if constexpr (decoupled)
       p = keep * p;
@@ -115,110 +118,110 @@ void adam(const Run& run, const AdamRule& rule) {
     first[k] = m;
     second[k] = v;
     Value top = v;
-    if constexpr (amsgrad) greatest[k] = top = greatest[k] < v ? v : greatest[k];
-    parameter[k] = Element::store(p - step_size * (m / (root(top) * unbias + eps)));
+    if constexpr (amsgrad) max_second_moment[k] = top = max_second_moment[k] < v ? v : max_second_moment[k];
+    parameter[k] = Element::store(p - step_size * (m / (square_root(top) * unbias + eps)));
   });
 }
 
 template <typename Element>
-void adagrad(const Run& run, const AdagradRule& rule) {
+void adagrad(const KernelArgs& args, const AdagradScalars& scalars) {
   using Value = typename Element::Value;
-  auto* parameter = static_cast<typename Element::Stored*>(run.parameter);
-  auto* squares = static_cast<Value*>(run.states[0]);
-  const auto rate = static_cast<Value>(rule.rate), eps = static_cast<Value>(rule.eps),
-             decay = static_cast<Value>(rule.weight_decay);
-  for_each<Element>(run, [=](std::size_t k, Value gradient) {
+  auto* parameter = static_cast<typename Element::Stored*>(args.parameter);
+  auto* squares = static_cast<Value*>(args.states[0]);
+  const auto current_lr = static_cast<Value>(scalars.current_lr), eps = static_cast<Value>(scalars.eps),
+             decay = static_cast<Value>(scalars.weight_decay);
+  for_each<Element>(args, [=](std::size_t k, Value gradient) {
     const Value p = Element::load(parameter[k]);
     const Value g = gradient + decay * p;
     const Value sum = squares[k] + g * g;
     squares[k] = sum;
-    parameter[k] = Element::store(p - rate * (g / (root(sum) + eps)));
+    parameter[k] = Element::store(p - current_lr * (g / (square_root(sum) + eps)));
   });
 }
 
 /// A sum of squares as 32 sums side by side, so that its order is the same with vectors of any width, and no addition
 /// waits for the one before.
 struct SquareSum {
-  static constexpr std::size_t kLanes = 32;
-  double lanes[kLanes] = {};
-  /// `tile` has room up to the next multiple of kLanes.
+  static constexpr std::size_t kAccumulators = 32;
+  double accumulators[kAccumulators] = {};
+  /// `tile` has room up to the next multiple of kAccumulators.
   template <typename Value>
   void add(Value* tile, std::size_t n) {
-    for (std::size_t k = n; k % kLanes != 0; ++k) tile[k] = 0;
-    for (std::size_t k = 0; k < n; k += kLanes)
-      for (std::size_t lane = 0; lane < kLanes; ++lane)
-        lanes[lane] += static_cast<double>(tile[k + lane]) * static_cast<double>(tile[k + lane]);
+    for (std::size_t k = n; k % kAccumulators != 0; ++k) tile[k] = 0;
+    for (std::size_t k = 0; k < n; k += kAccumulators)
+      for (std::size_t j = 0; j < kAccumulators; ++j)
+        accumulators[j] += static_cast<double>(tile[k + j]) * static_cast<double>(tile[k + j]);
   }
   double total() const {
     double sum = 0;
-    for (const double one : lanes) sum += one;
+    for (const double one : accumulators) sum += one;
     return sum;
   }
 };
 
 template <typename Element>
-double squares(const Run& run) {
+double squares(const KernelArgs& args) {
   alignas(64) typename Element::Value tile[kTile];
   SquareSum sum;
-  for (std::size_t begin = 0; begin < run.count; begin += kTile) {
-    const std::size_t n = run.count - begin < kTile ? run.count - begin : kTile;
-    read_gradients<Element>(run, begin, n, tile);
+  for (std::size_t begin = 0; begin < args.count; begin += kTile) {
+    const std::size_t n = args.count - begin < kTile ? args.count - begin : kTile;
+    read_gradients<Element>(args, begin, n, tile);
     sum.add(tile, n);
   }
   return sum.total();
 }
 
 template <typename Element>
-void sgd_of(const Run& run, const SgdRule& rule) {
-  if (rule.momentum == 0) return sgd<Element, false, false>(run, rule);
-  return rule.nesterov ? sgd<Element, true, true>(run, rule) : sgd<Element, true, false>(run, rule);
+void sgd_dispatch(const KernelArgs& args, const SgdScalars& scalars) {
+  if (scalars.momentum == 0) return sgd<Element, false, false>(args, scalars);
+  return scalars.nesterov ? sgd<Element, true, true>(args, scalars) : sgd<Element, true, false>(args, scalars);
 }
 
 template <typename Element>
-void adam_of(const Run& run, const AdamRule& rule) {
-  if (rule.decoupled)
-    return rule.amsgrad ? adam<Element, true, true>(run, rule) : adam<Element, true, false>(run, rule);
-  return rule.amsgrad ? adam<Element, false, true>(run, rule) : adam<Element, false, false>(run, rule);
+void adam_dispatch(const KernelArgs& args, const AdamScalars& scalars) {
+  if (scalars.decoupled)
+    return scalars.amsgrad ? adam<Element, true, true>(args, scalars) : adam<Element, true, false>(args, scalars);
+  return scalars.amsgrad ? adam<Element, false, true>(args, scalars) : adam<Element, false, false>(args, scalars);
 }
 
 }  // namespace
 
-void update(const Run& run, const SgdRule& rule) {
-  switch (run.dtype) {
-    case at::kFloat: return sgd_of<Plain<float>>(run, rule);
-    case at::kDouble: return sgd_of<Plain<double>>(run, rule);
-    case at::kBFloat16: return sgd_of<Bfloat16>(run, rule);
-    case at::kHalf: return sgd_of<Half>(run, rule);
+void update(const KernelArgs& args, const SgdScalars& scalars) {
+  switch (args.dtype) {
+    case at::kFloat: return sgd_dispatch<NativeElement<float>>(args, scalars);
+    case at::kDouble: return sgd_dispatch<NativeElement<double>>(args, scalars);
+    case at::kBFloat16: return sgd_dispatch<Bfloat16>(args, scalars);
+    case at::kHalf: return sgd_dispatch<Half>(args, scalars);
     default: return;  // FusedUpdate has refused it
   }
 }
 
-void update(const Run& run, const AdamRule& rule) {
-  switch (run.dtype) {
-    case at::kFloat: return adam_of<Plain<float>>(run, rule);
-    case at::kDouble: return adam_of<Plain<double>>(run, rule);
-    case at::kBFloat16: return adam_of<Bfloat16>(run, rule);
-    case at::kHalf: return adam_of<Half>(run, rule);
+void update(const KernelArgs& args, const AdamScalars& scalars) {
+  switch (args.dtype) {
+    case at::kFloat: return adam_dispatch<NativeElement<float>>(args, scalars);
+    case at::kDouble: return adam_dispatch<NativeElement<double>>(args, scalars);
+    case at::kBFloat16: return adam_dispatch<Bfloat16>(args, scalars);
+    case at::kHalf: return adam_dispatch<Half>(args, scalars);
     default: return;
   }
 }
 
-void update(const Run& run, const AdagradRule& rule) {
-  switch (run.dtype) {
-    case at::kFloat: return adagrad<Plain<float>>(run, rule);
-    case at::kDouble: return adagrad<Plain<double>>(run, rule);
-    case at::kBFloat16: return adagrad<Bfloat16>(run, rule);
-    case at::kHalf: return adagrad<Half>(run, rule);
+void update(const KernelArgs& args, const AdagradScalars& scalars) {
+  switch (args.dtype) {
+    case at::kFloat: return adagrad<NativeElement<float>>(args, scalars);
+    case at::kDouble: return adagrad<NativeElement<double>>(args, scalars);
+    case at::kBFloat16: return adagrad<Bfloat16>(args, scalars);
+    case at::kHalf: return adagrad<Half>(args, scalars);
     default: return;
   }
 }
 
-double sum_of_squares(const Run& run) {
-  switch (run.dtype) {
-    case at::kFloat: return squares<Plain<float>>(run);
-    case at::kDouble: return squares<Plain<double>>(run);
-    case at::kBFloat16: return squares<Bfloat16>(run);
-    case at::kHalf: return squares<Half>(run);
+double sum_of_squares(const KernelArgs& args) {
+  switch (args.dtype) {
+    case at::kFloat: return squares<NativeElement<float>>(args);
+    case at::kDouble: return squares<NativeElement<double>>(args);
+    case at::kBFloat16: return squares<Bfloat16>(args);
+    case at::kHalf: return squares<Half>(args);
     default: return 0;
   }
 }

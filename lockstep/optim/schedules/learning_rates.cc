@@ -6,13 +6,14 @@
 
 namespace lockstep::optim {
 
-std::vector<double> rates_of(const torch::optim::Optimizer& optimizer) {
+std::vector<double> get_learning_rates(const torch::optim::Optimizer& optimizer) {
   std::vector<double> rates;
   for (const auto& group : optimizer.param_groups()) rates.push_back(group.options().get_lr());
   return rates;
 }
 
-void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner) {
+void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates,
+                        const std::string& owner) {
   auto& groups = optimizer.param_groups();
   if (rates.size() != groups.size())
     throw base::UsageError(owner + ": there are rates for " + std::to_string(rates.size()) +

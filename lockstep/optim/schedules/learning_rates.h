@@ -10,8 +10,8 @@ class Optimizer;
 
 namespace lockstep::optim {
 
-std::vector<double> rates_of(const torch::optim::Optimizer& optimizer);
+std::vector<double> get_learning_rates(const torch::optim::Optimizer& optimizer);
 /// Throws UsageError, which begins with `owner`, when there are not as many as groups: nothing has changed then.
-void set_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner);
+void set_learning_rates(torch::optim::Optimizer& optimizer, const std::vector<double>& rates, const std::string& owner);
 
 }  // namespace lockstep::optim

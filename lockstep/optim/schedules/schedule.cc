@@ -17,14 +17,14 @@ void require_rate(double rate, const std::string& schedule, const std::string& o
   require(rate >= 0 && std::isfinite(rate), schedule, option, rate, "0 or more");
 }
 
-double half_cosine(double start, double end, double part) {
-  return end + (start - end) / 2 * (1 + std::cos(std::numbers::pi * part));
+double cosine_interpolation(double start, double end, double fraction) {
+  return end + (start - end) / 2 * (1 + std::cos(std::numbers::pi * fraction));
 }
-double line(double start, double end, double part) { return (end - start) * part + start; }
+double linear_interpolation(double start, double end, double fraction) { return (end - start) * fraction + start; }
 
 }  // namespace
 
-Schedule by_factor(std::function<double(std::int64_t step)> factor) {
+Schedule lambda_schedule(std::function<double(std::int64_t step)> factor) {
   if (!factor) throw base::UsageError("by_factor: there is no function; allowed is one from the step to a factor");
   return [factor = std::move(factor)](std::int64_t step, double base) { return base * factor(step); };
 }
@@ -61,18 +61,18 @@ Schedule linear(const LinearOptions& options) {
   require_rate(options.from, "linear", "from");
   require_rate(options.to, "linear", "to");
   return [options](std::int64_t step, double base) {
-    const auto part = static_cast<double>(std::min(step, options.steps)) / static_cast<double>(options.steps);
-    return base * line(options.from, options.to, part);
+    const auto fraction = static_cast<double>(std::min(step, options.steps)) / static_cast<double>(options.steps);
+    return base * linear_interpolation(options.from, options.to, fraction);
   };
 }
 
 Schedule cosine_decay(const CosineDecayOptions& options) {
   require_steps(options.steps, "cosine_decay", "steps");
-  require_rate(options.min_rate, "cosine_decay", "min_rate");
+  require_rate(options.min_lr, "cosine_decay", "min_rate");
   return [options](std::int64_t step, double base) {
     const double angle =
         std::numbers::pi * static_cast<double>(std::min(step, options.steps)) / static_cast<double>(options.steps);
-    return options.min_rate + (base - options.min_rate) * (1 + std::cos(angle)) / 2;
+    return options.min_lr + (base - options.min_lr) * (1 + std::cos(angle)) / 2;
   };
 }
 
@@ -87,26 +87,26 @@ Schedule polynomial_decay(const PolynomialDecayOptions& options) {
 
 Schedule one_cycle(const OneCycleOptions& options) {
   require_steps(options.steps, "one_cycle", "steps");
-  const double most = options.three_phases ? 0.5 : 1;
-  require(options.rise >= 0 && options.rise <= most, "one_cycle", "rise", options.rise,
-          options.three_phases ? "0 to 0.5 with three_phases" : "0 to 1");
-  require(options.start_divisor > 0, "one_cycle", "start_divisor", options.start_divisor, "more than 0");
-  require(options.final_divisor > 0, "one_cycle", "final_divisor", options.final_divisor, "more than 0");
+  const double most = options.three_phase ? 0.5 : 1;
+  require(options.pct_start >= 0 && options.pct_start <= most, "one_cycle", "rise", options.pct_start,
+          options.three_phase ? "0 to 0.5 with three_phases" : "0 to 1");
+  require(options.div_factor > 0, "one_cycle", "start_divisor", options.div_factor, "more than 0");
+  require(options.final_div_factor > 0, "one_cycle", "final_divisor", options.final_div_factor, "more than 0");
   return [options](std::int64_t step, double base) {
-    const double start = base / options.start_divisor, end = start / options.final_divisor;
+    const double start = base / options.div_factor, end = start / options.final_div_factor;
     const auto steps = static_cast<double>(options.steps);
     const double now = std::min(static_cast<double>(step), steps - 1), last = steps - 1;
-    const double top = options.rise * steps - 1;                                     // the step of the base rate
-    const double down = options.three_phases ? 2 * options.rise * steps - 2 : last;  // where it has come down
-    const auto between = options.linear ? line : half_cosine;
+    const double top = options.pct_start * steps - 1;                                    // the step of the base rate
+    const double down = options.three_phase ? 2 * options.pct_start * steps - 2 : last;  // where it has come down
+    const auto between = options.linear ? linear_interpolation : cosine_interpolation;
     if (now <= top) return top > 0 ? between(start, base, now / top) : base;
-    if (!options.three_phases) return last > top ? between(base, end, (now - top) / (last - top)) : end;
+    if (!options.three_phase) return last > top ? between(base, end, (now - top) / (last - top)) : end;
     if (now <= down) return between(base, start, (now - top) / (down - top));
     return last > down ? between(start, end, (now - down) / (last - down)) : end;
   };
 }
 
-Schedule then(Schedule first, std::int64_t steps, Schedule next) {
+Schedule sequential(Schedule first, std::int64_t steps, Schedule next) {
   require(steps >= 0, "then", "steps", static_cast<double>(steps), "0 or more");
   if (!first || !next) throw base::UsageError("then: there is no schedule; allowed are two");
   return [first = std::move(first), steps, next = std::move(next)](std::int64_t step, double base) {
@@ -114,8 +114,8 @@ Schedule then(Schedule first, std::int64_t steps, Schedule next) {
   };
 }
 
-Schedule warm_up(std::int64_t steps, Schedule next, double from) {
-  return then(linear({.steps = steps, .from = from}), steps, std::move(next));
+Schedule warmup(std::int64_t steps, Schedule next, double from) {
+  return sequential(linear({.steps = steps, .from = from}), steps, std::move(next));
 }
 
 }  // namespace lockstep::optim

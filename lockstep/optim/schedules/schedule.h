@@ -14,7 +14,7 @@ namespace lockstep::optim {
 using Schedule = std::function<double(std::int64_t step, double base)>;
 
 /// base * factor(step): LambdaLR.
-Schedule by_factor(std::function<double(std::int64_t step)> factor);
+Schedule lambda_schedule(std::function<double(std::int64_t step)> factor);
 /// The base rate, always.
 Schedule constant();
 
@@ -42,9 +42,9 @@ Schedule linear(const LinearOptions& options);
 
 struct CosineDecayOptions {
   std::int64_t steps = 1;
-  double min_rate = 0;
+  double min_lr = 0;
 };
-/// Half a cosine from the base rate to `min_rate` (Loshchilov and Hutter, arXiv:1608.03983, without restarts):
+/// Half a cosine from the base rate to `min_lr` (Loshchilov and Hutter, arXiv:1608.03983, without restarts):
 /// CosineAnnealingLR, which goes up again after the end, where this one stays.
 Schedule cosine_decay(const CosineDecayOptions& options);
 
@@ -57,20 +57,20 @@ Schedule polynomial_decay(const PolynomialDecayOptions& options);
 
 struct OneCycleOptions {
   std::int64_t steps = 1;
-  double rise = 0.3;           ///< the part of the steps after which the base rate is reached
-  double start_divisor = 25;   ///< it begins at base / start_divisor
-  double final_divisor = 1e4;  ///< and ends at the start's rate / final_divisor
-  bool linear = false;         ///< lines instead of halves of cosines
-  bool three_phases = false;   ///< down to the start's rate as fast as up, and then to the end's
+  double pct_start = 0.3;         ///< the part of the steps after which the base rate is reached
+  double div_factor = 25;         ///< it begins at base / div_factor
+  double final_div_factor = 1e4;  ///< and ends at the start's rate / final_div_factor
+  bool linear = false;            ///< lines instead of halves of cosines
+  bool three_phase = false;       ///< down to the start's rate as fast as up, and then to the end's
 };
 /// Up to the base rate, which is what OneCycleLR calls max_lr, and down far below where it began (Smith and Topin,
 /// arXiv:1708.07120). Rates alone: momentum stays.
 Schedule one_cycle(const OneCycleOptions& options);
 
 /// `first` for `steps` steps; then `next`, from its step 0: SequentialLR.
-Schedule then(Schedule first, std::int64_t steps, Schedule next);
+Schedule sequential(Schedule first, std::int64_t steps, Schedule next);
 /// A line from `from` of the base rate to all of it in `steps` steps; then `next`, from its step 0. `next` may be any
 /// schedule that begins at the base rate.
-Schedule warm_up(std::int64_t steps, Schedule next, double from = 0);
+Schedule warmup(std::int64_t steps, Schedule next, double from = 0);
 
 }  // namespace lockstep::optim

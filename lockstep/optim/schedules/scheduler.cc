@@ -3,8 +3,8 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/schedules/learning_rates.h"
 #include "lockstep/base/option_check.h"
+#include "lockstep/optim/schedules/learning_rates.h"
 
 namespace lockstep::optim {
 
@@ -20,19 +20,19 @@ Scheduler::Scheduler(torch::optim::Optimizer& optimizer, std::vector<Schedule> s
     throw base::UsageError("Scheduler: there are " + std::to_string(schedules_.size()) +
                            " schedules; allowed are those of the optimizer's " +
                            std::to_string(optimizer.param_groups().size()) + " groups, or one for all");
-  resume({0, rates_of(optimizer)});
+  resume({0, get_learning_rates(optimizer)});
 }
 
-void Scheduler::step() { resume({position_.step + 1, position_.base_rates}); }
+void Scheduler::step() { resume({position_.step + 1, position_.base_lrs}); }
 
-std::vector<double> Scheduler::rates() const { return rates_of(optimizer_); }
+std::vector<double> Scheduler::rates() const { return get_learning_rates(optimizer_); }
 
 void Scheduler::resume(const Position& position) {
   require(position.step >= 0, "Scheduler", "step", static_cast<double>(position.step), "0 or more");
-  std::vector<double> rates = position.base_rates;
+  std::vector<double> rates = position.base_lrs;
   for (std::size_t i = 0; i < rates.size() && i < schedules_.size(); ++i)
     rates[i] = schedules_[i](position.step, rates[i]);
-  set_rates(optimizer_, rates, "Scheduler");
+  set_learning_rates(optimizer_, rates, "Scheduler");
   position_ = position;
 }
 

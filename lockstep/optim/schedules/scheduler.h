@@ -29,7 +29,7 @@ class Scheduler {
   /// All that a checkpoint needs.
   struct Position {
     std::int64_t step = 0;
-    std::vector<double> base_rates;  ///< of the groups
+    std::vector<double> base_lrs;  ///< of the groups
   };
   Position position() const { return position_; }
   /// Goes on from there, whatever the optimizer's rates are. Throws UsageError for a step before 0 or when there are

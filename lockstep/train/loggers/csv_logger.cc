@@ -12,7 +12,7 @@
 namespace lockstep::train {
 namespace {
 
-std::string csv_field(std::string text) {
+std::string quote_csv_field(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r'; },
       ' ');  // a line is a row, for whoever reads it
@@ -23,22 +23,22 @@ std::string csv_field(std::string text) {
 }
 
 /// What append_number() has written.
-std::optional<double> number_of(const std::string& field) {
+std::optional<double> parse_number(const std::string& field) {
   double number = 0;
   const char* const end = field.data() + field.size();
   const auto read = std::from_chars(field.data(), end, number);
   return !field.empty() && read.ec == std::errc() && read.ptr == end ? std::optional(number) : std::nullopt;
 }
 
-std::string csv_line(const std::vector<std::string>& names) {
+std::string format_csv_row(const std::vector<std::string>& names) {
   std::string line;
-  for (const std::string& name : names) line += (line.empty() ? "" : ",") + csv_field(name);
+  for (const std::string& name : names) line += (line.empty() ? "" : ",") + quote_csv_field(name);
   return line + "\n";
 }
 
 }  // namespace
 
-std::vector<std::string> csv_fields(std::string_view line) {
+std::vector<std::string> split_csv_row(std::string_view line) {
   std::vector<std::string> fields(1);
   bool quoted = false;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -55,29 +55,29 @@ std::vector<std::string> csv_fields(std::string_view line) {
 }
 
 void read_csv(const std::string& path, std::int64_t end,
-              const std::function<void(const Moment& at, const NamedValues& values)>& take) {
+              const std::function<void(const LogTimestamp& at, const NamedValues& values)>& on_row) {
   std::ifstream file(path);
   if (!file && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
   std::string line;
   std::getline(file, line);
-  const std::vector<std::string> columns = csv_fields(line);
+  const std::vector<std::string> columns = split_csv_row(line);
   while (std::getline(file, line) && !file.eof()) {  // a last line without its end is half a row
-    const std::vector<std::string> row = csv_fields(line);
+    const std::vector<std::string> row = split_csv_row(line);
     const auto step = base::parse_int(row[0]);
     if (!step || *step >= end || row.size() != columns.size() || row.size() < 2) continue;
     NamedValues values;
     for (std::size_t i = 2; i < row.size(); ++i)
-      if (const auto number = number_of(row[i])) values.emplace_back(columns[i], *number);
-    if (!values.empty()) take({*step, number_of(row[1]).value_or(0)}, values);
+      if (const auto number = parse_number(row[i])) values.emplace_back(columns[i], *number);
+    if (!values.empty()) on_row({*step, parse_number(row[1]).value_or(0)}, values);
   }
 }
 
-void CsvLogger::take_over() {
+void CsvLogger::adopt_existing_file() {
   std::vector<std::string> columns;
   rewrite_lines(file_.path(), [&](std::string& line) {
     if (columns.empty()) {
-      if (line.empty()) line = csv_line(columns_);
-      columns = csv_fields(std::string_view(line).substr(0, line.size() - 1));
+      if (line.empty()) line = format_csv_row(columns_);
+      columns = split_csv_row(std::string_view(line).substr(0, line.size() - 1));
       if (columns.size() < 2 || columns[0] != columns_[0] || columns[1] != columns_[1])
         throw base::UsageError(file_.path() + " begins with " + base::quoted(line.substr(0, line.size() - 1), 80) +
                                    "; a table to go on with begins with step,time",
@@ -88,8 +88,8 @@ void CsvLogger::take_over() {
     }
   });
   columns_ = std::move(columns);
-  for (std::size_t i = 2; i < columns_.size(); ++i) places_.emplace(columns_[i], i);
-  taken_over_ = true;
+  for (std::size_t i = 2; i < columns_.size(); ++i) column_index_.emplace(columns_[i], i);
+  has_adopted_file_ = true;
 }
 
 void CsvLogger::add_columns(const std::vector<std::string>& names) {
@@ -100,28 +100,28 @@ void CsvLogger::add_columns(const std::vector<std::string>& names) {
   const std::string empty(names.size(), ',');
   rewrite_lines(file_.path(), [&](std::string& line) {
     if (first)
-      line = csv_line(columns);
+      line = format_csv_row(columns);
     else if (!line.empty())
       line.insert(line.size() - 1, empty);
     first = false;
   });
   file_.reopen();
-  for (std::size_t i = columns_.size(); i < columns.size(); ++i) places_.emplace(columns[i], i);
+  for (std::size_t i = columns_.size(); i < columns.size(); ++i) column_index_.emplace(columns[i], i);
   columns_ = std::move(columns);
 }
 
-void CsvLogger::scalars(const Moment& at, const NamedValues& values) {
-  if (!taken_over_) take_over();
+void CsvLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
+  if (!has_adopted_file_) adopt_existing_file();
   std::vector<std::string> added;
   for (const auto& [name, value] : values)
-    if (!places_.contains(name)) added.push_back(name);
+    if (!column_index_.contains(name)) added.push_back(name);
   if (!added.empty()) add_columns(added);
 
   row_.assign(columns_.size(), "");
   append_number(row_[0], at.step);
   append_seconds(row_[1], at.seconds);
   for (const auto& [name, value] : values) {
-    std::string& field = row_[places_.at(name)];
+    std::string& field = row_[column_index_.at(name)];
     field.clear();
     append_number(field, value);
   }

@@ -23,30 +23,30 @@ class CsvLogger final : public Logger {
   /// UsageError when the file is another kind of table.
   CsvLogger(const std::string& path, std::optional<std::int64_t> first_step) : file_(path), first_step_(first_step) {}
 
-  void scalars(const Moment& at, const NamedValues& values) override;
-  void text(const Moment&, const std::string&, const std::string&) override {}
-  void histogram(const Moment&, const std::string&, const Histogram&) override {}
-  void image(const Moment&, const std::string&, const Image&) override {}
+  void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
+  void text(const LogTimestamp&, const std::string&, const std::string&) override {}
+  void histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
+  void image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override { file_.flush(); }
 
  private:
-  void take_over();
+  void adopt_existing_file();
   void add_columns(const std::vector<std::string>& names);
 
   RecordFile file_;
   std::optional<std::int64_t> first_step_;
-  bool taken_over_ = false;  // what was there before this run
+  bool has_adopted_file_ = false;  // what was there before this run
   std::vector<std::string> columns_{"step", "time"};
-  std::unordered_map<std::string, std::size_t> places_;  // of names in columns_
+  std::unordered_map<std::string, std::size_t> column_index_;  // of names in columns_
   std::vector<std::string> row_;
 };
 
 /// The numbers that such a table has of steps before `end`, line by line. No file is none; a line that is no such row
 /// is passed over. Throws SystemError when it cannot be read.
 void read_csv(const std::string& path, std::int64_t end,
-              const std::function<void(const Moment& at, const NamedValues& values)>& take);
+              const std::function<void(const LogTimestamp& at, const NamedValues& values)>& on_row);
 
 /// The fields of one line, without its \n; "a ""b""" is a "b". Pure.
-std::vector<std::string> csv_fields(std::string_view line);
+std::vector<std::string> split_csv_row(std::string_view line);
 
 }  // namespace lockstep::train

@@ -7,7 +7,7 @@ namespace lockstep::train {
 namespace {
 
 template <typename Number>
-void measure(std::span<const Number> values, Histogram& histogram) {
+void accumulate_statistics(std::span<const Number> values, Histogram& histogram) {
   for (const Number number : values) {
     const auto value = static_cast<double>(number);
     if (!std::isfinite(value)) {
@@ -23,9 +23,9 @@ void measure(std::span<const Number> values, Histogram& histogram) {
 }
 
 template <typename Number>
-Histogram histogram_of_numbers(std::span<const Number> values) {
+Histogram compute_histogram(std::span<const Number> values) {
   Histogram histogram;
-  measure(values, histogram);
+  accumulate_statistics(values, histogram);
   if (histogram.num_finite == 0) return histogram;
   if (histogram.min == histogram.max) {
     histogram.limits = {histogram.max};
@@ -50,7 +50,7 @@ Histogram histogram_of_numbers(std::span<const Number> values) {
 
 }  // namespace
 
-Histogram histogram_of(std::span<const float> values) { return histogram_of_numbers(values); }
-Histogram histogram_of(std::span<const double> values) { return histogram_of_numbers(values); }
+Histogram make_histogram(std::span<const float> values) { return compute_histogram(values); }
+Histogram make_histogram(std::span<const double> values) { return compute_histogram(values); }
 
 }  // namespace lockstep::train

@@ -25,7 +25,7 @@ struct Histogram {
 };
 
 /// Two passes. Pure.
-Histogram histogram_of(std::span<const float> values);
-Histogram histogram_of(std::span<const double> values);
+Histogram make_histogram(std::span<const float> values);
+Histogram make_histogram(std::span<const double> values);
 
 }  // namespace lockstep::train

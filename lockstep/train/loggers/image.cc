@@ -15,13 +15,13 @@ std::string big_endian(std::uint32_t number) {
   return bytes;
 }
 
-std::string chunk(std::string_view type, const std::string& data) {
+std::string png_chunk(std::string_view type, const std::string& data) {
   const std::string body = std::string(type) + data;
   const auto sum = ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
   return big_endian(static_cast<std::uint32_t>(data.size())) + body + big_endian(static_cast<std::uint32_t>(sum));
 }
 
-void require(const Image& image) {
+void require_valid(const Image& image) {
   const auto& [width, height, channels, bytes] = image;
   const bool sides = width > 0 && height > 0 && width <= 1 << 14 && height <= 1 << 14;
   if (sides && (channels == 1 || channels == 3 || channels == 4) &&
@@ -35,8 +35,8 @@ void require(const Image& image) {
 
 }  // namespace
 
-std::string png_of(const Image& image) {
-  require(image);
+std::string encode_png(const Image& image) {
+  require_valid(image);
   const std::size_t row = static_cast<std::size_t>(image.width) * static_cast<std::size_t>(image.channels);
   std::string rows;  // each with the number of its filter in front: 0, none
   for (std::size_t at = 0; at < image.bytes.size(); at += row) {
@@ -51,7 +51,7 @@ std::string png_of(const Image& image) {
   const char color = image.channels == 1 ? 0 : image.channels == 3 ? 2 : 6;
   const std::string head = big_endian(static_cast<std::uint32_t>(image.width)) +
                            big_endian(static_cast<std::uint32_t>(image.height)) + std::string{8, color, 0, 0, 0};
-  return "\x89PNG\r\n\x1a\n" + chunk("IHDR", head) + chunk("IDAT", packed) + chunk("IEND", "");
+  return "\x89PNG\r\n\x1a\n" + png_chunk("IHDR", head) + png_chunk("IDAT", packed) + png_chunk("IEND", "");
 }
 
 }  // namespace lockstep::train

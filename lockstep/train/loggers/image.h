@@ -16,6 +16,6 @@ struct Image {
 };
 
 /// A PNG file. Throws UsageError for an image that is none.
-std::string png_of(const Image& image);
+std::string encode_png(const Image& image);
 
 }  // namespace lockstep::train

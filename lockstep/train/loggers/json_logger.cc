@@ -21,7 +21,7 @@ std::string json_number(double number) {
   return text;
 }
 
-bool is_later(const std::string& line, std::int64_t first_step) {
+bool is_at_or_after(const std::string& line, std::int64_t first_step) {
   const auto entry = nlohmann::json::parse(line, nullptr, false);
   const auto step = entry.is_object() ? entry.find("step") : entry.end();
   return step != entry.end() && step->is_number_integer() && step->get<std::int64_t>() >= first_step;
@@ -29,7 +29,7 @@ bool is_later(const std::string& line, std::int64_t first_step) {
 
 }  // namespace
 
-std::string JsonLogger::begin(const Moment& at) const {
+std::string JsonLogger::line_prefix(const LogTimestamp& at) const {
   std::string line = "{\"step\":";
   append_number(line, at.step);
   line += ",\"time\":";
@@ -38,31 +38,31 @@ std::string JsonLogger::begin(const Moment& at) const {
 }
 
 void JsonLogger::write(std::string line) {
-  if (!taken_over_ && std::filesystem::exists(file_.path()))
+  if (!has_adopted_file_ && std::filesystem::exists(file_.path()))
     rewrite_lines(file_.path(), [&](std::string& old) {
-      if (first_step_ && is_later(old, *first_step_)) old.clear();
+      if (first_step_ && is_at_or_after(old, *first_step_)) old.clear();
     });
-  taken_over_ = true;
+  has_adopted_file_ = true;
   file_.append(line.append("}\n"));
 }
 
-void JsonLogger::scalars(const Moment& at, const NamedValues& values) {
-  std::string line = begin(at);
+void JsonLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
+  std::string line = line_prefix(at);
   for (const auto& [name, value] : values)
     line.append(",").append(json_text(name)).append(":").append(json_number(value));
   write(std::move(line));
 }
 
-void JsonLogger::text(const Moment& at, const std::string& name, const std::string& text) {
-  write(begin(at) + ",\"text\":{" + json_text(name) + ":" + json_text(text) + "}");
+void JsonLogger::text(const LogTimestamp& at, const std::string& name, const std::string& text) {
+  write(line_prefix(at) + ",\"text\":{" + json_text(name) + ":" + json_text(text) + "}");
 }
 
-void JsonLogger::histogram(const Moment& at, const std::string& name, const Histogram& histogram) {
+void JsonLogger::histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
   std::string limits, counts;
   for (const double limit : histogram.limits) limits.append(limits.empty() ? "" : ",").append(json_number(limit));
   for (const std::int64_t count : histogram.counts)
     counts.append(counts.empty() ? "" : ",").append(std::to_string(count));
-  write(begin(at) + ",\"histogram\":{" + json_text(name) + ":{\"min\":" + json_number(histogram.min) +
+  write(line_prefix(at) + ",\"histogram\":{" + json_text(name) + ":{\"min\":" + json_number(histogram.min) +
         ",\"max\":" + json_number(histogram.max) + ",\"sum\":" + json_number(histogram.sum) + ",\"sum_squares\":" +
         json_number(histogram.sum_squares) + ",\"finite\":" + std::to_string(histogram.num_finite) +
         ",\"nan\":" + std::to_string(histogram.num_nan) + ",\"infinite\":" + std::to_string(histogram.num_infinite) +

@@ -18,19 +18,19 @@ class JsonLogger final : public Logger {
   /// Lines of an earlier run of `first_step` and later are left out. Touches nothing yet.
   JsonLogger(const std::string& path, std::optional<std::int64_t> first_step) : file_(path), first_step_(first_step) {}
 
-  void scalars(const Moment& at, const NamedValues& values) override;
-  void text(const Moment& at, const std::string& name, const std::string& text) override;
-  void histogram(const Moment& at, const std::string& name, const Histogram& histogram) override;
-  void image(const Moment&, const std::string&, const Image&) override {}
+  void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
+  void text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
+  void histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
+  void image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override { file_.flush(); }
 
  private:
-  std::string begin(const Moment& at) const;
+  std::string line_prefix(const LogTimestamp& at) const;
   void write(std::string line);
 
   RecordFile file_;
   std::optional<std::int64_t> first_step_;
-  bool taken_over_ = false;  // what was there before this run
+  bool has_adopted_file_ = false;  // what was there before this run
 };
 
 }  // namespace lockstep::train

@@ -11,7 +11,7 @@
 namespace lockstep::train {
 
 /// When something was so.
-struct Moment {
+struct LogTimestamp {
   std::int64_t step = 0;
   double seconds = 0;  ///< since 1970
 };
@@ -26,10 +26,10 @@ class Logger {
   Logger& operator=(const Logger&) = delete;
   virtual ~Logger() = default;
 
-  virtual void scalars(const Moment& at, const NamedValues& values) = 0;
-  virtual void text(const Moment& at, const std::string& name, const std::string& text) = 0;
-  virtual void histogram(const Moment& at, const std::string& name, const Histogram& histogram) = 0;
-  virtual void image(const Moment& at, const std::string& name, const Image& image) = 0;
+  virtual void log_scalars(const LogTimestamp& at, const NamedValues& values) = 0;
+  virtual void text(const LogTimestamp& at, const std::string& name, const std::string& text) = 0;
+  virtual void histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) = 0;
+  virtual void image(const LogTimestamp& at, const std::string& name, const Image& image) = 0;
   /// What was handed over is on its way when this returns.
   virtual void flush() = 0;
 };

@@ -14,13 +14,13 @@
 namespace lockstep::train {
 namespace {
 
-constexpr std::array<std::string_view, 4> kReserved = {"step", "time", "text", "histogram"};
+constexpr std::array<std::string_view, 4> kReservedNames = {"step", "time", "text", "histogram"};
 
 void require(const LoggerOptions& options) {
   if (options.directory.empty() && (options.csv || options.json_lines || options.tensorboard))
     throw base::UsageError("LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
-  if (options.flush_every.count() < 0)
-    throw base::UsageError("LoggerOptions: flush_every is " + std::to_string(options.flush_every.count()) +
+  if (options.flush_interval.count() < 0)
+    throw base::UsageError("LoggerOptions: flush_every is " + std::to_string(options.flush_interval.count()) +
                            " ms; allowed is 0 or more");
   if (options.first_step && *options.first_step < 0)
     throw base::UsageError("LoggerOptions: first_step is " + std::to_string(*options.first_step) +
@@ -30,7 +30,7 @@ void require(const LoggerOptions& options) {
 void require(std::int64_t step, const std::string& name) {
   if (step < 0)
     throw base::UsageError("Loggers: \"" + name + "\" at step " + std::to_string(step) + "; allowed is 0 or more");
-  if (name.empty() || std::find(kReserved.begin(), kReserved.end(), name) != kReserved.end())
+  if (name.empty() || std::find(kReservedNames.begin(), kReservedNames.end(), name) != kReservedNames.end())
     throw base::UsageError("Loggers: a value is called \"" + name +
                            "\"; allowed is every name but an empty one, step, time, text and histogram");
 }
@@ -39,7 +39,7 @@ double now() { return std::chrono::duration<double>(std::chrono::system_clock::n
 
 }  // namespace
 
-Loggers::Loggers(int rank, const LoggerOptions& options)
+LoggerCollection::LoggerCollection(int rank, const LoggerOptions& options)
     : options_(options), rank_(rank), flushed_at_(std::chrono::steady_clock::now()) {
   require(options);
   const std::string& folder = options.directory;
@@ -48,8 +48,8 @@ Loggers::Loggers(int rank, const LoggerOptions& options)
   if (options.tensorboard) add(std::make_unique<TensorBoardLogger>(folder, options.first_step));
 }
 
-Loggers::~Loggers() {
-  options_.on_disk_error = OnDiskError::kGoOn;
+LoggerCollection::~LoggerCollection() {
+  options_.on_disk_error = DiskErrorPolicy::kContinue;
   try {
     flush();
   } catch (const std::exception& error) {
@@ -57,44 +57,45 @@ Loggers::~Loggers() {
   }
 }
 
-void Loggers::add(std::unique_ptr<Logger> logger) { targets_.push_back({std::move(logger)}); }
+void LoggerCollection::add(std::unique_ptr<Logger> logger) { loggers_.push_back({std::move(logger)}); }
 
-bool Loggers::attempt(Target& target, const std::function<void(Logger&)>& action) {
+bool LoggerCollection::call_logger(LoggerState& entry, const std::function<void(Logger&)>& action) {
   try {
-    action(*target.logger);
+    action(*entry.logger);
     return true;
   } catch (const base::SystemError& error) {
-    if (options_.on_disk_error == OnDiskError::kStop) throw;
-    if (target.failures++ == 0) base::log_warning(std::string(error.what()) + "; the training goes on without them");
+    if (options_.on_disk_error == DiskErrorPolicy::kStop) throw;
+    if (entry.failures++ == 0) base::log_warning(std::string(error.what()) + "; the training goes on without them");
     return false;
   }
 }
 
-void Loggers::write(std::int64_t step, const std::string& name,
-                    const std::function<void(Logger&, const Moment&)>& write_to) {
-  if (!active()) return;
+void LoggerCollection::write(std::int64_t step, const std::string& name,
+                             const std::function<void(Logger&, const LogTimestamp&)>& write_to) {
+  if (!is_active()) return;
   require(step, name);
-  const Moment at{step, now()};
-  for (Target& target : targets_) target.tried_again = attempt(target, [&](Logger& logger) { write_to(logger, at); });
-  if (std::chrono::steady_clock::now() - flushed_at_ >= options_.flush_every) flush_all();
+  const LogTimestamp at{step, now()};
+  for (LoggerState& entry : loggers_)
+    entry.wrote_since_failure = call_logger(entry, [&](Logger& logger) { write_to(logger, at); });
+  if (std::chrono::steady_clock::now() - flushed_at_ >= options_.flush_interval) flush_all();
 }
 
-void Loggers::flush_all() {
+void LoggerCollection::flush_all() {
   flushed_at_ = std::chrono::steady_clock::now();
-  for (Target& target : targets_) {
-    target.tried_again &= attempt(target, [](Logger& logger) { logger.flush(); });
-    if (target.failures == 0 || !target.tried_again) continue;
-    base::log_warning("the disk takes what is logged again, after " + std::to_string(target.failures) +
+  for (LoggerState& entry : loggers_) {
+    entry.wrote_since_failure &= call_logger(entry, [](Logger& logger) { logger.flush(); });
+    if (entry.failures == 0 || !entry.wrote_since_failure) continue;
+    base::log_warning("the disk takes what is logged again, after " + std::to_string(entry.failures) +
                       " times that it did not");
-    target.failures = 0;
+    entry.failures = 0;
   }
 }
 
-void Loggers::flush() {
-  if (active()) flush_all();
+void LoggerCollection::flush() {
+  if (is_active()) flush_all();
 }
 
-void Loggers::scalars(std::int64_t step, const NamedValues& values) {
+void LoggerCollection::log_scalars(std::int64_t step, const NamedValues& values) {
   if (values.empty()) return;
   for (std::size_t i = 0; i < values.size(); ++i) {
     require(step, values[i].first);
@@ -103,19 +104,19 @@ void Loggers::scalars(std::int64_t step, const NamedValues& values) {
       throw base::UsageError("Loggers: \"" + values[i].first + "\" comes twice in one call at step " +
                              std::to_string(step));
   }
-  write(step, values.front().first, [&](Logger& logger, const Moment& at) { logger.scalars(at, values); });
+  write(step, values.front().first, [&](Logger& logger, const LogTimestamp& at) { logger.log_scalars(at, values); });
 }
 
-void Loggers::text(std::int64_t step, const std::string& name, const std::string& text) {
-  write(step, name, [&](Logger& logger, const Moment& at) { logger.text(at, name, text); });
+void LoggerCollection::text(std::int64_t step, const std::string& name, const std::string& text) {
+  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.text(at, name, text); });
 }
 
-void Loggers::histogram(std::int64_t step, const std::string& name, const Histogram& histogram) {
-  write(step, name, [&](Logger& logger, const Moment& at) { logger.histogram(at, name, histogram); });
+void LoggerCollection::histogram(std::int64_t step, const std::string& name, const Histogram& histogram) {
+  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.histogram(at, name, histogram); });
 }
 
-void Loggers::image(std::int64_t step, const std::string& name, const Image& image) {
-  write(step, name, [&](Logger& logger, const Moment& at) { logger.image(at, name, image); });
+void LoggerCollection::image(std::int64_t step, const std::string& name, const Image& image) {
+  write(step, name, [&](Logger& logger, const LogTimestamp& at) { logger.image(at, name, image); });
 }
 
 }  // namespace lockstep::train

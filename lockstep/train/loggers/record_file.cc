@@ -16,7 +16,7 @@
 namespace lockstep::train {
 namespace {
 
-constexpr std::size_t kMaxWaitingBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxBufferedBytes = std::size_t{64} << 10;
 
 /// How much of `bytes` the system took; errno says why not all.
 std::size_t write_some(int fd, std::string_view bytes) {
@@ -31,23 +31,24 @@ std::size_t write_some(int fd, std::string_view bytes) {
 }
 
 /// Beside `path` until it is whole.
-class NewFile {
+class ReplacementFile {
  public:
-  explicit NewFile(const std::string& path) : path_(path), temporary_(path + ".new." + std::to_string(::getpid())) {
-    make_folder_of(path);
+  explicit ReplacementFile(const std::string& path)
+      : path_(path), temporary_(path + ".new." + std::to_string(::getpid())) {
+    create_parent_folders(path);
     file_.reset(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
     if (!file_) fail();
   }
-  ~NewFile() {
+  ~ReplacementFile() {
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
   }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
+  ReplacementFile(const ReplacementFile&) = delete;
+  ReplacementFile& operator=(const ReplacementFile&) = delete;
 
   void write(std::string_view bytes) {
     if (write_some(file_.get(), bytes) < bytes.size()) fail();
   }
-  void take_place() {
+  void commit() {
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail();
     temporary_.clear();
   }
@@ -62,7 +63,7 @@ class NewFile {
 
 }  // namespace
 
-void make_folder_of(const std::string& path) {
+void create_parent_folders(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   if (folder.empty()) return;
   std::error_code error;
@@ -71,21 +72,21 @@ void make_folder_of(const std::string& path) {
 }
 
 void RecordFile::open() {
-  make_folder_of(path_);
+  create_parent_folders(path_);
   file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file_) throw base::SystemError("cannot write " + path_, errno);
 }
 
 void RecordFile::append(std::string_view record) {
-  waiting_ += record;
-  ++num_waiting_;
-  if (waiting_.size() >= kMaxWaitingBytes) flush();
+  buffer_ += record;
+  ++num_buffered_;
+  if (buffer_.size() >= kMaxBufferedBytes) flush();
 }
 
 void RecordFile::flush() {
-  if (waiting_.empty()) return;
-  const std::string bytes = std::exchange(waiting_, {});
-  const std::int64_t records = std::exchange(num_waiting_, 0);
+  if (buffer_.empty()) return;
+  const std::string bytes = std::exchange(buffer_, {});
+  const std::int64_t records = std::exchange(num_buffered_, 0);
   if (!file_) open();
   struct stat before{};
   const bool known = ::fstat(file_.get(), &before) == 0;
@@ -97,16 +98,16 @@ void RecordFile::flush() {
 }
 
 void replace_file(const std::string& path, std::string_view bytes) {
-  NewFile file(path);
+  ReplacementFile file(path);
   file.write(bytes);
-  file.take_place();
+  file.commit();
 }
 
 void rewrite_lines(const std::string& path, const std::function<void(std::string& line)>& change) {
-  make_folder_of(path);
+  create_parent_folders(path);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> old(std::fopen(path.c_str(), "rbe"), &std::fclose);
   if (!old && errno != ENOENT) throw base::SystemError("cannot read " + path, errno);
-  NewFile file(path);
+  ReplacementFile file(path);
   std::string line, ready;
   char* text = nullptr;
   std::size_t capacity = 0;
@@ -114,14 +115,14 @@ void rewrite_lines(const std::string& path, const std::function<void(std::string
     line.assign(text, static_cast<std::size_t>(size));
     change(line);
     ready += line;
-    if (ready.size() >= kMaxWaitingBytes) file.write(std::exchange(ready, {}));
+    if (ready.size() >= kMaxBufferedBytes) file.write(std::exchange(ready, {}));
   }
   std::free(text);
   if (old && std::ferror(old.get()) != 0) throw base::SystemError("cannot read " + path, errno);
   line.clear();
   change(line);
   file.write(ready + line);
-  file.take_place();
+  file.commit();
 }
 
 }  // namespace lockstep::train

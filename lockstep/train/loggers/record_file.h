@@ -31,12 +31,12 @@ class RecordFile {
 
   std::string path_;
   base::Fd file_;
-  std::string waiting_;
-  std::int64_t num_waiting_ = 0;  // records
+  std::string buffer_;
+  std::int64_t num_buffered_ = 0;  // records
 };
 
 /// The folder of `path`, and those above it. Throws SystemError.
-void make_folder_of(const std::string& path);
+void create_parent_folders(const std::string& path);
 
 /// Puts a file of these bytes in the place of `path`, in one step: who reads it sees all of the old one or all of the
 /// new one. Makes its folder. Throws SystemError.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kJobFile = "/job";  // the name of the job that wrote there last
 
-std::string path_of(const RunFolderOptions& options, std::int64_t number) {
+std::string run_path(const RunFolderOptions& options, std::int64_t number) {
   return options.folder + "/" + options.name + (number == 1 ? "" : "-" + std::to_string(number));
 }
 
@@ -37,7 +37,7 @@ std::int64_t newest_run(const RunFolderOptions& options) {
   return newest;
 }
 
-std::string job_of(const std::string& path) {
+std::string read_job(const std::string& path) {
   std::ifstream file(path + kJobFile, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
@@ -45,21 +45,21 @@ std::string job_of(const std::string& path) {
 }  // namespace
 
 RunFolder open_run_folder(const RunFolderOptions& options) {
-  make_folder_of(options.folder + "/x");
+  create_parent_folders(options.folder + "/x");
   std::int64_t number = newest_run(options);
   RunFolder run;
   if (options.generation > 0)
-    for (std::int64_t i = number; i >= 1 && !run.goes_on; --i)
-      if (job_of(path_of(options, i)) == options.job) run = {path_of(options, i), true};
-  if (!run.goes_on && options.newest && number > 0) run = {path_of(options, number), true};
+    for (std::int64_t i = number; i >= 1 && !run.is_resumed; --i)
+      if (read_job(run_path(options, i)) == options.job) run = {run_path(options, i), true};
+  if (!run.is_resumed && options.newest && number > 0) run = {run_path(options, number), true};
   while (run.path.empty()) {
-    const std::string path = path_of(options, ++number);
+    const std::string path = run_path(options, ++number);
     if (::mkdir(path.c_str(), 0777) == 0)
       run.path = path;
     else if (errno != EEXIST)
       throw base::SystemError("cannot make the run's folder " + path, errno);
   }
-  if (job_of(run.path) != options.job) replace_file(run.path + kJobFile, options.job);
+  if (read_job(run.path) != options.job) replace_file(run.path + kJobFile, options.job);
   return run;
 }
 

@@ -15,8 +15,8 @@ struct RunFolderOptions {
 };
 
 struct RunFolder {
-  std::string path;      ///< "runs/mnist-2"
-  bool goes_on = false;  ///< it was there
+  std::string path;         ///< "runs/mnist-2"
+  bool is_resumed = false;  ///< it was there
 };
 
 /// Finds it or makes it, and writes the job's name into it. One that was made anew by this call is no other run's,

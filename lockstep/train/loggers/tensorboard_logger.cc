@@ -5,8 +5,8 @@
 #include <atomic>
 #include <ctime>
 
-#include "lockstep/train/loggers/tfrecord.h"
 #include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/tfrecord.h"
 
 namespace lockstep::train {
 namespace {
@@ -49,7 +49,7 @@ enum { kSize = 1 };
 }
 
 /// Two loggers of a process and second have files of their own.
-std::string file_name() {
+std::string event_file_name() {
   static std::atomic<int> count = 0;
   char host[256] = "host";
   ::gethostname(host, sizeof host - 1);
@@ -57,78 +57,82 @@ std::string file_name() {
          "." + std::to_string(count++);
 }
 
-Message value_named(const std::string& name) { return std::move(Message().bytes(value::kTag, valid_utf8(name))); }
-Message summary_of(const Message& one) { return std::move(Message().message(summary::kValue, one)); }
+ProtoMessage make_value(const std::string& name) {
+  return std::move(ProtoMessage().bytes(value::kTag, replace_invalid_utf8(name)));
+}
+ProtoMessage make_summary(const ProtoMessage& one) { return std::move(ProtoMessage().message(summary::kValue, one)); }
 
 }  // namespace
 
 TensorBoardLogger::TensorBoardLogger(const std::string& folder, std::optional<std::int64_t> first_step)
-    : file_(folder + "/" + file_name()), first_step_(first_step) {}
+    : file_(folder + "/" + event_file_name()), first_step_(first_step) {}
 
-void TensorBoardLogger::begin(const Moment& at) {
+void TensorBoardLogger::begin(const LogTimestamp& at) {
   const auto event_at = [&](std::int64_t step) {
     return std::move(
-        Message().float64(event::kTime, at.seconds).number(event::kStep, static_cast<std::uint64_t>(step)));
+        ProtoMessage().add_double(event::kTime, at.seconds).number(event::kStep, static_cast<std::uint64_t>(step)));
   };
   std::string head = event_record(event_at(0).bytes(event::kFileVersion, "brain.Event:2").text());
   if (first_step_)
-    head += event_record(event_at(*first_step_)
-                             .message(event::kSessionLog, Message().number(session_log::kStatus, session_log::kStart))
-                             .text());
+    head +=
+        event_record(event_at(*first_step_)
+                         .message(event::kSessionLog, ProtoMessage().number(session_log::kStatus, session_log::kStart))
+                         .text());
   file_.append(head);
   file_.flush();  // a file without a beginning is none: what comes is written when this is there
-  begun_ = true;
+  has_header_ = true;
 }
 
-void TensorBoardLogger::write(const Moment& at, const Message& summary) {
-  if (!begun_) begin(at);
-  file_.append(event_record(Message()
-                                .float64(event::kTime, at.seconds)
+void TensorBoardLogger::write(const LogTimestamp& at, const ProtoMessage& summary) {
+  if (!has_header_) begin(at);
+  file_.append(event_record(ProtoMessage()
+                                .add_double(event::kTime, at.seconds)
                                 .number(event::kStep, static_cast<std::uint64_t>(at.step))
                                 .message(event::kSummary, summary)
                                 .text()));
 }
 
-void TensorBoardLogger::scalars(const Moment& at, const NamedValues& values) {
-  Message all;
+void TensorBoardLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
+  ProtoMessage all;
   for (const auto& [name, number] : values)
-    all.message(summary::kValue, value_named(name).float32(value::kSimple, static_cast<float>(number)));
+    all.message(summary::kValue, make_value(name).add_float(value::kSimple, static_cast<float>(number)));
   write(at, all);
 }
 
-void TensorBoardLogger::text(const Moment& at, const std::string& name, const std::string& text) {
-  const Message kind = std::move(Message().message(metadata::kPlugin, Message().bytes(plugin::kName, "text")));
-  const Message one = std::move(Message().message(shape::kDim, Message().number(dim::kSize, 1)));
-  const Message strings = std::move(Message()
-                                        .number(tensor::kType, tensor::kString)
-                                        .message(tensor::kShape, one)
-                                        .bytes(tensor::kStrings, valid_utf8(text)));
-  write(at, summary_of(value_named(name).message(value::kTensor, strings).message(value::kMetadata, kind)));
+void TensorBoardLogger::text(const LogTimestamp& at, const std::string& name, const std::string& text) {
+  const ProtoMessage kind =
+      std::move(ProtoMessage().message(metadata::kPlugin, ProtoMessage().bytes(plugin::kName, "text")));
+  const ProtoMessage one = std::move(ProtoMessage().message(shape::kDim, ProtoMessage().number(dim::kSize, 1)));
+  const ProtoMessage strings = std::move(ProtoMessage()
+                                             .number(tensor::kType, tensor::kString)
+                                             .message(tensor::kShape, one)
+                                             .bytes(tensor::kStrings, replace_invalid_utf8(text)));
+  write(at, make_summary(make_value(name).message(value::kTensor, strings).message(value::kMetadata, kind)));
 }
 
-void TensorBoardLogger::histogram(const Moment& at, const std::string& name, const Histogram& histogram) {
-  const Message numbers =
-      std::move(Message()
-                    .float64(histogram_proto::kMin, histogram.min)
-                    .float64(histogram_proto::kMax, histogram.max)
-                    .float64(histogram_proto::kNum, static_cast<double>(histogram.num_finite))
-                    .float64(histogram_proto::kSum, histogram.sum)
-                    .float64(histogram_proto::kSumSquares, histogram.sum_squares)
-                    .float64s(histogram_proto::kLimits, histogram.limits)
-                    .float64s(histogram_proto::kCounts, {histogram.counts.begin(), histogram.counts.end()}));
-  if (histogram.num_finite > 0) write(at, summary_of(value_named(name).message(value::kHistogram, numbers)));
+void TensorBoardLogger::histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) {
+  const ProtoMessage numbers =
+      std::move(ProtoMessage()
+                    .add_double(histogram_proto::kMin, histogram.min)
+                    .add_double(histogram_proto::kMax, histogram.max)
+                    .add_double(histogram_proto::kNum, static_cast<double>(histogram.num_finite))
+                    .add_double(histogram_proto::kSum, histogram.sum)
+                    .add_double(histogram_proto::kSumSquares, histogram.sum_squares)
+                    .add_doubles(histogram_proto::kLimits, histogram.limits)
+                    .add_doubles(histogram_proto::kCounts, {histogram.counts.begin(), histogram.counts.end()}));
+  if (histogram.num_finite > 0) write(at, make_summary(make_value(name).message(value::kHistogram, numbers)));
   const std::int64_t others = histogram.num_nan + histogram.num_infinite;
-  if (others > 0) scalars(at, {{name + "/not_finite", static_cast<double>(others)}});
+  if (others > 0) log_scalars(at, {{name + "/not_finite", static_cast<double>(others)}});
 }
 
-void TensorBoardLogger::image(const Moment& at, const std::string& name, const Image& image) {
+void TensorBoardLogger::image(const LogTimestamp& at, const std::string& name, const Image& image) {
   const auto number = [](int count) { return static_cast<std::uint64_t>(count); };
-  const Message pixels = std::move(Message()
-                                       .number(image::kHeight, number(image.height))
-                                       .number(image::kWidth, number(image.width))
-                                       .number(image::kChannels, number(image.channels))
-                                       .bytes(image::kEncoded, png_of(image)));
-  write(at, summary_of(value_named(name).message(value::kImage, pixels)));
+  const ProtoMessage pixels = std::move(ProtoMessage()
+                                            .number(image::kHeight, number(image.height))
+                                            .number(image::kWidth, number(image.width))
+                                            .number(image::kChannels, number(image.channels))
+                                            .bytes(image::kEncoded, encode_png(image)));
+  write(at, make_summary(make_value(name).message(value::kImage, pixels)));
 }
 
 void TensorBoardLogger::flush() { file_.flush(); }

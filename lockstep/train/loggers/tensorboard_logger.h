@@ -8,7 +8,7 @@
 
 namespace lockstep::train {
 
-class Message;
+class ProtoMessage;
 
 /// A file of its own for each run in a folder, events.out.tfevents.TIME.HOST.PID.N, which is how TensorBoard wants it:
 /// it shows all of them as one. Numbers are float32 there, as from Python. NaN and the infinities are numbers like
@@ -19,19 +19,19 @@ class TensorBoardLogger final : public Logger {
   /// nothing yet.
   TensorBoardLogger(const std::string& folder, std::optional<std::int64_t> first_step);
 
-  void scalars(const Moment& at, const NamedValues& values) override;
-  void text(const Moment& at, const std::string& name, const std::string& text) override;
-  void histogram(const Moment& at, const std::string& name, const Histogram& histogram) override;
-  void image(const Moment& at, const std::string& name, const Image& image) override;
+  void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
+  void text(const LogTimestamp& at, const std::string& name, const std::string& text) override;
+  void histogram(const LogTimestamp& at, const std::string& name, const Histogram& histogram) override;
+  void image(const LogTimestamp& at, const std::string& name, const Image& image) override;
   void flush() override;
 
  private:
-  void write(const Moment& at, const Message& summary);
-  void begin(const Moment& at);
+  void write(const LogTimestamp& at, const ProtoMessage& summary);
+  void begin(const LogTimestamp& at);
 
   RecordFile file_;
   std::optional<std::int64_t> first_step_;
-  bool begun_ = false;
+  bool has_header_ = false;
 };
 
 }  // namespace lockstep::train

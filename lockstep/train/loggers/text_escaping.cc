@@ -4,7 +4,7 @@
 
 namespace lockstep::train {
 
-std::string valid_utf8(std::string_view text) {
+std::string replace_invalid_utf8(std::string_view text) {
   std::string valid;
   while (!text.empty()) {
     const std::size_t length = base::utf8_length(text);
@@ -17,9 +17,9 @@ std::string valid_utf8(std::string_view text) {
   return valid;
 }
 
-std::string escaped(std::string_view text) {
+std::string escape_xml(std::string_view text) {
   std::string result;
-  for (const char c : valid_utf8(text)) {
+  for (const char c : replace_invalid_utf8(text)) {
     switch (c) {
       case '&': result += "&amp;"; break;
       case '<': result += "&lt;"; break;

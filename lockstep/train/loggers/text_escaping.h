@@ -7,10 +7,10 @@
 namespace lockstep::train {
 
 /// What is no UTF-8 becomes U+FFFD.
-std::string valid_utf8(std::string_view text);
+std::string replace_invalid_utf8(std::string_view text);
 
 /// As the content or an attribute of an element of HTML or XML: & < > " ' escaped, what XML has no place for left out,
 /// and valid UTF-8.
-std::string escaped(std::string_view text);
+std::string escape_xml(std::string_view text);
 
 }  // namespace lockstep::train

@@ -17,22 +17,24 @@ std::string event_record(std::string_view message);
 
 /// A message of protobuf as it grows. Numbers of fields are those of TensorFlow's event.proto, summary.proto and
 /// tensor.proto.
-class Message {
+class ProtoMessage {
  public:
-  Message& number(int field, std::uint64_t value);  // int32, int64, enum
-  Message& float32(int field, float value);
-  Message& float64(int field, double value);
-  Message& bytes(int field, std::string_view value);  // string, bytes, or a message
-  Message& message(int field, const Message& value) { return bytes(field, value.text_); }
-  Message& float64s(int field, const std::vector<double>& values);  // packed
-  const std::string& text() const { return text_; }
+  ProtoMessage& number(int field, std::uint64_t value);  // int32, int64, enum
+  ProtoMessage& add_float(int field, float value);
+  ProtoMessage& add_double(int field, double value);
+  ProtoMessage& bytes(int field, std::string_view value);  // string, bytes, or a message
+  ProtoMessage& message(int field, const ProtoMessage& value) { return bytes(field, value.serialized_); }
+  ProtoMessage& add_doubles(int field, const std::vector<double>& values);  // packed
+  const std::string& text() const { return serialized_; }
 
  private:
-  void varint(std::uint64_t value);
-  void key(int field, int wire) { varint(static_cast<std::uint64_t>(field) << 3 | static_cast<std::uint64_t>(wire)); }
+  void append_varint(std::uint64_t value);
+  void append_tag(int field, int wire_type) {
+    append_varint(static_cast<std::uint64_t>(field) << 3 | static_cast<std::uint64_t>(wire_type));
+  }
   template <typename Number>
-  void raw(Number value);
-  std::string text_;
+  void append_raw(Number value);
+  std::string serialized_;
 };
 
 }  // namespace lockstep::train

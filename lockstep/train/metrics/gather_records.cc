@@ -8,7 +8,7 @@ std::vector<RankRecord> gather_records(comm::Group& world, const RankRecord& min
   const std::vector<std::string> texts = world.all_gather_bytes(to_text(mine), {.name = "records of the report"});
   std::vector<RankRecord> records;
   if (world.rank() == 0)
-    for (const std::string& text : texts) records.push_back(rank_record_of(text));
+    for (const std::string& text : texts) records.push_back(rank_record_from_text(text));
   return records;
 }
 

@@ -14,21 +14,21 @@ namespace lockstep::train {
 namespace {
 
 /// Of one element. item() goes through the dispatcher: some microseconds a step when kernels have taken the caches.
-double value_of(const at::Tensor& mean) {
-  const bool as_it_lies =
+double scalar_value(const at::Tensor& mean) {
+  const bool is_plain_float =
       mean.scalar_type() == at::kFloat && mean.layout() == at::kStrided && !mean.is_neg() && !mean._is_zerotensor();
-  return as_it_lies ? static_cast<double>(*mean.const_data_ptr<float>()) : mean.item<double>();
+  return is_plain_float ? static_cast<double>(*mean.const_data_ptr<float>()) : mean.item<double>();
 }
 
 }  // namespace
 
-Metrics::Kept& Metrics::kept(const std::string& name, double count) {
+Metrics::Entry& Metrics::find_or_add(const std::string& name, double count) {
   if (name.empty() || name.find('\n') != std::string::npos)
     throw base::UsageError("Metrics: the name \"" + name +
                            "\" is empty or has a line break; allowed are names of one line");
   if (!(count > 0))
     throw base::UsageError("Metrics: " + name + " has the count " + std::to_string(count) + "; allowed is more than 0");
-  return kept_[name];
+  return entries_[name];
 }
 
 void Metrics::add(const std::string& name, const at::Tensor& mean, double count) {
@@ -37,28 +37,29 @@ void Metrics::add(const std::string& name, const at::Tensor& mean, double count)
         "Metrics: " + name + " is " +
         (mean.defined() ? "a tensor of " + std::to_string(mean.numel()) + " elements" : "an undefined tensor") +
         "; allowed is one element, the mean over samples");
-  if (mean.is_cpu()) return add(name, value_of(mean), count);
-  Kept& entry = kept(name, count);
+  if (mean.is_cpu()) return add(name, scalar_value(mean), count);
+  Entry& entry = find_or_add(name, count);
   const at::NoGradGuard no_grad;
   const at::Tensor value = mean.detach().reshape({}).to(at::kDouble);
-  if (!entry.on_device.defined())
-    entry.on_device = value * count;
+  if (!entry.device_sum.defined())
+    entry.device_sum = value * count;
   else
-    entry.on_device.add_(value.to(entry.on_device.device()), count);
+    entry.device_sum.add_(value.to(entry.device_sum.device()), count);
   entry.sum.count += count;
 }
 
 void Metrics::add(const std::string& name, double mean, double count) {
-  Kept& entry = kept(name, count);
-  if (!std::isfinite(mean) && std::find(not_finite_.begin(), not_finite_.end(), name) == not_finite_.end())
-    not_finite_.push_back(name);
+  Entry& entry = find_or_add(name, count);
+  if (!std::isfinite(mean) &&
+      std::find(non_finite_names_.begin(), non_finite_names_.end(), name) == non_finite_names_.end())
+    non_finite_names_.push_back(name);
   entry.sum.sum += mean * count;
   entry.sum.count += count;
 }
 
 void Metrics::add(const std::map<std::string, Sum>& sums) {
   for (const auto& [name, sum] : sums) {
-    Kept& entry = kept(name, sum.count);
+    Entry& entry = find_or_add(name, sum.count);
     entry.sum.sum += sum.sum;
     entry.sum.count += sum.count;
   }
@@ -66,9 +67,9 @@ void Metrics::add(const std::map<std::string, Sum>& sums) {
 
 std::map<std::string, Metrics::Sum> Metrics::sums() const {
   std::map<std::string, Sum> sums;
-  for (const auto& [name, entry] : kept_) {
+  for (const auto& [name, entry] : entries_) {
     sums[name] = entry.sum;
-    if (entry.on_device.defined()) sums[name].sum += entry.on_device.item<double>();
+    if (entry.device_sum.defined()) sums[name].sum += entry.device_sum.item<double>();
   }
   return sums;
 }

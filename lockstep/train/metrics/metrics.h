@@ -35,21 +35,21 @@ class Metrics {
   std::map<std::string, Sum> sums() const;
   /// Adds those that another time or place has measured, as from a checkpoint.
   void add(const std::map<std::string, Sum>& sums);
-  void clear() { kept_.clear(); }
-  bool empty() const { return kept_.empty(); }
+  void clear() { entries_.clear(); }
+  bool empty() const { return entries_.empty(); }
 
   /// The names whose values were infinite or NaN when they were added, each once, and not those on a device; they are
   /// not asked for twice.
-  std::vector<std::string> take_not_finite() { return std::exchange(not_finite_, {}); }
+  std::vector<std::string> take_non_finite_names() { return std::exchange(non_finite_names_, {}); }
 
  private:
-  struct Kept {
-    Sum sum;               // of numbers; and of tensors their count
-    at::Tensor on_device;  // double, the sum of tensors; undefined when there was none
+  struct Entry {
+    Sum sum;                // of numbers; and of tensors their count
+    at::Tensor device_sum;  // double, the sum of tensors; undefined when there was none
   };
-  Kept& kept(const std::string& name, double count);
-  std::map<std::string, Kept> kept_;
-  std::vector<std::string> not_finite_;
+  Entry& find_or_add(const std::string& name, double count);
+  std::map<std::string, Entry> entries_;
+  std::vector<std::string> non_finite_names_;
 };
 
 /// Means over all ranks, by name, those that no rank has measured left out. All ranks call it alike, in one exchange,

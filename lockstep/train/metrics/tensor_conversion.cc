@@ -9,7 +9,7 @@
 namespace lockstep::train {
 namespace {
 
-[[noreturn]] void refuse(const char* what, const at::Tensor& tensor, const char* allowed) {
+[[noreturn]] void throw_unsupported(const char* what, const at::Tensor& tensor, const char* allowed) {
   std::ostringstream text;
   text << what << " of " << tensor.scalar_type() << tensor.sizes() << "; allowed " << allowed;
   throw base::UsageError(text.str());
@@ -17,24 +17,25 @@ namespace {
 
 }  // namespace
 
-Histogram histogram_of(const at::Tensor& tensor) {
-  if (tensor.is_complex()) refuse("a histogram", tensor, "are real numbers");
+Histogram make_histogram(const at::Tensor& tensor) {
+  if (tensor.is_complex()) throw_unsupported("a histogram", tensor, "are real numbers");
   const at::NoGradGuard no_grad;
   const bool wide =
       tensor.scalar_type() == at::kDouble || tensor.scalar_type() == at::kLong || tensor.scalar_type() == at::kInt;
   const at::Tensor here = tensor.detach().to(at::kCPU, wide ? at::kDouble : at::kFloat).contiguous();
   const auto count = static_cast<std::size_t>(here.numel());
-  return wide ? histogram_of(std::span(here.const_data_ptr<double>(), count))
-              : histogram_of(std::span(here.const_data_ptr<float>(), count));
+  return wide ? make_histogram(std::span(here.const_data_ptr<double>(), count))
+              : make_histogram(std::span(here.const_data_ptr<float>(), count));
 }
 
-Image image_of(const at::Tensor& tensor) {
+Image make_image(const at::Tensor& tensor) {
   const bool bytes = tensor.scalar_type() == at::kByte;
   const at::Tensor planes = tensor.dim() == 2 ? tensor.unsqueeze(0) : tensor;
   if (planes.dim() != 3 || (!bytes && !tensor.is_floating_point()) ||
       (planes.size(0) != 1 && planes.size(0) != 3 && planes.size(0) != 4) || tensor.numel() == 0)
-    refuse("an image", tensor,
-           "is [channels, height, width] or [height, width] of uint8 or floating point, of 1, 3 or 4 channels");
+    throw_unsupported(
+        "an image", tensor,
+        "is [channels, height, width] or [height, width] of uint8 or floating point, of 1, 3 or 4 channels");
   const at::NoGradGuard no_grad;
   at::Tensor pixels = planes.detach().permute({1, 2, 0});
   if (!bytes) pixels = pixels.to(at::kFloat).nan_to_num(0).clamp(0, 1).mul(255).round().to(at::kByte);

@@ -14,9 +14,9 @@ namespace {
 // Units of the drawing; on a phone of 360 points one is about one point.
 constexpr double kWidth = 340, kHeight = 190;
 constexpr double kLeft = 44, kRight = 10, kTop = 8, kBottom = 22;
-constexpr double kWideRange = 50;  // above it the axis is logarithmic
+constexpr double kLogScaleRatio = 50;  // above it the axis is logarithmic
 
-std::string format(double number) {
+std::string format_coordinate(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", number);
   std::string_view shorter = text;
@@ -30,16 +30,16 @@ struct Axis {
   double begin, end;  // the places of these
   bool logarithmic = false;
 
-  double place(double number) const {
+  double position(double number) const {
     const double part = logarithmic ? std::log(number / low) / std::log(high / low) : (number - low) / (high - low);
     return begin + std::clamp(part, 0.0, 1.0) * (end - begin);
   }
 };
 
-struct Range {
+struct ValueRange {
   double low = std::numeric_limits<double>::infinity();
   double high = -std::numeric_limits<double>::infinity();
-  void take(double number) {
+  void include(double number) {
     low = std::min(low, number);
     high = std::max(high, number);
   }
@@ -55,32 +55,32 @@ std::vector<double> decades(double low, double high) {
 }
 
 std::string text_at(double x, double y, const char* anchor, const std::string& text) {
-  return "<text x=\"" + format(x) + "\" y=\"" + format(y) + "\" text-anchor=\"" + anchor + "\">" + escaped(text) +
-         "</text>";
+  return "<text x=\"" + format_coordinate(x) + "\" y=\"" + format_coordinate(y) + "\" text-anchor=\"" + anchor + "\">" +
+         escape_xml(text) + "</text>";
 }
 
-std::string grid(const Axis& across, const Axis& up, const std::vector<double>& steps,
-                 const std::vector<double>& numbers) {
+std::string draw_grid(const Axis& across, const Axis& up, const std::vector<double>& steps,
+                      const std::vector<double>& numbers) {
   std::string svg;
   for (const double number : numbers) {
-    const double y = up.place(number);
-    svg += "<path class=\"grid\" d=\"M" + format(kLeft) + " " + format(y) + "H" + format(kWidth - kRight) + "\"/>" +
-           text_at(kLeft - 5, y + 3.5, "end", short_number(number));
+    const double y = up.position(number);
+    svg += "<path class=\"grid\" d=\"M" + format_coordinate(kLeft) + " " + format_coordinate(y) + "H" +
+           format_coordinate(kWidth - kRight) + "\"/>" + text_at(kLeft - 5, y + 3.5, "end", format_short(number));
   }
   for (const double step : steps) {
     if (step < across.low || step > across.high) continue;
-    const double x = across.place(step);
+    const double x = across.position(step);
     const char* anchor = x > kWidth - kRight - 12 ? "end" : "middle";
-    svg += text_at(anchor[0] == 'e' ? kWidth - 2 : x, kHeight - 7, anchor, short_number(step));
+    svg += text_at(anchor[0] == 'e' ? kWidth - 2 : x, kHeight - 7, anchor, format_short(step));
   }
   return svg;
 }
 
-Axis steps_axis(const std::vector<ChartLine>& lines) {
-  Range range;
-  for (const ChartLine& line : lines)
-    for (const CurvePoint& point : line.points) {
-      range.take(point.step());
+Axis steps_axis(const std::vector<ChartSeries>& lines) {
+  ValueRange range;
+  for (const ChartSeries& series : lines)
+    for (const CurvePoint& point : series.points) {
+      range.include(point.step());
     }
   if (range.empty()) range = {0, 1};
   if (range.low == range.high) range.high = range.low + 1;
@@ -94,62 +94,64 @@ std::vector<double> step_ticks(const Axis& across) {
 }
 
 std::string open_svg(const std::string& label) {
-  return "<svg viewBox=\"0 0 " + format(kWidth) + " " + format(kHeight) + "\" role=\"img\" aria-label=\"" +
-         escaped(label) + "\">";
+  return "<svg viewBox=\"0 0 " + format_coordinate(kWidth) + " " + format_coordinate(kHeight) +
+         "\" role=\"img\" aria-label=\"" + escape_xml(label) + "\">";
 }
 
-std::string names_of(const std::vector<ChartLine>& lines) {
+std::string series_names(const std::vector<ChartSeries>& lines) {
   std::string names;
-  for (const ChartLine& line : lines) names += (names.empty() ? "" : ", ") + line.name;
+  for (const ChartSeries& series : lines) names += (names.empty() ? "" : ", ") + series.name;
   return names;
 }
 
 /// A path through all finite points; it begins anew behind a gap.
-std::string path_of(const ChartLine& line, const Axis& across, const Axis& up) {
+std::string svg_path(const ChartSeries& series, const Axis& across, const Axis& up) {
   std::string path;
   bool pen_up = true;
-  for (const CurvePoint& point : line.points) {
+  for (const CurvePoint& point : series.points) {
     if (point.num_finite > 0)
-      path += (pen_up ? "M" : "L") + format(across.place(point.step())) + " " + format(up.place(point.mean()));
+      path += (pen_up ? "M" : "L") + format_coordinate(across.position(point.step())) + " " +
+              format_coordinate(up.position(point.mean()));
     pen_up = point.num_finite == 0;
   }
   return path;
 }
 
-std::string band_of(const ChartLine& line, const Axis& across, const Axis& up) {
+std::string svg_band(const ChartSeries& series, const Axis& across, const Axis& up) {
   std::string upper, lower;
-  for (const CurvePoint& point : line.points) {
+  for (const CurvePoint& point : series.points) {
     if (point.num_finite == 0) continue;
-    const std::string x = format(across.place(point.step())) + " ";
-    upper += (upper.empty() ? "M" : "L") + x + format(up.place(point.max));
-    lower = "L" + x + format(up.place(point.min)) + lower;
+    const std::string x = format_coordinate(across.position(point.step())) + " ";
+    upper += (upper.empty() ? "M" : "L") + x + format_coordinate(up.position(point.max));
+    lower = "L" + x + format_coordinate(up.position(point.min)) + lower;
   }
   return upper + lower + "Z";
 }
 
-std::string draw_line(const ChartLine& line, std::size_t number, const Axis& across, const Axis& up) {
+std::string draw_series(const ChartSeries& series, std::size_t number, const Axis& across, const Axis& up) {
   std::string svg;
-  const bool has_band = std::any_of(line.points.begin(), line.points.end(),
+  const bool has_band = std::any_of(series.points.begin(), series.points.end(),
                                     [](const CurvePoint& p) { return p.num_finite > 0 && p.min < p.max; });
-  if (has_band) svg += "<path class=\"band " + colour_class(number) + "\" d=\"" + band_of(line, across, up) + "\"/>";
-  svg += "<path class=\"line " + colour_class(number) + "\" d=\"" + path_of(line, across, up) + "\"/>";
+  if (has_band) svg += "<path class=\"band " + color_class(number) + "\" d=\"" + svg_band(series, across, up) + "\"/>";
+  svg += "<path class=\"line " + color_class(number) + "\" d=\"" + svg_path(series, across, up) + "\"/>";
   const auto finite =
-      std::count_if(line.points.begin(), line.points.end(), [](const CurvePoint& p) { return p.num_finite > 0; });
-  for (const CurvePoint& point : line.points) {
-    const std::string x = format(across.place(point.step()));
+      std::count_if(series.points.begin(), series.points.end(), [](const CurvePoint& p) { return p.num_finite > 0; });
+  for (const CurvePoint& point : series.points) {
+    const std::string x = format_coordinate(across.position(point.step()));
     if (finite == 1 && point.num_finite > 0)
-      svg += "<circle class=\"dot " + colour_class(number) + "\" r=\"3\" cx=\"" + x + "\" cy=\"" +
-             format(up.place(point.mean())) + "\"/>";
-    if (point.num_others > 0) svg += "<path class=\"bad\" d=\"M" + x + " " + format(kHeight - kBottom) + "v-6\"/>";
+      svg += "<circle class=\"dot " + color_class(number) + "\" r=\"3\" cx=\"" + x + "\" cy=\"" +
+             format_coordinate(up.position(point.mean())) + "\"/>";
+    if (point.num_non_finite > 0)
+      svg += "<path class=\"bad\" d=\"M" + x + " " + format_coordinate(kHeight - kBottom) + "v-6\"/>";
   }
   return svg;
 }
 
 }  // namespace
 
-std::string colour_class(std::size_t number) { return "c" + std::to_string(number % 8); }
+std::string color_class(std::size_t number) { return "c" + std::to_string(number % 8); }
 
-std::string short_number(double number) {
+std::string format_short(double number) {
   const double size = std::abs(number);
   char text[32];
   if (size >= 1e4 && size < 1e12) {
@@ -173,49 +175,49 @@ std::vector<double> axis_ticks(double low, double high, int count) {
   return ticks;
 }
 
-std::string line_chart(const std::vector<ChartLine>& lines) {
-  Range range;
-  for (const ChartLine& line : lines)
-    for (const CurvePoint& point : line.points) {
+std::string line_chart(const std::vector<ChartSeries>& lines) {
+  ValueRange range;
+  for (const ChartSeries& series : lines)
+    for (const CurvePoint& point : series.points) {
       if (point.num_finite == 0) continue;
-      range.take(point.min);
-      range.take(point.max);
+      range.include(point.min);
+      range.include(point.max);
     }
   if (range.empty()) range = {0, 1};
   if (range.low == range.high)
     range = {range.low - (range.low == 0 ? 1 : std::abs(range.low) / 2),
              range.high + (range.high == 0 ? 1 : std::abs(range.high) / 2)};
-  const bool logarithmic = range.low > 0 && range.high / range.low > kWideRange;
+  const bool logarithmic = range.low > 0 && range.high / range.low > kLogScaleRatio;
   const std::vector<double> numbers =
       logarithmic ? decades(range.low, range.high) : axis_ticks(range.low, range.high, 4);
   const Axis up{numbers.front(), numbers.back(), kHeight - kBottom, kTop, logarithmic};
   const Axis across = steps_axis(lines);
-  std::string svg = open_svg(names_of(lines)) + grid(across, up, step_ticks(across), numbers);
-  for (std::size_t i = 0; i < lines.size(); ++i) svg += draw_line(lines[i], i, across, up);
+  std::string svg = open_svg(series_names(lines)) + draw_grid(across, up, step_ticks(across), numbers);
+  for (std::size_t i = 0; i < lines.size(); ++i) svg += draw_series(lines[i], i, across, up);
   return svg + "</svg>";
 }
 
-std::string stacked_chart(const std::vector<ChartLine>& lines) {
+std::string stacked_chart(const std::vector<ChartSeries>& lines) {
   std::size_t count = lines.empty() ? 0 : lines.front().points.size();
-  for (const ChartLine& line : lines) count = std::min(count, line.points.size());
+  for (const ChartSeries& series : lines) count = std::min(count, series.points.size());
   std::vector<double> sums(count, 0);
-  for (const ChartLine& line : lines)
-    for (std::size_t i = 0; i < count; ++i) sums[i] += std::max(0.0, line.points[i].mean());
+  for (const ChartSeries& series : lines)
+    for (std::size_t i = 0; i < count; ++i) sums[i] += std::max(0.0, series.points[i].mean());
   const double most = count == 0 ? 1 : *std::max_element(sums.begin(), sums.end());
   const std::vector<double> numbers = axis_ticks(0, most > 0 ? most : 1, 4);
   const Axis up{0, numbers.back(), kHeight - kBottom, kTop};
   const Axis across = steps_axis(lines);
-  std::string svg = open_svg(names_of(lines)) + grid(across, up, step_ticks(across), numbers);
+  std::string svg = open_svg(series_names(lines)) + draw_grid(across, up, step_ticks(across), numbers);
   std::vector<double> below(count, 0);
   for (std::size_t n = 0; n < lines.size() && count > 0; ++n) {
     std::string upper, lower;
     for (std::size_t i = 0; i < count; ++i) {
-      const std::string x = format(across.place(lines[n].points[i].step())) + " ";
-      lower = "L" + x + format(up.place(below[i])) + lower;
+      const std::string x = format_coordinate(across.position(lines[n].points[i].step())) + " ";
+      lower = "L" + x + format_coordinate(up.position(below[i])) + lower;
       below[i] += std::max(0.0, lines[n].points[i].mean());
-      upper += (upper.empty() ? "M" : "L") + x + format(up.place(below[i]));
+      upper += (upper.empty() ? "M" : "L") + x + format_coordinate(up.position(below[i]));
     }
-    svg += "<path class=\"area " + colour_class(n) + "\" d=\"" + upper + lower + "Z\"/>";
+    svg += "<path class=\"area " + color_class(n) + "\" d=\"" + upper + lower + "Z\"/>";
   }
   return svg + "</svg>";
 }

@@ -8,7 +8,7 @@
 namespace lockstep::train {
 namespace {
 
-std::int64_t offset_between(const RankRecord& one, const RankRecord& other) {
+std::int64_t estimate_offset(const RankRecord& one, const RankRecord& other) {
   std::map<std::pair<std::string, std::uint64_t>, std::int64_t> ends;
   for (const OperationSpan& span : one.operations)
     if (!span.channel.empty() && span.kind != "send" && span.kind != "recv")
@@ -32,7 +32,7 @@ std::vector<std::int64_t> clock_offsets(const std::vector<RankRecord>& records) 
   for (const RankRecord& record : records) {
     auto found = known.find(record.clock);
     if (found == known.end())
-      found = known.emplace(record.clock, known.empty() ? 0 : offset_between(records.front(), record)).first;
+      found = known.emplace(record.clock, known.empty() ? 0 : estimate_offset(records.front(), record)).first;
     offsets.push_back(found->second);
   }
   return offsets;

@@ -15,7 +15,7 @@ struct CurvePoint {
   double max = 0;
   double sum = 0;
   std::int64_t num_finite = 0;
-  std::int64_t num_others = 0;  ///< NaN and infinities
+  std::int64_t num_non_finite = 0;  ///< NaN and infinities
 
   double step() const { return (first_step + last_step) / 2; }
   double mean() const { return num_finite > 0 ? sum / static_cast<double>(num_finite) : 0; }
@@ -31,14 +31,14 @@ class Curve {
   Curve() : Curve(400) {}
   explicit Curve(std::size_t max_points) : max_points_((max_points + 1) / 2 * 2) {}
   /// One that was recorded elsewhere.
-  static Curve of(std::vector<CurvePoint> points);
+  static Curve from_points(std::vector<CurvePoint> points);
 
   void add(double step, double value);
   const std::vector<CurvePoint>& points() const { return points_; }
 
  private:
   std::size_t max_points_;
-  std::int64_t per_point_ = 1;
+  std::int64_t values_per_point_ = 1;
   std::vector<CurvePoint> points_;
 };
 

@@ -2,15 +2,15 @@
 
 namespace lockstep::train {
 
-void CurveLogger::scalars(const Moment& at, const NamedValues& values) {
+void CurveLogger::log_scalars(const LogTimestamp& at, const NamedValues& values) {
   for (const auto& [name, value] : values) {
-    auto place = places_.find(name);
-    if (place == places_.end()) {
+    auto place = curve_index_.find(name);
+    if (place == curve_index_.end()) {
       if (curves_.size() == kMaxNames) {
-        if (left_out_.size() < kMaxNames) left_out_.insert(name);
+        if (dropped_names_.size() < kMaxNames) dropped_names_.insert(name);
         continue;
       }
-      place = places_.emplace(name, curves_.size()).first;
+      place = curve_index_.emplace(name, curves_.size()).first;
       curves_.emplace_back(name, Curve());
     }
     curves_[place->second].second.add(static_cast<double>(at.step), value);

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/train/report/curve.h"
 #include "lockstep/train/loggers/logger.h"
+#include "lockstep/train/report/curve.h"
 
 namespace lockstep::train {
 
@@ -18,20 +18,20 @@ class CurveLogger final : public Logger {
   static constexpr std::size_t kMaxNames = 100;
   using Curves = std::vector<std::pair<std::string, Curve>>;  ///< in the order in which names came
 
-  void scalars(const Moment& at, const NamedValues& values) override;
-  void text(const Moment&, const std::string&, const std::string&) override {}
-  void histogram(const Moment&, const std::string&, const Histogram&) override {}
-  void image(const Moment&, const std::string&, const Image&) override {}
+  void log_scalars(const LogTimestamp& at, const NamedValues& values) override;
+  void text(const LogTimestamp&, const std::string&, const std::string&) override {}
+  void histogram(const LogTimestamp&, const std::string&, const Histogram&) override {}
+  void image(const LogTimestamp&, const std::string&, const Image&) override {}
   void flush() override {}
 
   const Curves& curves() const { return curves_; }
   /// Names that found no place, at most kMaxNames.
-  std::size_t num_left_out() const { return left_out_.size(); }
+  std::size_t num_dropped_names() const { return dropped_names_.size(); }
 
  private:
   Curves curves_;
-  std::unordered_map<std::string, std::size_t> places_;
-  std::unordered_set<std::string> left_out_;
+  std::unordered_map<std::string, std::size_t> curve_index_;
+  std::unordered_set<std::string> dropped_names_;
 };
 
 }  // namespace lockstep::train

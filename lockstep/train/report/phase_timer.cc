@@ -10,16 +10,16 @@ std::array<double, kNumPhases> StepTimes::phase_seconds() const {
 }
 
 void PhaseTimer::begin() {
-  now_.begin_ns = base::monotonic_ns();
-  now_.spans.clear();
+  current_.begin_ns = base::monotonic_ns();
+  current_.spans.clear();
 }
 
 const StepTimes& PhaseTimer::end_step() {
-  now_.end_ns = base::monotonic_ns();
-  std::swap(last_, now_);
-  now_.begin_ns = last_.end_ns;
-  now_.spans.clear();
-  return last_;
+  current_.end_ns = base::monotonic_ns();
+  std::swap(finished_, current_);
+  current_.begin_ns = finished_.end_ns;
+  current_.spans.clear();
+  return finished_;
 }
 
 }  // namespace lockstep::train

@@ -51,7 +51,7 @@ class PhaseTimer {
   class [[nodiscard]] In {
    public:
     In(PhaseTimer& timer, Phase phase) : timer_(timer), phase_(phase), begin_ns_(base::monotonic_ns()) {}
-    ~In() { timer_.now_.spans.push_back({phase_, begin_ns_, base::monotonic_ns()}); }
+    ~In() { timer_.current_.spans.push_back({phase_, begin_ns_, base::monotonic_ns()}); }
     In(const In&) = delete;
     In& operator=(const In&) = delete;
 
@@ -65,8 +65,8 @@ class PhaseTimer {
   const StepTimes& end_step();
 
  private:
-  StepTimes now_;
-  StepTimes last_;
+  StepTimes current_;
+  StepTimes finished_;
 };
 
 }  // namespace lockstep::train

@@ -14,7 +14,7 @@
 namespace lockstep::train {
 namespace {
 
-using Json = nlohmann::json;
+using JsonValue = nlohmann::json;
 
 std::string host_name() {
   char name[256] = "";
@@ -23,7 +23,7 @@ std::string host_name() {
 }
 
 /// The monotonic clock is the kernel's, and begins with it.
-std::string clock_name() {
+std::string read_clock_id() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
   return id.empty() ? host_name() : id;
@@ -31,41 +31,41 @@ std::string clock_name() {
 
 std::vector<OperationSpan> operations_since(std::int64_t begin_ns) {
   std::vector<OperationSpan> spans;
-  if (const auto seen = base::look_at_rank(::getpid()))
-    for (const base::FlightSeen& operation : seen->operations)
-      if (operation.finished() && operation.ended >= begin_ns)
+  if (const auto seen = base::find_rank_page(::getpid()))
+    for (const base::OperationRecord& operation : seen->operations)
+      if (operation.is_finished() && operation.ended >= begin_ns)
         spans.push_back({operation.channel, operation.seq, operation.kind, operation.name, operation.bytes,
-                         operation.begun, operation.ended});
-  if (const base::SpanLog* log = base::SpanLog::process())
-    for (base::LoggedSpan& span : log->spans())
+                         operation.started, operation.ended});
+  if (const base::SpanLog* log = base::SpanLog::this_process())
+    for (base::Span& span : log->spans())
       if (span.end_ns >= begin_ns)
         spans.push_back({"", 0, std::move(span.kind), std::move(span.name), span.bytes, span.begin_ns, span.end_ns});
   return spans;
 }
 
-Json to_json(const Curve& curve) {
-  Json points = Json::array();
+JsonValue to_json(const Curve& curve) {
+  JsonValue points = JsonValue::array();
   for (const CurvePoint& p : curve.points())
-    points.push_back({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_others});
+    points.push_back({p.first_step, p.last_step, p.min, p.max, p.sum, p.num_finite, p.num_non_finite});
   return points;
 }
 
-Curve curve_of(const Json& json) {
+Curve curve_from_json(const JsonValue& json) {
   std::vector<CurvePoint> points;
-  for (const Json& p : json) points.push_back({p.at(0), p.at(1), p.at(2), p.at(3), p.at(4), p.at(5), p.at(6)});
-  return Curve::of(std::move(points));
+  for (const JsonValue& p : json) points.push_back({p.at(0), p.at(1), p.at(2), p.at(3), p.at(4), p.at(5), p.at(6)});
+  return Curve::from_points(std::move(points));
 }
 
-Json to_json(const RecordedStep& step) {
-  Json spans = Json::array();
+JsonValue to_json(const StepRecord& step) {
+  JsonValue spans = JsonValue::array();
   for (const PhaseSpan& span : step.times.spans)
     spans.push_back({static_cast<int>(span.phase), span.begin_ns, span.end_ns});
   return {step.step, step.times.begin_ns, step.times.end_ns, spans};
 }
 
-RecordedStep step_of(const Json& json) {
-  RecordedStep step{.step = json.at(0), .times = {.begin_ns = json.at(1), .end_ns = json.at(2), .spans = {}}};
-  for (const Json& span : json.at(3)) {
+StepRecord step_from_json(const JsonValue& json) {
+  StepRecord step{.step = json.at(0), .times = {.begin_ns = json.at(1), .end_ns = json.at(2), .spans = {}}};
+  for (const JsonValue& span : json.at(3)) {
     const int phase = span.at(0);
     if (phase < 0 || phase >= static_cast<int>(kNumPhases))
       throw base::FormatError("a rank's record: phase " + std::to_string(phase));
@@ -74,7 +74,7 @@ RecordedStep step_of(const Json& json) {
   return step;
 }
 
-RankRecord record_of(const Json& json) {
+RankRecord record_from_json(const JsonValue& json) {
   RankRecord record{.rank = json.at("rank"),
                     .host = json.at("host"),
                     .clock = json.at("clock"),
@@ -84,16 +84,16 @@ RankRecord record_of(const Json& json) {
                     .seconds = json.at("seconds"),
                     .phase_seconds = json.at("phase_seconds"),
                     .peak_bytes = json.at("peak_bytes"),
-                    .step_ms = curve_of(json.at("step_ms")),
-                    .cpu_cores = curve_of(json.at("cpu_cores")),
-                    .memory_mib = curve_of(json.at("memory_mib")),
-                    .device_mib = curve_of(json.at("device_mib")),
+                    .step_ms = curve_from_json(json.at("step_ms")),
+                    .cpu_cores = curve_from_json(json.at("cpu_cores")),
+                    .memory_mib = curve_from_json(json.at("memory_mib")),
+                    .device_mib = curve_from_json(json.at("device_mib")),
                     .phase_ms = {},
                     .steps = {},
                     .operations = {}};
-  for (std::size_t i = 0; i < kNumPhases; ++i) record.phase_ms[i] = curve_of(json.at("phase_ms").at(i));
-  for (const Json& step : json.at("steps")) record.steps.push_back(step_of(step));
-  for (const Json& o : json.at("operations"))
+  for (std::size_t i = 0; i < kNumPhases; ++i) record.phase_ms[i] = curve_from_json(json.at("phase_ms").at(i));
+  for (const JsonValue& step : json.at("steps")) record.steps.push_back(step_from_json(step));
+  for (const JsonValue& o : json.at("operations"))
     record.operations.push_back({o.at(0), o.at(1), o.at(2), o.at(3), o.at(4), o.at(5), o.at(6)});
   return record;
 }
@@ -101,61 +101,61 @@ RankRecord record_of(const Json& json) {
 }  // namespace
 
 std::string to_text(const RankRecord& record) {
-  Json json{{"rank", record.rank},
-            {"host", record.host},
-            {"clock", record.clock},
-            {"monotonic_ns", record.monotonic_ns},
-            {"unix_ns", record.unix_ns},
-            {"num_steps", record.num_steps},
-            {"seconds", record.seconds},
-            {"phase_seconds", record.phase_seconds},
-            {"peak_bytes", record.peak_bytes},
-            {"step_ms", to_json(record.step_ms)},
-            {"cpu_cores", to_json(record.cpu_cores)},
-            {"memory_mib", to_json(record.memory_mib)},
-            {"device_mib", to_json(record.device_mib)},
-            {"phase_ms", Json::array()},
-            {"steps", Json::array()},
-            {"operations", Json::array()}};
+  JsonValue json{{"rank", record.rank},
+                 {"host", record.host},
+                 {"clock", record.clock},
+                 {"monotonic_ns", record.monotonic_ns},
+                 {"unix_ns", record.unix_ns},
+                 {"num_steps", record.num_steps},
+                 {"seconds", record.seconds},
+                 {"phase_seconds", record.phase_seconds},
+                 {"peak_bytes", record.peak_bytes},
+                 {"step_ms", to_json(record.step_ms)},
+                 {"cpu_cores", to_json(record.cpu_cores)},
+                 {"memory_mib", to_json(record.memory_mib)},
+                 {"device_mib", to_json(record.device_mib)},
+                 {"phase_ms", JsonValue::array()},
+                 {"steps", JsonValue::array()},
+                 {"operations", JsonValue::array()}};
   for (const Curve& curve : record.phase_ms) json["phase_ms"].push_back(to_json(curve));
-  for (const RecordedStep& step : record.steps) json["steps"].push_back(to_json(step));
+  for (const StepRecord& step : record.steps) json["steps"].push_back(to_json(step));
   for (const OperationSpan& o : record.operations)
     json["operations"].push_back({o.channel, o.seq, o.kind, o.name, o.bytes, o.begin_ns, o.end_ns});
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json.dump(-1, ' ', false, JsonValue::error_handler_t::replace);
 }
 
-RankRecord rank_record_of(const std::string& text) {
+RankRecord rank_record_from_text(const std::string& text) {
   try {
-    return record_of(Json::parse(text));
-  } catch (const Json::exception& error) {
+    return record_from_json(JsonValue::parse(text));
+  } catch (const JsonValue::exception& error) {
     throw base::FormatError(std::string("a rank's record: ") + error.what());
   }
 }
 
 RankRecorder::RankRecorder(const RankRecorderOptions& options)
-    : options_(options), sampled_ns_(base::monotonic_ns()), sampled_(ProcessUse::now()) {
-  if (options.keep_steps < 1 || options.sample_every.count() < 1 || options.curve_points < 2)
+    : options_(options), last_sample_ns_(base::monotonic_ns()), last_sample_(ResourceUsage::now()) {
+  if (options.keep_steps < 1 || options.sample_interval.count() < 1 || options.curve_points < 2)
     throw base::UsageError("RankRecorderOptions: keep_steps is " + std::to_string(options.keep_steps) +
-                           ", sample_every " + std::to_string(options.sample_every.count()) + " ms, curve_points " +
+                           ", sample_every " + std::to_string(options.sample_interval.count()) + " ms, curve_points " +
                            std::to_string(options.curve_points) + "; allowed are at least 1, 1 and 2");
-  if (options.trace) base::SpanLog::switch_on();
+  if (options.trace) base::SpanLog::enable();
   record_.rank = options.rank;
   record_.host = host_name();
-  record_.clock = clock_name();
+  record_.clock = read_clock_id();
   for (Curve* curve : {&record_.step_ms, &record_.cpu_cores, &record_.memory_mib, &record_.device_mib})
     *curve = Curve(options.curve_points);
   record_.phase_ms.fill(Curve(options.curve_points));
 }
 
 void RankRecorder::add(std::int64_t step, const StepTimes& times, std::uint64_t device_bytes) {
-  const auto place = static_cast<double>(step);
+  const auto x = static_cast<double>(step);
   const auto phases = times.phase_seconds();
   ++record_.num_steps;
   record_.seconds += times.seconds();
-  record_.step_ms.add(place, times.seconds() * 1e3);
+  record_.step_ms.add(x, times.seconds() * 1e3);
   for (std::size_t i = 0; i < kNumPhases; ++i) {
     record_.phase_seconds[i] += phases[i];
-    record_.phase_ms[i].add(place, phases[i] * 1e3);
+    record_.phase_ms[i].add(x, phases[i] * 1e3);
   }
   if (static_cast<std::int64_t>(steps_.size()) < options_.keep_steps) {
     steps_.push_back({step, times});
@@ -165,27 +165,27 @@ void RankRecorder::add(std::int64_t step, const StepTimes& times, std::uint64_t 
     steps_.back().step = step;
     steps_.back().times = times;
   }
-  const std::int64_t every_ns = std::chrono::nanoseconds(options_.sample_every).count();
-  if (times.end_ns - sampled_ns_ >= every_ns) sample(step, times.end_ns, device_bytes);
+  const std::int64_t every_ns = std::chrono::nanoseconds(options_.sample_interval).count();
+  if (times.end_ns - last_sample_ns_ >= every_ns) sample(step, times.end_ns, device_bytes);
 }
 
 void RankRecorder::sample(std::int64_t step, std::int64_t now_ns, std::uint64_t device_bytes) {
   constexpr double kMib = 1 << 20;
-  const ProcessUse use = ProcessUse::now();
-  const auto place = static_cast<double>(step);
-  record_.cpu_cores.add(place,
-                        (use.cpu_seconds - sampled_.cpu_seconds) * 1e9 / static_cast<double>(now_ns - sampled_ns_));
-  record_.memory_mib.add(place, static_cast<double>(use.resident_bytes) / kMib);
-  if (device_bytes > 0) record_.device_mib.add(place, static_cast<double>(device_bytes) / kMib);
-  sampled_ = use;
-  sampled_ns_ = now_ns;
+  const ResourceUsage use = ResourceUsage::now();
+  const auto x = static_cast<double>(step);
+  record_.cpu_cores.add(
+      x, (use.cpu_seconds - last_sample_.cpu_seconds) * 1e9 / static_cast<double>(now_ns - last_sample_ns_));
+  record_.memory_mib.add(x, static_cast<double>(use.resident_bytes) / kMib);
+  if (device_bytes > 0) record_.device_mib.add(x, static_cast<double>(device_bytes) / kMib);
+  last_sample_ = use;
+  last_sample_ns_ = now_ns;
 }
 
 RankRecord RankRecorder::record() const {
   RankRecord record = record_;
   record.steps.assign(steps_.begin(), steps_.end());
   record.operations = operations_since(steps_.empty() ? 0 : steps_.front().times.begin_ns);
-  record.peak_bytes = ProcessUse::now().peak_resident_bytes;
+  record.peak_bytes = ResourceUsage::now().peak_resident_bytes;
   record.monotonic_ns = base::monotonic_ns();
   record.unix_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();

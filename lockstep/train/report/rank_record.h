@@ -25,7 +25,7 @@ struct OperationSpan {
   std::int64_t end_ns = 0;
 };
 
-struct RecordedStep {
+struct StepRecord {
   std::int64_t step = 0;
   StepTimes times;
 };
@@ -44,25 +44,25 @@ struct RankRecord {
   // Over the steps.
   Curve step_ms, cpu_cores, memory_mib, device_mib;
   std::array<Curve, kNumPhases> phase_ms;
-  std::vector<RecordedStep> steps;        ///< the newest
+  std::vector<StepRecord> steps;          ///< the newest
   std::vector<OperationSpan> operations;  ///< that were there meanwhile, and have ended
 };
 
 /// As JSON, and back. Throws FormatError, naming the place, for other text.
 std::string to_text(const RankRecord& record);
-RankRecord rank_record_of(const std::string& text);
+RankRecord rank_record_from_text(const std::string& text);
 
 struct RankRecorderOptions {
   int rank = 0;
   std::int64_t keep_steps =
       32;  ///< the newest so many with all their times: a step of the report's timeline, or those of a trace
-  std::chrono::milliseconds sample_every{1000};  ///< CPU and memory of the process
-  std::size_t curve_points = 100;                ///< a curve at most
+  std::chrono::milliseconds sample_interval{1000};  ///< CPU and memory of the process
+  std::size_t curve_points = 100;                   ///< a curve at most
   bool trace = false;  ///< buckets of gradients, too, of transports that have some: gloo, mpi and nccl
 };
 
-/// Every rank has one, whether there will be a report or not: some tens of KB, about 150 ns a step, and what ProcessUse
-/// takes once a second. Used by one thread.
+/// Every rank has one, whether there will be a report or not: some tens of KB, about 150 ns a step, and what
+/// ResourceUsage takes once a second. Used by one thread.
 class RankRecorder {
  public:
   /// Throws UsageError for numbers below 1.
@@ -78,9 +78,9 @@ class RankRecorder {
 
   RankRecorderOptions options_;
   RankRecord record_;  // without its steps and operations
-  std::deque<RecordedStep> steps_;
-  std::int64_t sampled_ns_;
-  ProcessUse sampled_;
+  std::deque<StepRecord> steps_;
+  std::int64_t last_sample_ns_;
+  ResourceUsage last_sample_;
 };
 
 }  // namespace lockstep::train

@@ -5,50 +5,50 @@
 #include <iterator>
 #include <limits>
 
+#include "lockstep/train/loggers/record_file.h"
+#include "lockstep/train/loggers/text_escaping.h"
 #include "lockstep/train/report/chart.h"
 #include "lockstep/train/report/clock_offsets.h"
-#include "lockstep/train/loggers/text_escaping.h"
-#include "lockstep/train/loggers/record_file.h"
 #include "lockstep/train/report/report_css.h"
 #include "lockstep/train/report/timeline.h"
 
 namespace lockstep::train {
 namespace {
 
-constexpr std::size_t kMaxLines = 8;  // of ranks in one drawing: as many as there are colours
+constexpr std::size_t kMaxSeries = 8;  // of ranks in one drawing: as many as there are colours
 constexpr std::size_t kMaxTimelineRows = 16;
 constexpr std::size_t kMaxTableRows = 256;
 
 std::string card(const std::string& title, const std::string& content, bool wide = false) {
-  return std::string("<section") + (wide ? " class=\"wide\"" : "") + "><h2>" + escaped(title) + "</h2>" + content +
+  return std::string("<section") + (wide ? " class=\"wide\"" : "") + "><h2>" + escape_xml(title) + "</h2>" + content +
          "</section>\n";
 }
 
-std::string paragraph(const std::string& text, bool bad = false) {
-  return std::string(bad ? "<p class=\"bad\">" : "<p>") + escaped(text) + "</p>";
+std::string paragraph(const std::string& text, bool num_bad_values = false) {
+  return std::string(num_bad_values ? "<p class=\"bad\">" : "<p>") + escape_xml(text) + "</p>";
 }
 
-std::string key_of(const std::vector<ChartLine>& lines) {
+std::string make_legend(const std::vector<ChartSeries>& lines) {
   if (lines.size() < 2) return "";
   std::string key;
   for (std::size_t i = 0; i < lines.size(); ++i)
-    key += "<span><i class=\"" + colour_class(i) + "\"></i>" + escaped(lines[i].name) + "</span>";
+    key += "<span><i class=\"" + color_class(i) + "\"></i>" + escape_xml(lines[i].name) + "</span>";
   return "<div class=\"key\">" + key + "</div>";
 }
 
-struct Summary {
+struct CurveSummary {
   double last = 0;
   double least = std::numeric_limits<double>::infinity();
   double most = -std::numeric_limits<double>::infinity();
-  std::int64_t num_bad = 0;
-  const CurvePoint* first_bad = nullptr;
+  std::int64_t num_non_finite = 0;
+  const CurvePoint* first_non_finite = nullptr;
 };
 
-Summary summary_of(const ChartLine& line) {
-  Summary all;
+CurveSummary summarize(const ChartSeries& line) {
+  CurveSummary all;
   for (const CurvePoint& point : line.points) {
-    all.num_bad += point.num_others;
-    if (point.num_others > 0 && !all.first_bad) all.first_bad = &point;
+    all.num_non_finite += point.num_non_finite;
+    if (point.num_non_finite > 0 && !all.first_non_finite) all.first_non_finite = &point;
     if (point.num_finite == 0) continue;
     all.last = point.mean();
     all.least = std::min(all.least, point.min);
@@ -57,66 +57,66 @@ Summary summary_of(const ChartLine& line) {
   return all;
 }
 
-std::string numbers_of(const ChartLine& line) {
-  const Summary all = summary_of(line);
-  return paragraph(all.least <= all.most ? "last " + short_number(all.last) + ", least " + short_number(all.least) +
-                                               ", most " + short_number(all.most)
+std::string summary_paragraph(const ChartSeries& line) {
+  const CurveSummary all = summarize(line);
+  return paragraph(all.least <= all.most ? "last " + format_short(all.last) + ", least " + format_short(all.least) +
+                                               ", most " + format_short(all.most)
                                          : "no finite number");
 }
 
 /// Since when it is no number; empty when it always is one.
-std::string complaint_of(const ChartLine& line) {
-  const Summary all = summary_of(line);
-  if (!all.first_bad) return "";
-  const std::string first = std::to_string(static_cast<std::int64_t>(all.first_bad->first_step)),
-                    last = std::to_string(static_cast<std::int64_t>(all.first_bad->last_step));
-  return paragraph(line.name + " is NaN or infinite " + std::to_string(all.num_bad) +
-                       (all.num_bad == 1 ? " time" : " times") + ", first " +
+std::string non_finite_paragraph(const ChartSeries& line) {
+  const CurveSummary all = summarize(line);
+  if (!all.first_non_finite) return "";
+  const std::string first = std::to_string(static_cast<std::int64_t>(all.first_non_finite->first_step)),
+                    last = std::to_string(static_cast<std::int64_t>(all.first_non_finite->last_step));
+  return paragraph(line.name + " is NaN or infinite " + std::to_string(all.num_non_finite) +
+                       (all.num_non_finite == 1 ? " time" : " times") + ", first " +
                        (first == last ? "at step " + first : "between steps " + first + " and " + last),
                    true);
 }
 
 /// train/loss and val/loss are drawn together.
-std::string scalars(const CurveLogger::Curves& curves) {
-  std::vector<std::pair<std::string, std::vector<ChartLine>>> drawings;
+std::string scalar_cards(const CurveLogger::Curves& curves) {
+  std::vector<std::pair<std::string, std::vector<ChartSeries>>> drawings;
   for (const auto& [name, curve] : curves) {
     const std::string last_part = name.substr(name.rfind('/') + 1);
     auto found = std::find_if(drawings.begin(), drawings.end(), [&](const auto& drawing) {
-      return drawing.first == last_part && drawing.second.size() < kMaxLines;
+      return drawing.first == last_part && drawing.second.size() < kMaxSeries;
     });
     if (found == drawings.end()) {
-      drawings.emplace_back(last_part, std::vector<ChartLine>());
+      drawings.emplace_back(last_part, std::vector<ChartSeries>());
       found = std::prev(drawings.end());
     }
     found->second.push_back({name, curve.points()});
   }
   std::string html;
   for (const auto& [title, lines] : drawings) {
-    std::string notes = lines.size() == 1 ? numbers_of(lines.front()) : "";
-    for (const ChartLine& line : lines) notes += complaint_of(line);
-    html += card(lines.size() == 1 ? lines.front().name : title, notes + line_chart(lines) + key_of(lines));
+    std::string notes = lines.size() == 1 ? summary_paragraph(lines.front()) : "";
+    for (const ChartSeries& line : lines) notes += non_finite_paragraph(line);
+    html += card(lines.size() == 1 ? lines.front().name : title, notes + line_chart(lines) + make_legend(lines));
   }
   return html;
 }
 
-std::string step_phases(const RankRecord& record) {
-  std::vector<ChartLine> lines;
+std::string phase_card(const RankRecord& record) {
+  std::vector<ChartSeries> lines;
   for (std::size_t i = 0; i < kNumPhases; ++i)
     lines.push_back({std::string(kPhaseNames[i]), record.phase_ms[i].points()});
-  ChartLine other{"other", record.step_ms.points()};
+  ChartSeries other{"other", record.step_ms.points()};
   for (std::size_t p = 0; p < other.points.size(); ++p)
     for (const Curve& curve : record.phase_ms)
       if (p < curve.points().size()) other.points[p].sum -= curve.points()[p].sum;
   lines.push_back(std::move(other));
   const double mean_ms = record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0;
   return card("time of a step, ms",
-              paragraph("rank " + std::to_string(record.rank) + ", mean " + short_number(mean_ms)) +
-                  stacked_chart(lines) + key_of(lines));
+              paragraph("rank " + std::to_string(record.rank) + ", mean " + format_short(mean_ms)) +
+                  stacked_chart(lines) + make_legend(lines));
 }
 
-std::string rank_lines(const std::string& title, const std::vector<RankRecord>& ranks, Curve RankRecord::* curve) {
-  std::vector<ChartLine> lines;
-  const std::size_t every = (ranks.size() + kMaxLines - 1) / kMaxLines;
+std::string rank_chart_card(const std::string& title, const std::vector<RankRecord>& ranks, Curve RankRecord::* curve) {
+  std::vector<ChartSeries> lines;
+  const std::size_t every = (ranks.size() + kMaxSeries - 1) / kMaxSeries;
   for (std::size_t i = 0; i < ranks.size(); i += every)
     if (!(ranks[i].*curve).points().empty())
       lines.push_back({"rank " + std::to_string(ranks[i].rank), (ranks[i].*curve).points()});
@@ -125,7 +125,7 @@ std::string rank_lines(const std::string& title, const std::vector<RankRecord>& 
       lines.size() < ranks.size()
           ? paragraph(std::to_string(lines.size()) + " of " + std::to_string(ranks.size()) + " ranks")
           : "";
-  return card(title, note + line_chart(lines) + key_of(lines));
+  return card(title, note + line_chart(lines) + make_legend(lines));
 }
 
 std::string percent(double part) {
@@ -137,7 +137,7 @@ std::string percent(double part) {
 std::string phase_bar(const RankRecord& record) {
   std::string bar;
   for (std::size_t i = 0; i < kNumPhases; ++i)
-    bar += "<i class=\"" + colour_class(i) +
+    bar += "<i class=\"" + color_class(i) +
            "\" style=\"width: " + percent(record.seconds > 0 ? record.phase_seconds[i] / record.seconds : 0) +
            "\"></i>";
   return "<div class=\"bar\">" + bar + "</div>";
@@ -145,8 +145,8 @@ std::string phase_bar(const RankRecord& record) {
 
 std::string table_row(const RankRecord& record) {
   std::string row =
-      "<tr><td>" + std::to_string(record.rank) + "</td><td>" + escaped(record.host) + "</td><td>" +
-      short_number(record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0) +
+      "<tr><td>" + std::to_string(record.rank) + "</td><td>" + escape_xml(record.host) + "</td><td>" +
+      format_short(record.num_steps > 0 ? record.seconds * 1e3 / static_cast<double>(record.num_steps) : 0) +
       "</td><td>" + phase_bar(record) + "</td>";
   for (std::size_t i = 0; i < kNumPhases; ++i)
     row += "<td>" + percent(record.seconds > 0 ? record.phase_seconds[i] / record.seconds : 0) + "</td>";
@@ -155,11 +155,11 @@ std::string table_row(const RankRecord& record) {
     cores += point.sum;
     count += static_cast<double>(point.num_finite);
   }
-  return row + "<td>" + (count > 0 ? short_number(cores / count) : "-") + "</td><td>" +
-         short_number(static_cast<double>(record.peak_bytes >> 20)) + "</td></tr>";
+  return row + "<td>" + (count > 0 ? format_short(cores / count) : "-") + "</td><td>" +
+         format_short(static_cast<double>(record.peak_bytes >> 20)) + "</td></tr>";
 }
 
-std::string rank_table(const std::vector<RankRecord>& ranks) {
+std::string rank_table_card(const std::vector<RankRecord>& ranks) {
   std::string rows;
   for (std::size_t i = 0; i < std::min(kMaxTableRows, ranks.size()); ++i) rows += table_row(ranks[i]);
   const std::string note =
@@ -174,12 +174,12 @@ std::string rank_table(const std::vector<RankRecord>& ranks) {
               true);
 }
 
-std::string one_step(const std::vector<RankRecord>& ranks) {
-  const auto step = typical_step(ranks);
+std::string step_timeline_card(const std::vector<RankRecord>& ranks) {
+  const auto step = median_step(ranks);
   if (!step) return "";
-  std::vector<ChartLine> lines;
+  std::vector<ChartSeries> lines;
   for (const std::string_view name : kPhaseNames) lines.push_back({std::string(name), {}});
-  std::string key = key_of(lines);
+  std::string key = make_legend(lines);
   key.insert(key.rfind("</div>"), "<span><i class=\"c6\"></i>operations between ranks</span>");
   const std::string note =
       ranks.size() > kMaxTimelineRows
@@ -198,19 +198,19 @@ std::string report_html(const Report& report) {
       "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\"><head><meta charset=\"utf-8\"/>"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/><meta name=\"color-scheme\" "
       "content=\"light dark\"/><title>";
-  html += escaped(report.title) + "</title><style>" + std::string(kReportStyle) + "</style></head>\n<body><h1>" +
-          escaped(report.title) + "</h1>\n";
+  html += escape_xml(report.title) + "</title><style>" + std::string(kReportCss) + "</style></head>\n<body><h1>" +
+          escape_xml(report.title) + "</h1>\n";
   std::string facts;
   for (const auto& [name, value] : report.facts)
-    facts += "<dt>" + escaped(name) + "</dt><dd>" + escaped(value) + "</dd>";
+    facts += "<dt>" + escape_xml(name) + "</dt><dd>" + escape_xml(value) + "</dd>";
   if (!facts.empty()) html += "<dl>" + facts + "</dl>\n";
-  html += "<main>\n" + scalars(report.curves);
+  html += "<main>\n" + scalar_cards(report.curves);
   if (!report.ranks.empty())
-    html += step_phases(report.ranks.front()) + rank_lines("ms of a step", report.ranks, &RankRecord::step_ms) +
-            rank_lines("CPU use, cores", report.ranks, &RankRecord::cpu_cores) +
-            rank_lines("memory, MiB", report.ranks, &RankRecord::memory_mib) +
-            rank_lines("memory of the GPU, MiB", report.ranks, &RankRecord::device_mib) + one_step(report.ranks) +
-            rank_table(report.ranks);
+    html += phase_card(report.ranks.front()) + rank_chart_card("ms of a step", report.ranks, &RankRecord::step_ms) +
+            rank_chart_card("CPU use, cores", report.ranks, &RankRecord::cpu_cores) +
+            rank_chart_card("memory, MiB", report.ranks, &RankRecord::memory_mib) +
+            rank_chart_card("memory of the GPU, MiB", report.ranks, &RankRecord::device_mib) +
+            step_timeline_card(report.ranks) + rank_table_card(report.ranks);
   return html + "</main></body></html>\n";
 }
 

@@ -6,7 +6,7 @@
 namespace lockstep::train {
 
 /// Colours have names, which dark gives other values. No character that XML would want escaped.
-inline constexpr std::string_view kReportStyle = R"(
+inline constexpr std::string_view kReportCss = R"(
 :root { color-scheme: light dark; --back: #f6f7f9; --card: #ffffff; --text: #1c2430; --dim: #5b6675; --edge: #dde1e7; --grid: #e8ebf0; --bad: #c62828;
   --c0: #0b6bb5; --c1: #cf5b00; --c2: #0a8a63; --c3: #b4508f; --c4: #b58a00; --c5: #3c9bd6; --c6: #6a47a8; --c7: #77808c; }
 @media (prefers-color-scheme: dark) { :root { --back: #12161c; --card: #1b212a; --text: #e4e8ee; --dim: #9aa5b4; --edge: #2c3541; --grid: #2a323d; --bad: #ff6b6b;

@@ -8,7 +8,7 @@
 
 namespace lockstep::train {
 
-ProcessUse ProcessUse::now() {
+ResourceUsage ResourceUsage::now() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   const auto seconds = [](const timeval& time) {
@@ -16,9 +16,9 @@ ProcessUse ProcessUse::now() {
   };
   std::uint64_t all_pages = 0, resident_pages = 0;
   std::ifstream("/proc/self/statm") >> all_pages >> resident_pages;
-  ProcessUse use{.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
-                 .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
-                 .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
+  ResourceUsage use{.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
+                    .resident_bytes = resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)),
+                    .peak_resident_bytes = static_cast<std::uint64_t>(usage.ru_maxrss) << 10};
   use.peak_resident_bytes =
       std::max(use.peak_resident_bytes, use.resident_bytes);  // the kernel counts them at different moments
   return use;

@@ -39,7 +39,7 @@ Rates Throughput::rates() const {
   if (sum.seconds <= 0) return rates;
   rates.steps_per_second = static_cast<double>(steps_.size()) / sum.seconds;
   rates.samples_per_second = sum.samples / sum.seconds;
-  for (std::size_t i = 0; i < kNumPhases; ++i) rates.phase_shares[i] = sum.phases[i] / sum.seconds;
+  for (std::size_t i = 0; i < kNumPhases; ++i) rates.phase_fractions[i] = sum.phases[i] / sum.seconds;
   if (options_.peak_flops > 0) rates.mfu = options_.flops_per_step * rates.steps_per_second / options_.peak_flops;
   return rates;
 }
@@ -50,8 +50,8 @@ NamedValues Throughput::values() const {
                      {"throughput/samples_per_second", now.samples_per_second}};
   double other = 1;
   for (std::size_t i = 0; i < kNumPhases; ++i) {
-    values.emplace_back("time/" + std::string(kPhaseNames[i]), now.phase_shares[i]);
-    other -= now.phase_shares[i];
+    values.emplace_back("time/" + std::string(kPhaseNames[i]), now.phase_fractions[i]);
+    other -= now.phase_fractions[i];
   }
   values.emplace_back("time/other", std::max(0.0, other));
   if (now.mfu >= 0) values.emplace_back("throughput/mfu", now.mfu);

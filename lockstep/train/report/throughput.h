@@ -21,7 +21,7 @@ struct ThroughputOptions {
 struct Rates {
   double steps_per_second = 0;
   double samples_per_second = 0;
-  std::array<double, kNumPhases> phase_shares{};  ///< of the time of a step; what is left of 1 is nobody's
+  std::array<double, kNumPhases> phase_fractions{};  ///< of the time of a step; what is left of 1 is nobody's
   double mfu = -1;  ///< part of the peak that the model's own operations use; negative: not known
 };
 

@@ -13,7 +13,7 @@ namespace lockstep::train {
 
 /// A step that all records have, the one of middle length on the first rank: neither the slowest nor the luckiest.
 /// Nothing when there is none.
-std::optional<std::int64_t> typical_step(const std::vector<RankRecord>& records);
+std::optional<std::int64_t> median_step(const std::vector<RankRecord>& records);
 
 /// That step: a row a rank, with its phases, and below them its operations with other ranks. Times are moved by
 /// `offsets` (common_time.h). At most `max_rows` ranks.
@@ -21,6 +21,6 @@ std::string timeline(const std::vector<RankRecord>& records, const std::vector<s
                      std::int64_t step, std::size_t max_rows);
 
 /// For spans [begin, end) a lane each, so that those of one lane do not overlap; as few lanes as it takes. Pure.
-std::vector<int> lanes_of(const std::vector<std::pair<std::int64_t, std::int64_t>>& spans);
+std::vector<int> assign_rows(const std::vector<std::pair<std::int64_t, std::int64_t>>& spans);
 
 }  // namespace lockstep::train

@@ -20,19 +20,19 @@ using amp::GradScaler;
 using ddp::DistributedDataParallel;
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
-struct Way {
+struct OptimizerVariant {
   const char* name;
   std::function<Optimizer(DistributedDataParallel&, const std::vector<at::Tensor>&)> make;
 };
 template <typename Fused, typename Options>
-Way by_operations(const char* name, const Options& options) {
+OptimizerVariant foreach (const char* name, const Options& options) {
   return {name, [options](auto& ddp, auto&) {
             return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(),
-                                           optim::FusedOptions{.by_operations = true});
+                                           optim::FusedOptions{.foreach = true});
           }};
 }
 
-const Way kWays[] = {
+const OptimizerVariant kVariants[] = {
     {"torch SGD",
      [](auto&, auto& all) {
        return std::make_unique<torch::optim::SGD>(all, torch::optim::SGDOptions(0.02).momentum(0.9));
@@ -45,22 +45,22 @@ const Way kWays[] = {
      }},
     {"fused AdamW",
      [](auto& ddp, auto&) { return std::make_unique<optim::AdamW>(ddp, optim::AdamWOptions{.lr = 0.01}); }},
-    by_operations<optim::SGD>("SGD by operations", optim::SGDOptions{.lr = 0.02, .momentum = 0.9}),
-    by_operations<optim::AdamW>("AdamW by operations", optim::AdamWOptions{.lr = 0.01}),
+    foreach<optim::SGD>("SGD by operations", optim::SGDOptions{.lr = 0.02, .momentum = 0.9}),
+    foreach<optim::AdamW>("AdamW by operations", optim::AdamWOptions{.lr = 0.01}),
     {"fused LAMB", [](auto& ddp, auto&) { return std::make_unique<optim::LAMB>(ddp, optim::LAMBOptions{.lr = 0.01}); }},
 };
 
 /// Those between which what follows makes a difference.
-const Way kWaysToAverage[] = {kWays[0], kWays[3], kWays[5], kWays[6]};
+const OptimizerVariant kVariantsWithAveraging[] = {kVariants[0], kVariants[3], kVariants[5], kVariants[6]};
 
 /// What happens between backward() and step().
-struct Plan {
+struct StepPlan {
   int backwards = 1;  // in a step
   bool no_sync = false;
   bool clip_norm = false;
-  bool clip_values = false;  // in the gradients
-  bool cut_values = false;   // by the optimizer, where it is a fused one
-  bool average_first = false;
+  bool clip_gradients_by_value = false;  // in the gradients
+  bool clip_by_optimizer = false;        // by the optimizer, where it is a fused one
+  bool average_before_unscale = false;
   at::ScalarType wire = at::kFloat;
 };
 
@@ -74,62 +74,63 @@ at::Tensor loss_of(Mlp& net, int step, int part, bool bad) {
                                                                   : loss;
 }
 
-void between(const Plan& plan, torch::optim::Optimizer& optimizer, Mlp& net, std::vector<double>& norms) {
+void process_gradients(const StepPlan& plan, torch::optim::Optimizer& optimizer, Mlp& net, std::vector<double>& norms) {
   auto* fused = dynamic_cast<optim::FusedOptimizer*>(&optimizer);
-  if (plan.clip_values) {
-    if (fused && !plan.average_first) fused->average_gradients();
+  if (plan.clip_gradients_by_value) {
+    if (fused && !plan.average_before_unscale) fused->average_gradients();
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.05);
   }
   if (plan.clip_norm)
     norms.push_back(fused ? fused->clip_grad_norm(0.5).item<double>()
                           : torch::nn::utils::clip_grad_norm_(net->parameters(), 0.5));
-  if (plan.cut_values && fused) fused->clip_grad_value(0.02);
-  if (plan.cut_values && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
+  if (plan.clip_by_optimizer && fused) fused->clip_grad_value(0.02);
+  if (plan.clip_by_optimizer && !fused) torch::nn::utils::clip_grad_value_(net->parameters(), 0.02);
 }
 
-struct Trained {
+struct TrainResult {
   std::vector<at::Tensor> parameters;
   std::vector<double> norms;
   std::vector<bool> made;
 };
 
 /// With `scaler`: of kSteps steps, some of them bad; without: of the good ones.
-Trained train(const Way& way, const Plan& plan, GradScaler* scaler) {
+TrainResult train(const OptimizerVariant& variant, const StepPlan& plan, GradScaler* scaler) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world(), {.wire = plan.wire});
-  const Optimizer optimizer = way.make(ddp, net->parameters());
-  Trained trained;
+  const Optimizer optimizer = variant.make(ddp, net->parameters());
+  TrainResult result;
   for (int step = 0; step < kSteps; ++step) {
     if (is_bad(step) && !scaler) continue;
     optimizer->zero_grad();
     for (int part = 0; part < plan.backwards; ++part) {
-      std::optional<DistributedDataParallel::NoSync> quiet;
-      if (plan.no_sync && part + 1 < plan.backwards) quiet.emplace(ddp);
+      std::optional<DistributedDataParallel::NoSync> no_sync_guard;
+      if (plan.no_sync && part + 1 < plan.backwards) no_sync_guard.emplace(ddp);
       const at::Tensor loss = loss_of(net, step, part, is_bad(step));
       (scaler ? scaler->scale(loss) : loss).backward();
     }
     auto* fused = dynamic_cast<optim::FusedOptimizer*>(optimizer.get());
-    if (plan.average_first && fused) fused->average_gradients();
-    if (scaler && (plan.clip_norm || plan.clip_values || plan.cut_values)) scaler->unscale_(*optimizer);
-    between(plan, *optimizer, net, trained.norms);
-    if (is_bad(step) && !trained.norms.empty()) trained.norms.pop_back();
+    if (plan.average_before_unscale && fused) fused->average_gradients();
+    if (scaler && (plan.clip_norm || plan.clip_gradients_by_value || plan.clip_by_optimizer))
+      scaler->unscale_(*optimizer);
+    process_gradients(plan, *optimizer, net, result.norms);
+    if (is_bad(step) && !result.norms.empty()) result.norms.pop_back();
     if (scaler) {
-      trained.made.push_back(scaler->step(*optimizer));
+      result.made.push_back(scaler->step(*optimizer));
       scaler->update();
     } else {
       optimizer->step();
     }
   }
-  for (const at::Tensor& parameter : net->parameters()) trained.parameters.push_back(parameter.detach().clone());
-  return trained;
+  for (const at::Tensor& parameter : net->parameters()) result.parameters.push_back(parameter.detach().clone());
+  return result;
 }
 
-void expect_same(const Way& way, const Plan& plan) {
-  SCOPED_TRACE(way.name);
+void expect_same(const OptimizerVariant& variant, const StepPlan& plan) {
+  SCOPED_TRACE(variant.name);
   GradScaler scaler({.init_scale = 1024, .growth_interval = 3});
-  const Trained scaled = train(way, plan, &scaler);
-  const Trained plain = train(way, plan, nullptr);
+  const TrainResult scaled = train(variant, plan, &scaler);
+  const TrainResult plain = train(variant, plan, nullptr);
   for (int step = 0; step < kSteps; ++step)
     EXPECT_EQ(scaled.made[static_cast<std::size_t>(step)], !is_bad(step)) << step;
   EXPECT_EQ(scaler.get_scale(), 1024 / 2 / 2 * 2 / 2);
@@ -140,13 +141,11 @@ void expect_same(const Way& way, const Plan& plan) {
   }
 }
 
-TEST(Amp, AnInfinityOnOneRankSkipsTheStepOnAll) {
-  for (const Way& way : kWays) expect_same(way, {});
-  expect_same(
-      by_operations<optim::Adagrad>("Adagrad by operations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.2}), {});
-  expect_same(by_operations<optim::LAMB>("LAMB by operations", optim::LAMBOptions{.lr = 0.01, .weight_decay = 0.1}),
-              {});
-  expect_same(by_operations<optim::LARS>("LARS by operations", optim::LARSOptions{.lr = 0.1, .momentum = 0.9}), {});
+TEST(Amp, InfinityOnOneRankSkipsStepOnAllRanks) {
+  for (const OptimizerVariant& variant : kVariants) expect_same(variant, {});
+  expect_same(foreach<optim::Adagrad>("Adagrad by operations", optim::AdagradOptions{.lr = 0.05, .lr_decay = 0.2}), {});
+  expect_same(foreach<optim::LAMB>("LAMB by operations", optim::LAMBOptions{.lr = 0.01, .weight_decay = 0.1}), {});
+  expect_same(foreach<optim::LARS>("LARS by operations", optim::LARSOptions{.lr = 0.1, .momentum = 0.9}), {});
 }
 
 /// What a device would skip without telling anybody is not counted, in state_dict() and in torch's archive.
@@ -154,7 +153,7 @@ TEST(Amp, SkippedUpdatesAreNotCounted) {
   torch::manual_seed(1);
   Mlp net;
   ddp::DistributedDataParallel ddp(net, world());
-  optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.by_operations = true});
+  optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.foreach = true});
   GradScaler scaler({.init_scale = 1024});
   int made = 0;
   for (int step = 0; step < kSteps; ++step) {
@@ -177,35 +176,38 @@ TEST(Amp, SkippedUpdatesAreNotCounted) {
   EXPECT_EQ(counts, static_cast<int>(net->parameters().size()));
 }
 
-TEST(Amp, NormsAreThoseOfUnscaledGradients) {
-  for (const Way& way : kWays) expect_same(way, {.clip_norm = true});
+TEST(Amp, ClipNormUsesUnscaledGradients) {
+  for (const OptimizerVariant& variant : kVariants) expect_same(variant, {.clip_norm = true});
 }
 
-TEST(Amp, ValuesAreCutAfterUnscaling) {
-  for (const Way& way : kWaysToAverage) {
-    expect_same(way, {.cut_values = true});
-    expect_same(way, {.clip_norm = true, .cut_values = true});
+TEST(Amp, ClipValueUsesUnscaledGradients) {
+  for (const OptimizerVariant& variant : kVariantsWithAveraging) {
+    expect_same(variant, {.clip_by_optimizer = true});
+    expect_same(variant, {.clip_norm = true, .clip_by_optimizer = true});
   }
 }
 
-TEST(Amp, SeveralBackwardsAddUp) {
-  for (const Way& way : kWaysToAverage) {
-    expect_same(way, {.backwards = 3});
-    expect_same(way, {.backwards = 3, .no_sync = true, .clip_norm = true});
+TEST(Amp, SeveralBackwardsAccumulate) {
+  for (const OptimizerVariant& variant : kVariantsWithAveraging) {
+    expect_same(variant, {.backwards = 3});
+    expect_same(variant, {.backwards = 3, .no_sync = true, .clip_norm = true});
   }
 }
 
-TEST(Amp, GradientsMayBeChangedOnceTheyAreMeans) {
-  for (const Way& way : kWaysToAverage)
+TEST(Amp, AveragedGradientsMayBeModified) {
+  for (const OptimizerVariant& variant : kVariantsWithAveraging)
     for (const bool first : {false, true}) {
-      expect_same(way, {.clip_values = true, .average_first = first});
-      expect_same(way, {.backwards = 2, .clip_norm = true, .clip_values = true, .average_first = first});
+      expect_same(variant, {.clip_gradients_by_value = true, .average_before_unscale = first});
+      expect_same(
+          variant,
+          {.backwards = 2, .clip_norm = true, .clip_gradients_by_value = true, .average_before_unscale = first});
     }
 }
 
-TEST(Amp, BetweenHostsGradientsMayBeRounded) {
+TEST(Amp, WorksWithBfloat16WireDtype) {
   if (world().transport() != "hierarchy") return;
-  for (const Way& way : kWaysToAverage) expect_same(way, {.clip_norm = true, .wire = at::kBFloat16});
+  for (const OptimizerVariant& variant : kVariantsWithAveraging)
+    expect_same(variant, {.clip_norm = true, .wire = at::kBFloat16});
 }
 
 TEST(Amp, OneScalerForTwoModels) {
@@ -245,7 +247,7 @@ TEST(Amp, OneScalerForTwoModels) {
       EXPECT_TRUE(torch::equal(nets[k]->parameters()[i], plain[k]->parameters()[i])) << k << " " << i;
 }
 
-TEST(Amp, WithoutDdpAGroupAgrees) {
+TEST(Amp, RanksAgreeThroughGroupWithoutDdp) {
   Mlp net;
   torch::optim::SGD optimizer(net->parameters(), 0.02);
   GradScaler scaler({.init_scale = 64, .group = world()});
@@ -264,13 +266,13 @@ TEST(Amp, WithoutDdpAGroupAgrees) {
   EXPECT_THROW(scaler.step(optimizer), base::UsageError);  // no rank has one
 }
 
-TEST(Amp, HostsThatMeetNowAndThenAgreeByTheGroup) {
-  for (const Way& way : kWays) {
-    SCOPED_TRACE(way.name);
+TEST(Amp, RanksAgreeThroughGroupWithHostSyncEvery) {
+  for (const OptimizerVariant& variant : kVariants) {
+    SCOPED_TRACE(variant.name);
     torch::manual_seed(1);
     Mlp net;
-    DistributedDataParallel ddp(net, world(), {.host_sync_every = 2});
-    const Optimizer optimizer = way.make(ddp, net->parameters());
+    DistributedDataParallel ddp(net, world(), {.average_hosts_every = 2});
+    const Optimizer optimizer = variant.make(ddp, net->parameters());
     GradScaler scaler({.init_scale = 64, .group = world()});
     for (int step = 0; step < kSteps; ++step) {
       optimizer->zero_grad();
@@ -286,7 +288,7 @@ TEST(Amp, HostsThatMeetNowAndThenAgreeByTheGroup) {
   }
 }
 
-TEST(Amp, ASkippedStepEndsTheStepOfTheGroup) {
+TEST(Amp, SkippedStepEndsGroupStep) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.02});
@@ -299,7 +301,7 @@ TEST(Amp, ASkippedStepEndsTheStepOfTheGroup) {
 }
 
 template <typename Action>
-void expect_refusal(const std::string& text, Action action) {
+void expect_usage_error(const std::string& text, Action action) {
   try {
     action();
     ADD_FAILURE() << "nothing refused: " << text;
@@ -308,27 +310,27 @@ void expect_refusal(const std::string& text, Action action) {
   }
 }
 
-TEST(Amp, WhatFusedOptimizersCannotDoIsRefused) {
+TEST(Amp, UnsupportedUseOfFusedOptimizersIsRejected) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.02});
   GradScaler scaler({.init_scale = 64});
   const auto backward = [&](int part) { scaler.scale(loss_of(net, 0, part, false)).backward(); };
   if (on_shm()) {
-    expect_refusal("no parameter of this optimizer has a gradient", [&] {
+    expect_usage_error("no parameter of this optimizer has a gradient", [&] {
       scaler.scale(torch::ones({}));
       scaler.step(optimizer);
     });
     backward(0);
     scaler.unscale_(optimizer);
     backward(1);
-    expect_refusal("backward() came after GradScaler::unscale_()", [&] { scaler.step(optimizer); });
+    expect_usage_error("backward() came after GradScaler::unscale_()", [&] { scaler.step(optimizer); });
     scaler.update();
     optimizer.zero_grad();
   }
   backward(0);
   optimizer.clip_grad_norm(1e-3);
-  expect_refusal("has been called before", [&] { scaler.step(optimizer); });
+  expect_usage_error("has been called before", [&] { scaler.step(optimizer); });
   optimizer.zero_grad();
   backward(0);
   EXPECT_TRUE(scaler.step(optimizer));
@@ -336,11 +338,11 @@ TEST(Amp, WhatFusedOptimizersCannotDoIsRefused) {
   optimizer.zero_grad();
   optimizer.update_in_backward();
   backward(0);
-  expect_refusal("update_in_backward()", [&] { scaler.unscale_(optimizer); });
+  expect_usage_error("update_in_backward()", [&] { scaler.unscale_(optimizer); });
   optimizer.step();
 }
 
-TEST(Amp, JoinedRanksKeepCompany) {
+TEST(Amp, JoinedRanksShadowOthers) {
   if (world().transport() == "hierarchy") return;  // refused with a fused optimizer
   torch::manual_seed(1);
   Mlp net;
@@ -364,11 +366,11 @@ TEST(Amp, JoinedRanksKeepCompany) {
 }
 
 TEST(Amp, AutocastTrainsInBfloat16) {
-  for (const Way& way : kWays) {
+  for (const OptimizerVariant& variant : kVariants) {
     torch::manual_seed(1);
     Mlp net;
     DistributedDataParallel ddp(net, world());
-    const Optimizer optimizer = way.make(ddp, net->parameters());
+    const Optimizer optimizer = variant.make(ddp, net->parameters());
     std::vector<double> losses;
     for (int step = 0; step < 30; ++step) {
       optimizer->zero_grad();
@@ -384,8 +386,8 @@ TEST(Amp, AutocastTrainsInBfloat16) {
       optimizer->step();
       losses.push_back(loss.item<double>());
     }
-    EXPECT_LT(losses.back(), 0.8 * losses.front()) << way.name;
-    EXPECT_TRUE(same_bits(net->first->weight.detach())) << way.name;
+    EXPECT_LT(losses.back(), 0.8 * losses.front()) << variant.name;
+    EXPECT_TRUE(same_bits(net->first->weight.detach())) << variant.name;
   }
 }
 

@@ -1,6 +1,4 @@
 // Checkpoints that all ranks write: whole or none, the same answer everywhere, and one rank's error is everybody's.
-#include "lockstep/checkpoint/checkpointer.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -13,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/checkpoint/checkpointer.h"
 #include "tests/support/faulty_files.h"
 #include "tests/support/rank_main.h"
 #include "tests/support/shared_dir.h"
@@ -20,16 +19,16 @@
 namespace lockstep::tests {
 namespace {
 
+using checkpoint::CheckpointParts;
 using checkpoint::Checkpoints;
-using checkpoint::Parts;
 using checkpoint::SavedCheckpoint;
 using checkpoint::value_of;
 using testing::HasSubstr;
 
 // The model from rank 0, and from each rank what is its own.
-Parts parts_of(std::int64_t step) {
+CheckpointParts parts_of(std::int64_t step) {
   const int rank = world().rank();
-  Parts parts = {
+  CheckpointParts parts = {
       {"own",
        {{"rank", std::int64_t{rank}}, {"noise", torch::full({50 + rank}, static_cast<double>(step * 100 + rank))}}}};
   if (rank == 0) parts["model"] = {{"weight", torch::full({1000}, static_cast<double>(step))}, {"step", step}};
@@ -37,7 +36,7 @@ Parts parts_of(std::int64_t step) {
 }
 
 // Every rank looks at what every rank wrote.
-void expect_whole(const std::optional<SavedCheckpoint>& found, std::int64_t step) {
+void expect_complete(const std::optional<SavedCheckpoint>& found, std::int64_t step) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->step(), step);
   EXPECT_EQ(found->world_size(), world().size());
@@ -50,32 +49,32 @@ void expect_whole(const std::optional<SavedCheckpoint>& found, std::int64_t step
   }
 }
 
-TEST(Checkpoints, AllRanksWriteAndAllFindTheSame) {
+TEST(Checkpoints, AllRanksLoadTheSameCheckpoint) {
   const SharedDir folder;
   Checkpoints checkpoints(world(), folder.path());
-  EXPECT_FALSE(checkpoints.newest());
+  EXPECT_FALSE(checkpoints.latest());
   for (const std::int64_t step : {10, 20, 30}) {
     const auto report = checkpoints.save(step, parts_of(step));
     EXPECT_EQ(world().all_gather_bytes(report.path),
               std::vector<std::string>(static_cast<std::size_t>(world().size()), report.path));
-    expect_whole(checkpoints.newest(), step);
+    expect_complete(checkpoints.latest(), step);
   }
 }
 
-TEST(Checkpoints, OneThatMissesAShardIsPassedOverByAll) {
+TEST(Checkpoints, CheckpointWithMissingShardIsSkippedByAllRanks) {
   const SharedDir folder;
   Checkpoints checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
-  const std::string newest = checkpoints.save(20, parts_of(20)).path;
+  const std::string latest = checkpoints.save(20, parts_of(20)).path;
   if (world().rank() == 0)
-    std::filesystem::remove(newest + "/" + checkpoint::file_name("own", world().size() - 1, "safetensors"));
+    std::filesystem::remove(latest + "/" + checkpoint::part_file_name("own", world().size() - 1, "safetensors"));
   world().barrier();
-  expect_whole(checkpoints.newest(), 10);
-  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(newest); }),
-              HasSubstr("cannot load the checkpoint " + newest));
+  expect_complete(checkpoints.latest(), 10);
+  EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load(latest); }),
+              HasSubstr("cannot load the checkpoint " + latest));
 }
 
-TEST(Checkpoints, ADiskThatFailsOneRankFailsAllAlike) {
+TEST(Checkpoints, DiskErrorOnOneRankIsThrownOnAll) {
   const SharedDir folder;
   Checkpoints checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
@@ -84,27 +83,27 @@ TEST(Checkpoints, ADiskThatFailsOneRankFailsAllAlike) {
   for (int k = 0;; ++k) {
     step += 10;
     if (world().rank() == last) fail_file_operation(k, k % 2 == 0 ? EIO : ENOSPC);
-    std::string said;
+    std::string message;
     try {
       checkpoints.save(step, parts_of(step));
     } catch (const base::SystemError& error) {
-      said = error.what();
-      EXPECT_EQ(error.cause(), base::Cause::kSaveFailed);
+      message = error.what();
+      EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed);
       EXPECT_EQ(error.error_number(), k % 2 == 0 ? EIO : ENOSPC);
     }
     const int number = world().rank() == last ? end_file_operations() : 0;
-    const auto all = world().all_gather_bytes(said);
+    const auto all = world().all_gather_bytes(message);
     ASSERT_EQ(all, std::vector<std::string>(all.size(), all[0])) << "ranks do not agree on what happened";
-    if (!said.empty()) {
-      EXPECT_THAT(said, HasSubstr("checkpoint of step " + std::to_string(step) + ": rank " + std::to_string(last) +
-                                  ": cannot "));
+    if (!message.empty()) {
+      EXPECT_THAT(message, HasSubstr("checkpoint of step " + std::to_string(step) + ": rank " + std::to_string(last) +
+                                     ": cannot "));
     }
-    const auto found = checkpoints.newest();
+    const auto found = checkpoints.latest();
     ASSERT_TRUE(found);
-    if (said.empty()) {
+    if (message.empty()) {
       EXPECT_EQ(found->step(), step) << k;
     }
-    expect_whole(found, found->step());
+    expect_complete(found, found->step());
     // With one rank its operations go on behind what makes the checkpoint durable.
     const std::string at_the_end = world().broadcast_bytes(k >= number ? "yes" : "", last);
     if (at_the_end == "yes") break;
@@ -113,7 +112,7 @@ TEST(Checkpoints, ADiskThatFailsOneRankFailsAllAlike) {
   }
 }
 
-TEST(Checkpoints, WrittenByThreadsWhileTheRanksGoOn) {
+TEST(Checkpoints, AsyncSaveDuringTraining) {
   const SharedDir folder;
   Checkpoints checkpoints(world(), folder.path());
   const auto sum = torch::ones({1000});
@@ -125,7 +124,7 @@ TEST(Checkpoints, WrittenByThreadsWhileTheRanksGoOn) {
     world().step();
   }
   ASSERT_TRUE(checkpoints.wait());
-  const auto found = checkpoints.newest();
+  const auto found = checkpoints.latest();
   ASSERT_TRUE(found);
   EXPECT_EQ(found->step(), 40);
   const double each = world().size() * (world().size() - 1) / 2.0;
@@ -135,21 +134,21 @@ TEST(Checkpoints, WrittenByThreadsWhileTheRanksGoOn) {
                   .equal(torch::full({1000}, 1 + 30 * each)));
 }
 
-TEST(Checkpoints, AThreadsErrorIsThrownOnAllByTheNextCall) {
+TEST(Checkpoints, AsyncErrorIsThrownOnAllRanksByNextCall) {
   const SharedDir folder;
   Checkpoints checkpoints(world(), folder.path());
-  Parts parts = parts_of(10);
+  CheckpointParts parts = parts_of(10);
   if (world().rank() == world().size() - 1) parts["own"]["bad"] = at::Tensor();
   checkpoints.save_async(10, parts);
-  const auto said = message_of<base::UsageError>([&] { checkpoints.save_async(20, parts_of(20)); });
-  EXPECT_THAT(said, HasSubstr("checkpoint of step 10: rank " + std::to_string(world().size() - 1) +
-                              ": cannot save the undefined tensor \"bad\""));
-  EXPECT_FALSE(checkpoints.newest());
+  const auto message = message_of<base::UsageError>([&] { checkpoints.save_async(20, parts_of(20)); });
+  EXPECT_THAT(message, HasSubstr("checkpoint of step 10: rank " + std::to_string(world().size() - 1) +
+                                 ": cannot save the undefined tensor \"bad\""));
+  EXPECT_FALSE(checkpoints.latest());
   checkpoints.save(30, parts_of(30));
-  expect_whole(checkpoints.newest(), 30);
+  expect_complete(checkpoints.latest(), 30);
 }
 
-TEST(Checkpoints, AFolderThatARankDoesNotSeeIsAnErrorOnAll) {
+TEST(Checkpoints, FolderMissingOnOneRankIsAnErrorOnAll) {
   const SharedDir folder;
   Checkpoints checkpoints(world(), folder.path());
   checkpoints.save(10, parts_of(10));
@@ -160,7 +159,7 @@ TEST(Checkpoints, AFolderThatARankDoesNotSeeIsAnErrorOnAll) {
 }
 
 // The group is closed after it: a job of its own.
-TEST(CheckpointsFailures, ADesyncIsSeenAtOnceAlsoWhenThreadsWrite) {
+TEST(CheckpointsFailures, DesyncIsDetectedWithWriterThread) {
   std::optional<TempDir> dir;
   if (world().rank() == 0) dir.emplace();
   Checkpoints checkpoints(world(), world().broadcast_bytes(dir ? dir->path() : "", 0));
@@ -168,9 +167,9 @@ TEST(CheckpointsFailures, ADesyncIsSeenAtOnceAlsoWhenThreadsWrite) {
   checkpoints.save_async(10, parts_of(10));
   checkpoints.wait();
   const auto begin = std::chrono::steady_clock::now();
-  const auto said = message_of<base::DesyncError>(
+  const auto message = message_of<base::DesyncError>(
       [&] { world().rank() == 0 ? world().barrier() : part.all_reduce(torch::ones({4})); });
-  EXPECT_THAT(said, HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
+  EXPECT_THAT(message, HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5))
       << "not only at the limit on waiting for others";
 }

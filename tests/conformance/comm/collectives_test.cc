@@ -41,10 +41,10 @@ at::Tensor values(int rank, at::ScalarType dtype, const std::vector<std::int64_t
 }
 
 /// The same numbers in memory of another layout. What lies between the elements of a strided tensor is 99.
-at::Tensor laid_out(const at::Tensor& tensor, Layout layout) {
+at::Tensor with_layout(const at::Tensor& tensor, Layout layout) {
   if (layout == Layout::kTransposed) {
-    at::Tensor turned = at::empty({tensor.size(1), tensor.size(0)}, tensor.options()).t();
-    return turned.copy_(tensor);
+    at::Tensor transposed_view = at::empty({tensor.size(1), tensor.size(0)}, tensor.options()).t();
+    return transposed_view.copy_(tensor);
   }
   if (layout == Layout::kStrided) {
     at::Tensor wide = at::full({tensor.size(0), 2 * tensor.size(1)}, 99, tensor.options());
@@ -54,16 +54,16 @@ at::Tensor laid_out(const at::Tensor& tensor, Layout layout) {
 }
 
 at::Tensor nothing(at::ScalarType dtype, Layout layout, int parts) {
-  return laid_out(at::full(shape_of(layout, parts), dtype == at::kBool ? 0 : 77, dtype), layout);
+  return with_layout(at::full(shape_of(layout, parts), dtype == at::kBool ? 0 : 77, dtype), layout);
 }
 
-bool gaps_untouched(const at::Tensor& tensor, Layout layout) {
+bool gaps_unchanged(const at::Tensor& tensor, Layout layout) {
   if (layout != Layout::kStrided) return true;
   const at::Tensor gaps = tensor.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset() + 1);
   return gaps.eq(at::full({}, 99, tensor.options())).all().item<bool>();
 }
 
-at::Tensor reduced(ReduceOp op, const std::vector<at::Tensor>& all) {
+at::Tensor expected_reduction(ReduceOp op, const std::vector<at::Tensor>& all) {
   const at::Tensor stack = at::stack(all);
   if (stack.scalar_type() == at::kBool)
     return op == ReduceOp::kProduct || op == ReduceOp::kMin ? stack.all(0) : stack.any(0);
@@ -110,13 +110,13 @@ TEST(Collectives, AllReduce) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const ReduceOp op : kOps) {
       if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
-      const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout)), layout);
+      const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout)), layout);
       if (async)
         world().all_reduce_async(mine, op).wait();
       else
         world().all_reduce(mine, op);
-      expect_same(mine, reduced(op, all_values(dtype, shape_of(layout))));
-      EXPECT_TRUE(gaps_untouched(mine, layout));
+      expect_same(mine, expected_reduction(op, all_values(dtype, shape_of(layout))));
+      EXPECT_TRUE(gaps_unchanged(mine, layout));
     }
   });
 }
@@ -125,12 +125,12 @@ TEST(Collectives, Reduce) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const int root : roots(async)) {
       const ReduceOp op = root == 0 ? ReduceOp::kSum : ReduceOp::kMax;
-      const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout), root), layout);
+      const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout), root), layout);
       if (async)
         world().reduce_async(mine, root, op).wait();
       else
         world().reduce(mine, root, op);
-      if (world().rank() == root) expect_same(mine, reduced(op, all_values(dtype, shape_of(layout), root)));
+      if (world().rank() == root) expect_same(mine, expected_reduction(op, all_values(dtype, shape_of(layout), root)));
     }
   });
 }
@@ -139,34 +139,34 @@ TEST(Collectives, ReduceMean) {
   for (int root = 0; root < world().size(); ++root) {
     const at::Tensor mine = values(world().rank(), at::kFloat, {4});
     world().reduce(mine, root, ReduceOp::kMean);
-    if (world().rank() == root) expect_same(mine, reduced(ReduceOp::kMean, all_values(at::kFloat, {4})));
+    if (world().rank() == root) expect_same(mine, expected_reduction(ReduceOp::kMean, all_values(at::kFloat, {4})));
   }
 }
 
 TEST(Collectives, Broadcast) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const int root : roots(async)) {
-      const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout), root), layout);
+      const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout), root), layout);
       if (async)
         world().broadcast_async(mine, root).wait();
       else
         world().broadcast(mine, root);
       expect_same(mine, values(root, dtype, shape_of(layout), root));
-      EXPECT_TRUE(gaps_untouched(mine, layout));
+      EXPECT_TRUE(gaps_unchanged(mine, layout));
     }
   });
 }
 
 TEST(Collectives, AllGather) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
-    const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout)), layout);
+    const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout)), layout);
     const at::Tensor all = nothing(dtype, layout, world().size());
     if (async)
       world().all_gather_async(all, mine).wait();
     else
       world().all_gather(all, mine);
     expect_same(all.reshape({-1}), at::stack(all_values(dtype, shape_of(layout))).reshape({-1}));
-    EXPECT_TRUE(gaps_untouched(all, layout));
+    EXPECT_TRUE(gaps_unchanged(all, layout));
     expect_same(mine, values(world().rank(), dtype, shape_of(layout)));
   });
 }
@@ -176,15 +176,15 @@ TEST(Collectives, ReduceScatter) {
     for (const ReduceOp op : kOps) {
       if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
       const auto whole = shape_of(layout, world().size());
-      const at::Tensor input = laid_out(values(world().rank(), dtype, whole), layout);
+      const at::Tensor input = with_layout(values(world().rank(), dtype, whole), layout);
       const at::Tensor part = nothing(dtype, layout, 1);
       if (async)
         world().reduce_scatter_async(part, input, op).wait();
       else
         world().reduce_scatter(part, input, op);
-      const at::Tensor sum = reduced(op, all_values(dtype, whole)).reshape({-1});
+      const at::Tensor sum = expected_reduction(op, all_values(dtype, whole)).reshape({-1});
       expect_same(part.reshape({-1}), sum.narrow(0, world().rank() * part.numel(), part.numel()));
-      EXPECT_TRUE(gaps_untouched(part, layout));
+      EXPECT_TRUE(gaps_unchanged(part, layout));
       expect_same(input, values(world().rank(), dtype, whole));
     }
   });
@@ -193,7 +193,7 @@ TEST(Collectives, ReduceScatter) {
 TEST(Collectives, Gather) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const int root : roots(async)) {
-      const at::Tensor mine = laid_out(values(world().rank(), dtype, shape_of(layout), root), layout);
+      const at::Tensor mine = with_layout(values(world().rank(), dtype, shape_of(layout), root), layout);
       const at::Tensor all = world().rank() == root ? nothing(dtype, layout, world().size()) : at::Tensor();
       if (async)
         world().gather_async(all, mine, root).wait();
@@ -201,7 +201,7 @@ TEST(Collectives, Gather) {
         world().gather(all, mine, root);
       if (world().rank() != root) continue;
       expect_same(all.reshape({-1}), at::stack(all_values(dtype, shape_of(layout), root)).reshape({-1}));
-      EXPECT_TRUE(gaps_untouched(all, layout));
+      EXPECT_TRUE(gaps_unchanged(all, layout));
     }
   });
 }
@@ -210,7 +210,7 @@ TEST(Collectives, Scatter) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     for (const int root : roots(async)) {
       const auto whole = shape_of(layout, world().size());
-      const at::Tensor input = world().rank() == root ? laid_out(values(root, dtype, whole), layout) : at::Tensor();
+      const at::Tensor input = world().rank() == root ? with_layout(values(root, dtype, whole), layout) : at::Tensor();
       const at::Tensor part = nothing(dtype, layout, 1);
       if (async)
         world().scatter_async(part, input, root).wait();
@@ -218,7 +218,7 @@ TEST(Collectives, Scatter) {
         world().scatter(part, input, root);
       expect_same(part.reshape({-1}),
                   values(root, dtype, whole).reshape({-1}).narrow(0, world().rank() * part.numel(), part.numel()));
-      EXPECT_TRUE(gaps_untouched(part, layout));
+      EXPECT_TRUE(gaps_unchanged(part, layout));
     }
   });
 }
@@ -226,7 +226,7 @@ TEST(Collectives, Scatter) {
 TEST(Collectives, AllToAll) {
   for_each_case([](at::ScalarType dtype, Layout layout, bool async) {
     const auto whole = shape_of(layout, world().size());
-    const at::Tensor input = laid_out(values(world().rank(), dtype, whole), layout);
+    const at::Tensor input = with_layout(values(world().rank(), dtype, whole), layout);
     const at::Tensor output = nothing(dtype, layout, world().size());
     if (async)
       world().all_to_all_async(output, input).wait();
@@ -237,7 +237,7 @@ TEST(Collectives, AllToAll) {
     for (const at::Tensor& theirs : all_values(dtype, whole))
       parts.push_back(theirs.reshape({-1}).narrow(0, world().rank() * part, part));
     expect_same(output.reshape({-1}), at::cat(parts));
-    EXPECT_TRUE(gaps_untouched(output, layout));
+    EXPECT_TRUE(gaps_unchanged(output, layout));
   });
 }
 
@@ -248,7 +248,7 @@ TEST(Collectives, AllGatherUnequal) {
       return layout == Layout::kScalar || layout == Layout::kEmpty ? shape_of(layout)
                                                                    : std::vector<std::int64_t>{rank, 2};
     };
-    const at::Tensor mine = laid_out(values(world().rank(), dtype, shape(world().rank())), layout);
+    const at::Tensor mine = with_layout(values(world().rank(), dtype, shape(world().rank())), layout);
     std::vector<at::Tensor> all;
     if (async)
       world().all_gather_unequal_async(all, mine).wait();
@@ -259,14 +259,14 @@ TEST(Collectives, AllGatherUnequal) {
   });
 }
 
-TEST(Collectives, AllGatherUnequalOfDifferentRanks) {
+TEST(Collectives, AllGatherUnequalOfDifferentDimensions) {
   // Rank r's part has r dimensions.
   const auto shape = [](int rank) { return std::vector<std::int64_t>(static_cast<std::size_t>(rank), 2); };
   const auto all = world().all_gather_unequal(values(world().rank(), at::kInt, shape(world().rank())));
   for (int r = 0; r < world().size(); ++r) expect_same(all[static_cast<std::size_t>(r)], values(r, at::kInt, shape(r)));
 }
 
-TEST(Collectives, BytesTravel) {
+TEST(Collectives, BroadcastAndGatherBytes) {
   for (int root = 0; root < world().size(); ++root)
     for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{1} << 20}) {
       std::string text(size, '\0');
@@ -303,17 +303,17 @@ TEST(Collectives, EightMegabytes) {
 }
 
 /// A copy of `tensor` where only this process can read it.
-at::Tensor outside(const at::Tensor& tensor) {
+at::Tensor copy_outside_arena(const at::Tensor& tensor) {
   auto memory = std::make_shared<std::vector<char>>(tensor.nbytes());
   return at::from_blob(memory->data(), tensor.sizes(), [memory](void*) {}, tensor.options()).copy_(tensor);
 }
 
 /// Large enough to be read where it lies, or to go through several pieces; whole numbers, so that sums are exact.
-at::Tensor many(int rank, std::int64_t count) {
+at::Tensor make_values(int rank, std::int64_t count) {
   return at::arange(count, at::kLong).remainder(97).add(rank).to(at::kFloat);
 }
 
-void every_operation_on(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& place) {
+void check_all_operations(std::int64_t n, const std::function<at::Tensor(const at::Tensor&)>& place) {
   Group& w = world();
   const int size = w.size(), me = w.rank(), root = size - 1;
   const auto part = [&](const at::Tensor& whole, int r) { return whole.narrow(0, r * n, n); };
@@ -322,68 +322,69 @@ void every_operation_on(std::int64_t n, const std::function<at::Tensor(const at:
     for (int r = 0; r < size; ++r) parts.push_back(of(r));
     return parts;
   };
-  const at::Tensor sum = at::stack(all([&](int r) { return many(r, n); })).sum(0);
-  const at::Tensor cat = at::cat(all([&](int r) { return many(r, n); }));
+  const at::Tensor sum = at::stack(all([&](int r) { return make_values(r, n); })).sum(0);
+  const at::Tensor cat = at::cat(all([&](int r) { return make_values(r, n); }));
 
-  at::Tensor t = place(many(me, n));
+  at::Tensor t = place(make_values(me, n));
   w.all_reduce(t);
   EXPECT_TRUE(t.equal(sum)) << "all_reduce";
-  t = place(many(me, n));
+  t = place(make_values(me, n));
   w.reduce(t, root);
   EXPECT_TRUE(me != root || t.equal(sum)) << "reduce";
-  t = place(many(me, n));
+  t = place(make_values(me, n));
   w.broadcast(t, root);
-  EXPECT_TRUE(t.equal(many(root, n))) << "broadcast";
+  EXPECT_TRUE(t.equal(make_values(root, n))) << "broadcast";
   at::Tensor whole = place(at::zeros({size * n}));
-  w.all_gather(whole, place(many(me, n)));
+  w.all_gather(whole, place(make_values(me, n)));
   EXPECT_TRUE(whole.equal(cat)) << "all_gather";
   whole = place(at::zeros({size * n}));
-  w.gather(whole, place(many(me, n)), root);
+  w.gather(whole, place(make_values(me, n)), root);
   EXPECT_TRUE(me != root || whole.equal(cat)) << "gather";
   t = place(at::zeros({n}));
   w.scatter(t, place(cat), root);
-  EXPECT_TRUE(t.equal(many(me, n))) << "scatter";
+  EXPECT_TRUE(t.equal(make_values(me, n))) << "scatter";
   t = place(at::zeros({n}));
-  w.reduce_scatter(t, place(many(me, size * n)));
-  EXPECT_TRUE(t.equal(part(at::stack(all([&](int r) { return many(r, size * n); })).sum(0), me))) << "reduce_scatter";
+  w.reduce_scatter(t, place(make_values(me, size * n)));
+  EXPECT_TRUE(t.equal(part(at::stack(all([&](int r) { return make_values(r, size * n); })).sum(0), me)))
+      << "reduce_scatter";
   whole = place(at::zeros({size * n}));
-  w.all_to_all(whole, place(many(me, size * n)));
-  EXPECT_TRUE(whole.equal(at::cat(all([&](int r) { return part(many(r, size * n), me); })))) << "all_to_all";
+  w.all_to_all(whole, place(make_values(me, size * n)));
+  EXPECT_TRUE(whole.equal(at::cat(all([&](int r) { return part(make_values(r, size * n), me); })))) << "all_to_all";
   if (size == 1) return;
   t = place(at::zeros({n}));
-  Work sent = w.send_async(place(many(me, n)), (me + 1) % size);
+  Work sent = w.send_async(place(make_values(me, n)), (me + 1) % size);
   w.recv(t, (me + size - 1) % size);
   sent.wait();
-  EXPECT_TRUE(t.equal(many((me + size - 1) % size, n))) << "send and recv";
+  EXPECT_TRUE(t.equal(make_values((me + size - 1) % size, n))) << "send and recv";
 }
 
 TEST(Collectives, LargeTensorsOfEveryOperation) {
   for (const std::int64_t count : {1500, 400'003})
-    every_operation_on(count, [](const at::Tensor& t) { return t.clone(); });
+    check_all_operations(count, [](const at::Tensor& t) { return t.clone(); });
 }
 
-TEST(Collectives, TensorsThatOtherRanksCannotReach) {
-  for (const std::int64_t count : {7, 1500, 400'003}) every_operation_on(count, outside);
+TEST(Collectives, TensorsOutsideArena) {
+  for (const std::int64_t count : {7, 1500, 400'003}) check_all_operations(count, copy_outside_arena);
 }
 
-TEST(Collectives, TensorsThatOnlySomeRanksCannotReach) {
+TEST(Collectives, TensorsOutsideArenaOnSomeRanks) {
   const int size = world().size();
   const std::int64_t counts[] = {131'072, 131'073,   400'003,
                                  1,       1'000'000, 9};  // the first is the largest that goes in one piece
   std::vector<at::Tensor> tensors;
   std::vector<Work> works;  // one behind the other
   for (std::size_t i = 0; i < std::size(counts); ++i) {
-    const at::Tensor mine = many(world().rank(), counts[i]);
+    const at::Tensor mine = make_values(world().rank(), counts[i]);
     const bool hidden = world().rank() == static_cast<int>(i) % size;
-    tensors.push_back(hidden ? outside(mine) : mine);
+    tensors.push_back(hidden ? copy_outside_arena(mine) : mine);
     works.push_back(world().all_reduce_async(tensors.back()));
   }
   for (Work& work : works) work.wait();
   for (std::size_t i = 0; i < std::size(counts); ++i)
-    EXPECT_TRUE(tensors[i].equal(many(0, counts[i]) * size + size * (size - 1) / 2)) << counts[i];
+    EXPECT_TRUE(tensors[i].equal(make_values(0, counts[i]) * size + size * (size - 1) / 2)) << counts[i];
 }
 
-TEST(Collectives, RanksOfOneHostAddInTheirOrder) {
+TEST(Collectives, ShmAddsInRankOrder) {
   if (world().transport() != "shm") return;
   for (const std::int64_t count : {9, 300'001}) {
     const auto of = [&](int rank) {

@@ -22,7 +22,7 @@ using base::Cause;
 using base::CommError;
 using base::Deadline;
 using base::DesyncError;
-using base::PeerLost;
+using base::PeerLostError;
 using base::TimeoutError;
 using comm::Group;
 using comm::ReduceOp;
@@ -32,8 +32,8 @@ using ::testing::HasSubstr;
 
 // What a comparison finds is told at once, what two waits mean after looks at 0.2, 0.45 and 0.76 s. Bounds are for a
 // busy machine.
-constexpr auto kAtOnce = 2s;
-constexpr auto kAfterLooks = 5s;
+constexpr auto kComparisonLimit = 2s;
+constexpr auto kPollingLimit = 5s;
 
 /// The E that `call` throws within `limit`, and nothing but E.
 template <typename E, typename Call>
@@ -59,7 +59,7 @@ E thrown_within(Deadline::Clock::duration limit, Call call) {
 /// in which this rank made it, is closed after it.
 template <typename Call>
 void expect_desync(const std::string& first, const std::string& second, Call call,
-                   Deadline::Clock::duration limit = kAtOnce, Group group = world()) {
+                   Deadline::Clock::duration limit = kComparisonLimit, Group group = world()) {
   const auto error = thrown_within<DesyncError>(limit, call);
   EXPECT_EQ(error.cause(), Cause::kDesync);
   const auto names_both = AllOf(HasSubstr("rank 0 called " + first + ", rank "), HasSubstr(" called " + second));
@@ -69,45 +69,45 @@ void expect_desync(const std::string& first, const std::string& second, Call cal
   EXPECT_THAT(again, names_both);
 }
 
-at::Tensor four() { return at::zeros({4}); }
+at::Tensor make_tensor() { return at::zeros({4}); }
 bool on_rank(int rank) { return world().rank() == rank; }
 /// For the cases in which the last rank is the odd one: the others.
 bool last() { return on_rank(world().size() - 1); }
 
-TEST(Failures, DifferentKinds) {
+TEST(Failures, DifferentOperations) {
   expect_desync("all_reduce(float32[4])", "broadcast(float32[4], root 0)",
-                [] { on_rank(0) ? world().all_reduce(four()) : world().broadcast(four(), 0); });
+                [] { on_rank(0) ? world().all_reduce(make_tensor()) : world().broadcast(make_tensor(), 0); });
 }
 
-TEST(Failures, OneComesLateToAnotherGroup) {
+TEST(Failures, LateCallOnAnotherGroup) {
   Group again = world().split(0);
   if (on_rank(0)) std::this_thread::sleep_for(4s);  // the others look less often by then
-  const auto came = Deadline::Clock::now();
+  const auto entered = Deadline::Clock::now();
   const std::string text = message_of<DesyncError>([&] { on_rank(0) ? again.barrier() : world().barrier(); });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 0 called barrier()"), HasSubstr("rank ")));
   if (on_rank(0)) {
-    EXPECT_LT(Deadline::Clock::now() - came, kAtOnce);
+    EXPECT_LT(Deadline::Clock::now() - entered, kComparisonLimit);
   }
 }
 
-TEST(Failures, AClosedGroupThrowsTheSameError) {
-  const auto first =
-      thrown_within<DesyncError>(kAtOnce, [] { on_rank(0) ? world().all_reduce(four()) : world().barrier(); });
+TEST(Failures, ClosedGroupThrowsTheSameError) {
+  const auto first = thrown_within<DesyncError>(
+      kComparisonLimit, [] { on_rank(0) ? world().all_reduce(make_tensor()) : world().barrier(); });
   const auto second = thrown_within<DesyncError>(100ms, [] { world().barrier(); });
   EXPECT_STREQ(second.what(), first.what());
   const auto third = thrown_within<DesyncError>(
-      100ms, [] { world().send_async(four(), (world().rank() + 1) % world().size()).wait(); });
+      100ms, [] { world().send_async(make_tensor(), (world().rank() + 1) % world().size()).wait(); });
   EXPECT_STREQ(third.what(), first.what());
 }
 
 TEST(Failures, DifferentDtypes) {
   expect_desync("all_reduce(float32[4])", "all_reduce(float64[4])",
-                [] { world().all_reduce(on_rank(0) ? four() : four().to(at::kDouble)); });
+                [] { world().all_reduce(on_rank(0) ? make_tensor() : make_tensor().to(at::kDouble)); });
 }
 
 TEST(Failures, DifferentShapes) {
   expect_desync("all_reduce(float32[4])", "all_reduce(float32[2,2])",
-                [] { world().all_reduce(on_rank(0) ? four() : four().view({2, 2})); });
+                [] { world().all_reduce(on_rank(0) ? make_tensor() : make_tensor().view({2, 2})); });
 }
 
 TEST(Failures, DifferentShapesOfLargeTensors) {
@@ -118,10 +118,10 @@ TEST(Failures, DifferentShapesOfLargeTensors) {
   EXPECT_TRUE(large.eq(1.0 + world().rank()).all().item<bool>());
 }
 
-TEST(Failures, ACallThatIsComparedOnTheWayAgainstOneThatIsComparedBefore) {
+TEST(Failures, CallComparedDuringOperationAgainstCallComparedBefore) {
   expect_desync("all_reduce(float32[4])", "all_gather(uint8[3])", [] {
     if (on_rank(0))
-      world().all_reduce(four());
+      world().all_reduce(make_tensor());
     else
       world().all_gather_bytes("abc");
   });
@@ -129,17 +129,17 @@ TEST(Failures, ACallThatIsComparedOnTheWayAgainstOneThatIsComparedBefore) {
 
 TEST(Failures, DifferentRoots) {
   expect_desync("broadcast(float32[4], root 0)", "broadcast(float32[4], root 1)",
-                [] { world().broadcast(four(), on_rank(0) ? 0 : 1); });
+                [] { world().broadcast(make_tensor(), on_rank(0) ? 0 : 1); });
 }
 
-TEST(Failures, DifferentOperators) {
+TEST(Failures, DifferentReduceOps) {
   expect_desync("all_reduce(float32[4], max)", "all_reduce(float32[4])",
-                [] { world().all_reduce(four(), on_rank(0) ? ReduceOp::kMax : ReduceOp::kSum); });
+                [] { world().all_reduce(make_tensor(), on_rank(0) ? ReduceOp::kMax : ReduceOp::kSum); });
 }
 
 TEST(Failures, DifferentNames) {
   expect_desync("all_reduce(left: float32[4])", "all_reduce(right: float32[4])",
-                [] { world().all_reduce(four(), ReduceOp::kSum, {.name = on_rank(0) ? "left" : "right"}); });
+                [] { world().all_reduce(make_tensor(), ReduceOp::kSum, {.name = on_rank(0) ? "left" : "right"}); });
 }
 
 TEST(Failures, DifferentRootsOfByteStrings) {
@@ -147,16 +147,16 @@ TEST(Failures, DifferentRootsOfByteStrings) {
                 [] { world().broadcast_bytes("abc", on_rank(0) ? 0 : 1); });
 }
 
-TEST(Failures, DifferentKindsAsynchronously) {
+TEST(Failures, DifferentAsyncOperations) {
   expect_desync("all_reduce(float32[4])", "barrier()", [] {
-    Work work = on_rank(0) ? world().all_reduce_async(four()) : world().barrier_async();
+    Work work = on_rank(0) ? world().all_reduce_async(make_tensor()) : world().barrier_async();
     work.wait();
   });
 }
 
-TEST(Failures, WhatIsQueuedBehindAFailureFailsAlike) {
+TEST(Failures, OperationsQueuedBehindFailureFailAlike) {
   const auto start = [](int i) {
-    return on_rank(0) && i == 2 ? world().barrier_async() : world().all_reduce_async(four());
+    return on_rank(0) && i == 2 ? world().barrier_async() : world().all_reduce_async(make_tensor());
   };
   std::vector<Work> works;
   for (int i = 0; i < 3; ++i) works.push_back(start(i));
@@ -167,33 +167,33 @@ TEST(Failures, WhatIsQueuedBehindAFailureFailsAlike) {
   }
   works[1].wait();
   for (std::size_t i = 2; i < works.size(); ++i) {
-    const auto error = thrown_within<DesyncError>(kAtOnce, [&] { works[i].wait(); });
+    const auto error = thrown_within<DesyncError>(kComparisonLimit, [&] { works[i].wait(); });
     EXPECT_THAT(error.what(), HasSubstr("rank 0 called barrier(), rank 1 called all_reduce(float32[4])"));
     EXPECT_NE(works[i].error(), nullptr);
   }
 }
 
-TEST(Failures, TheOddOneOfManyIsNamed) {
+TEST(Failures, DifferingRankIsNamed) {
   // With three ranks the last, which differs, is at fault; with two it is rank 1 as far as anybody can tell.
-  const auto error =
-      thrown_within<DesyncError>(kAtOnce, [] { last() ? world().barrier() : world().all_reduce(four()); });
+  const auto error = thrown_within<DesyncError>(kComparisonLimit,
+                                                [] { last() ? world().barrier() : world().all_reduce(make_tensor()); });
   EXPECT_EQ(error.peer(), world().size() - 1);
   EXPECT_EQ(error.rank(), world().rank());
   EXPECT_THAT(error.op(), HasSubstr("#1"));
 }
 
-TEST(Failures, ARankLeavesInGoodOrder) {
+TEST(Failures, RankLeavesWorld) {
   if (last()) return leave_world();
-  const auto error = thrown_within<CommError>(kAfterLooks, [] { world().all_reduce(four()); });
+  const auto error = thrown_within<CommError>(kPollingLimit, [] { world().all_reduce(make_tensor()); });
   EXPECT_EQ(error.cause(), Cause::kUnevenInput);
   EXPECT_EQ(error.peer(), world().size() - 1);
   EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1) + " finished while rank"));
   EXPECT_THAT(error.hint(), HasSubstr("same number of batches"));
 }
 
-TEST(Failures, ARankExitsWithoutLeaving) {
+TEST(Failures, RankExitsWithoutLeaving) {
   if (last()) ::_exit(0);
-  const auto error = thrown_within<CommError>(kAfterLooks, [] { world().all_reduce(four()); });
+  const auto error = thrown_within<CommError>(kPollingLimit, [] { world().all_reduce(make_tensor()); });
   EXPECT_EQ(error.cause(), Cause::kUnevenInput);
   EXPECT_EQ(error.peer(), world().size() - 1);
   EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1) + " ended while rank"));
@@ -202,40 +202,41 @@ TEST(Failures, ARankExitsWithoutLeaving) {
 TEST(Failures, BarrierAgainstAnotherGroup) {
   Group part = world().split(0);
   expect_desync(
-      "barrier()", "all_reduce(float32[4])", [&] { on_rank(0) ? world().barrier() : part.all_reduce(four()); },
-      kAfterLooks, on_rank(0) ? world() : part);
+      "barrier()", "all_reduce(float32[4])", [&] { on_rank(0) ? world().barrier() : part.all_reduce(make_tensor()); },
+      kPollingLimit, on_rank(0) ? world() : part);
 }
 
 TEST(Failures, BarrierAgainstAReceive) {
   expect_desync(
-      "barrier()", "recv(float32[4]) from rank 0", [] { on_rank(1) ? world().recv(four(), 0) : world().barrier(); },
-      kAfterLooks);
+      "barrier()", "recv(float32[4]) from rank 0",
+      [] { on_rank(1) ? world().recv(make_tensor(), 0) : world().barrier(); }, kPollingLimit);
 }
 
-TEST(Failures, AnAsynchronousOperationThatIsWaitedForAgainstAnother) {
+TEST(Failures, AsyncOperationsOfDifferentGroups) {
   Group part = world().split(0);
   expect_desync(
       "barrier()", "all_reduce(float32[4])",
-      [&] { on_rank(0) ? world().barrier_async().wait() : part.all_reduce_async(four()).wait(); }, kAfterLooks,
+      [&] { on_rank(0) ? world().barrier_async().wait() : part.all_reduce_async(make_tensor()).wait(); }, kPollingLimit,
       on_rank(0) ? world() : part);
 }
 
-TEST(Failures, TwoThatSendBeforeTheyReceive) {
+TEST(Failures, MutualSendBeforeReceive) {
   if (world().rank() > 1) return;
-  const auto error = thrown_within<DesyncError>(kAfterLooks, [] { world().send(four(), 1 - world().rank()); });
+  const auto error = thrown_within<DesyncError>(kPollingLimit, [] { world().send(make_tensor(), 1 - world().rank()); });
   EXPECT_THAT(error.what(),
               HasSubstr("rank 0 called send(float32[4]) to rank 1, rank 1 called send(float32[4]) to rank 0"));
 }
 
 TEST(Failures, SenderAndReceiverDiffer) {
   if (world().rank() > 1) return;
-  const auto error = thrown_within<DesyncError>(
-      kAfterLooks, [] { on_rank(0) ? world().send(four(), 1) : world().recv(at::zeros({5}, at::kDouble), 0); });
+  const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
+    on_rank(0) ? world().send(make_tensor(), 1) : world().recv(at::zeros({5}, at::kDouble), 0);
+  });
   EXPECT_THAT(error.what(), HasSubstr("rank 0 called send(float32[4]), rank 1 called recv(float64[5])"));
 }
 
 /// The last rank does not come; the others wait `patience`.
-void expect_timeout(std::chrono::milliseconds patience) {
+void expect_timeout(std::chrono::milliseconds timeout) {
   std::optional<TempDir> own;
   if (last()) own.emplace();
   const std::string folder = world().broadcast_bytes(own ? own->path() : "", world().size() - 1);
@@ -247,8 +248,8 @@ void expect_timeout(std::chrono::milliseconds patience) {
         std::this_thread::sleep_for(1ms);
     return;
   }
-  const auto error = thrown_within<TimeoutError>(patience + kAtOnce, [&] {
-    world().all_reduce(four(), ReduceOp::kSum, {.name = "loss", .deadline = Deadline::in(patience)});
+  const auto error = thrown_within<TimeoutError>(timeout + kComparisonLimit, [&] {
+    world().all_reduce(make_tensor(), ReduceOp::kSum, {.name = "loss", .deadline = Deadline::in(timeout)});
   });
   EXPECT_EQ(error.cause(), Cause::kRankStuck);
   const std::string waits = world().size() < 3 ? "" : "; ranks that wait too: ";
@@ -257,20 +258,20 @@ void expect_timeout(std::chrono::milliseconds patience) {
   std::ofstream(done(world().rank())).put('x');
 }
 
-TEST(Failures, ALongDeadlineNamesWhoHasNotCome) { expect_timeout(1500ms); }
-TEST(Failures, AShortDeadlineNamesWhoHasNotCome) { expect_timeout(50ms); }
+TEST(Failures, LongDeadlineNamesMissingRanks) { expect_timeout(1500ms); }
+TEST(Failures, ShortDeadlineNamesMissingRanks) { expect_timeout(50ms); }
 
-TEST(Failures, AnErrorFromAboveKeepsItsType) {
+TEST(Failures, ErrorPassedToGroupFailKeepsItsType) {
   // As ddp reports a difference that it finds: there on rank 0, and the others wait.
-  const auto error = thrown_within<DesyncError>(kAfterLooks, [] {
+  const auto error = thrown_within<DesyncError>(kPollingLimit, [] {
     if (on_rank(0))
       world().fail(DesyncError(Cause::kDesync, "ddp", 0, 1, "parameters differ", "the same model everywhere"));
-    world().all_reduce(four());
+    world().all_reduce(make_tensor());
   });
   EXPECT_THAT(error.what(), HasSubstr("parameters differ"));
 }
 
-TEST(Failures, AGroupMayEndBeforeItsOperations) {
+TEST(Failures, GroupMayBeDestroyedBeforeItsOperations) {
   Work work = [] {
     Group part = world().split(0);
     return last() ? Work(part.barrier_async()) : world().barrier_async();
@@ -284,18 +285,18 @@ TEST(Failures, AGroupMayEndBeforeItsOperations) {
   }
 }
 
-TEST(Failures, AWorldThatWasLeftStaysLeft) {
+TEST(Failures, InitAfterLeavingIsRejected) {
   world().barrier();
   leave_world();
   EXPECT_THAT(message_of<base::UsageError>([] { comm::init(); }), HasSubstr("has left its world"));
 }
 
 // Started by killed_rank_test.cc, which looks at the launcher from outside.
-TEST(Killed, TheLastRankIsKilled) {
+TEST(Killed, LastRankIsKilled) {
   world().barrier();
   ::signal(SIGTERM, SIG_IGN);  // the launcher ends the others as soon as it knows
   if (last()) ::raise(SIGKILL);
-  const auto error = thrown_within<PeerLost>(kAfterLooks, [] {
+  const auto error = thrown_within<PeerLostError>(kPollingLimit, [] {
     for (;;) world().all_reduce(at::zeros({1 << 18}));
   });
   EXPECT_EQ(error.peer(), world().size() - 1);

@@ -1,4 +1,4 @@
-// What goes wrong on GPUs and in NCCL, both pretended: PRETEND_NCCL says what, for each case (CMakeLists.txt).
+// What goes wrong on GPUs and in NCCL, both pretended: FAKE_NCCL_FAULT says what, for each case (CMakeLists.txt).
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -19,14 +19,14 @@ using Clock = std::chrono::steady_clock;
 
 at::Tensor ones() { return at::ones({4}).to(world().device()); }
 
-struct Caught {
+struct CaughtError {
   std::string text = "nothing was thrown", hint, op;
   base::Cause cause = base::Cause::kInternal;
   bool timeout = false, lost = false;
 };
 
 template <typename Call>
-Caught caught(const Call& call) {
+CaughtError catch_comm_error(const Call& call) {
   try {
     call();
   } catch (const base::CommError& error) {
@@ -35,15 +35,15 @@ Caught caught(const Call& call) {
             error.op(),
             error.cause(),
             dynamic_cast<const base::TimeoutError*>(&error) != nullptr,
-            dynamic_cast<const base::PeerLost*>(&error) != nullptr};
+            dynamic_cast<const base::PeerLostError*>(&error) != nullptr};
   }
   return {};
 }
 
 /// What ends on the GPU after a call has returned is thrown by the next one. The stream ends by itself, though the
 /// operation could not.
-Caught all_reduce_fails() {
-  return caught([&] {
+CaughtError run_failing_all_reduce() {
+  return catch_comm_error([&] {
     const at::Tensor tensor = ones();
     world().all_reduce(tensor, comm::ReduceOp::kSum, {.name = "loss"});
     tensor.cpu();
@@ -51,72 +51,75 @@ Caught all_reduce_fails() {
   });
 }
 
-const std::string kRankOne =
+const std::string kFailedOnRankOne =
     "failed on rank 1, cuda:1 (GPU-00000000-0000-0000-0000-000000000002, pretended GPU) of host ";
 
-TEST(GpuFailures, MemoryWhenConnecting) {
-  const Caught error = all_reduce_fails();
+TEST(GpuFailures, OutOfMemoryInCommInit) {
+  const CaughtError error = run_failing_all_reduce();
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kRankOne),
-                                HasSubstr("CUDA says cudaErrorMemoryAllocation"),
-                                HasSubstr("NCCL says: Cuda failure 2 'out of memory'")));
+  EXPECT_THAT(
+      error.text,
+      AllOf(HasSubstr("all_reduce(loss)#1: ncclCommInitRankConfig(rank 1 of 2) " + kFailedOnRankOne),
+            HasSubstr("CUDA says cudaErrorMemoryAllocation"), HasSubstr("NCCL says: Cuda failure 2 'out of memory'")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), Not(HasSubstr("driver"))));
 }
 
-TEST(GpuFailures, DriverInFirstBroadcast) {
-  const Caught error = caught([] {
+TEST(GpuFailures, DriverTooOldInFirstBroadcast) {
+  const CaughtError error = catch_comm_error([] {
     world().broadcast(ones(), 0, {.name = "parameters"});
     for (const auto until = Clock::now() + std::chrono::seconds(20); Clock::now() < until;) world().barrier();
   });
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("broadcast(parameters)#1: ncclBroadcast(float32[4], root 0) " + kRankOne),
-                                HasSubstr("cudaErrorInsufficientDriver")));
+  EXPECT_THAT(error.text,
+              AllOf(HasSubstr("broadcast(parameters)#1: ncclBroadcast(float32[4], root 0) " + kFailedOnRankOne),
+                    HasSubstr("cudaErrorInsufficientDriver")));
   EXPECT_THAT(error.hint, HasSubstr("driver too old"));
 }
 
-TEST(GpuFailures, NumberOfTheGpu) {
-  const Caught error = all_reduce_fails();
-  EXPECT_THAT(error.text,
-              AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("cudaErrorInvalidDevice")));
+TEST(GpuFailures, InvalidDeviceOrdinal) {
+  const CaughtError error = run_failing_all_reduce();
+  EXPECT_THAT(error.text, AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kFailedOnRankOne),
+                                HasSubstr("cudaErrorInvalidDevice")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("is cuda:1 there?"), HasSubstr("CUDA_VISIBLE_DEVICES is not set")));
 }
 
-TEST(GpuFailures, NobodyKnowsWhy) {
-  const Caught error = all_reduce_fails();
+TEST(GpuFailures, UnknownCudaError) {
+  const CaughtError error = run_failing_all_reduce();
   EXPECT_THAT(error.text, HasSubstr("CUDA refused something"));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("memory"), HasSubstr("driver too old"), HasSubstr("CUDA_VISIBLE_DEVICES"),
                                 HasSubstr("another process")));
 }
 
-TEST(GpuFailures, TheSystem) {
-  const Caught error = all_reduce_fails();
+TEST(GpuFailures, SystemError) {
+  const CaughtError error = run_failing_all_reduce();
   EXPECT_THAT(error.text, HasSubstr("rank 1"));
   if (world().rank() == 0) return;
   EXPECT_TRUE(error.lost);
-  EXPECT_THAT(error.text,
-              AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kRankOne), HasSubstr("interface wire7 of host "),
-                    HasSubstr("whose address for the others is 127.0.0.1"), HasSubstr("Connection refused")));
+  EXPECT_THAT(
+      error.text,
+      AllOf(HasSubstr("ncclAllReduce(float32[4], sum) " + kFailedOnRankOne), HasSubstr("interface wire7 of host "),
+            HasSubstr("whose address for the others is 127.0.0.1"), HasSubstr("Connection refused")));
   EXPECT_THAT(error.hint, AllOf(HasSubstr("LOCKSTEP_INTERFACE"), HasSubstr("firewalls"), HasSubstr("/dev/shm")));
 }
 
-TEST(GpuFailures, LaterOnTheGpu) {
-  const Caught error = all_reduce_fails();
+TEST(GpuFailures, AsyncCudaError) {
+  const CaughtError error = run_failing_all_reduce();
   EXPECT_EQ(error.cause, base::Cause::kResource);
-  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclAllReduce(float32[4], sum) " + kRankOne),
+  EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss)#1: ncclAllReduce(float32[4], sum) " + kFailedOnRankOne),
                                 HasSubstr("cudaErrorIllegalAddress")));
 }
 
-TEST(GpuFailures, OneNeverBegins) {
+TEST(GpuFailures, RankNeverStartsOperation) {
   const auto begun = Clock::now();
-  const Caught error = all_reduce_fails();
+  const CaughtError error = run_failing_all_reduce();
   EXPECT_TRUE(error.timeout) << error.text;
   EXPECT_EQ(error.cause, base::Cause::kRankStuck);
   EXPECT_THAT(error.text, AllOf(HasSubstr("all_reduce(loss: float32[4] on cuda)"), HasSubstr("all ranks have come")));
   EXPECT_LT(Clock::now() - begun, std::chrono::seconds(15));
 }
 
-TEST(GpuFailures, ADeadlineEndsItToo) {
-  const Caught error = caught([] {
+TEST(GpuFailures, DeadlineEndsOperation) {
+  const CaughtError error = catch_comm_error([] {
     const at::Tensor tensor = ones();
     comm::Work work = world().all_reduce_async(tensor, comm::ReduceOp::kSum,
                                                {.deadline = base::Deadline::in(std::chrono::seconds(1))});
@@ -125,18 +128,18 @@ TEST(GpuFailures, ADeadlineEndsItToo) {
   EXPECT_TRUE(error.timeout) << error.text;
 }
 
-TEST(GpuFailures, OneDies) {
+TEST(GpuFailures, RankDies) {
   if (world().rank() == 1) {
     world().all_reduce(ones(), comm::ReduceOp::kSum, {.name = "loss"});
     ::raise(SIGKILL);
   }
-  const Caught error = all_reduce_fails();
+  const CaughtError error = run_failing_all_reduce();
   EXPECT_TRUE(error.lost) << error.text;
   EXPECT_THAT(error.text, HasSubstr("rank 1 was killed by SIGKILL"));
 }
 
 /// It fails on the GPU when nothing is called any more.
-TEST(GpuFailures, AfterTheLastCall) { world().all_reduce(ones()); }
+TEST(GpuFailures, ErrorAfterLastCall) { world().all_reduce(ones()); }
 
 }  // namespace
 }  // namespace lockstep

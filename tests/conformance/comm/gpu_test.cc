@@ -34,12 +34,12 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected) {
 
 /// 1 + 2 + ... + ranks.
 double sum_of_ranks() { return num_ranks() * (num_ranks() + 1) / 2.0; }
-int mine() { return world().rank() + 1; }
+int my_factor() { return world().rank() + 1; }
 
 const at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16,
                                   at::kLong,   at::kInt,   at::kChar, at::kByte};
 
-TEST(Gpu, IsThisRanksOwn) {
+TEST(Gpu, DeviceOfThisRank) {
   EXPECT_EQ(gpu().type(), at::kCUDA);
   EXPECT_EQ(gpu().index(), world().local_rank() % c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount());
   EXPECT_EQ(at::empty({1}, at::TensorOptions(at::kCUDA)).device(), gpu());  // the current one
@@ -47,14 +47,15 @@ TEST(Gpu, IsThisRanksOwn) {
 
 TEST(Gpu, AllReduce) {
   for (const at::ScalarType dtype : kDtypes) {
-    const at::Tensor tensor = on_gpu(numbers(5, mine(), dtype));
+    const at::Tensor tensor = on_gpu(numbers(5, my_factor(), dtype));
     world().all_reduce(tensor);
     expect_same(tensor, numbers(5, sum_of_ranks(), dtype));
   }
-  const at::Tensor mean = on_gpu(numbers(7, 2 * mine(), at::kFloat));
+  const at::Tensor mean = on_gpu(numbers(7, 2 * my_factor(), at::kFloat));
   world().all_reduce(mean, ReduceOp::kMean);
   expect_same(mean, numbers(7, num_ranks() + 1, at::kFloat));
-  const at::Tensor least = on_gpu(numbers(7, mine(), at::kFloat)), greatest = on_gpu(numbers(7, mine(), at::kFloat));
+  const at::Tensor least = on_gpu(numbers(7, my_factor(), at::kFloat)),
+                   greatest = on_gpu(numbers(7, my_factor(), at::kFloat));
   world().all_reduce(least, ReduceOp::kMin);
   world().all_reduce(greatest, ReduceOp::kMax);
   expect_same(least, numbers(7, 1, at::kFloat));
@@ -67,17 +68,17 @@ TEST(Gpu, AllReduce) {
   expect_same(all, at::arange(num_ranks() + 1).eq(num_ranks()));
 }
 
-TEST(Gpu, WhatOneRankHas) {
+TEST(Gpu, RootedCollectives) {
   for (int root = 0; root < num_ranks(); ++root) {
-    const at::Tensor given = on_gpu(numbers(6, mine(), at::kFloat));
+    const at::Tensor given = on_gpu(numbers(6, my_factor(), at::kFloat));
     world().broadcast(given, root);
     expect_same(given, numbers(6, root + 1, at::kFloat));
-    const at::Tensor sum = on_gpu(numbers(6, mine(), at::kFloat));
+    const at::Tensor sum = on_gpu(numbers(6, my_factor(), at::kFloat));
     world().reduce(sum, root);
     if (world().rank() == root) expect_same(sum, numbers(6, sum_of_ranks(), at::kFloat));
     const bool here = world().rank() == root;
     const at::Tensor gathered = here ? at::empty({num_ranks(), 3}, at::TensorOptions(gpu())) : at::Tensor();
-    world().gather(gathered, on_gpu(numbers(3, mine(), at::kFloat)), root);
+    world().gather(gathered, on_gpu(numbers(3, my_factor(), at::kFloat)), root);
     if (here) expect_same(gathered[num_ranks() - 1], numbers(3, num_ranks(), at::kFloat));
     const at::Tensor part = at::empty({2}, at::TensorOptions(gpu()));
     world().scatter(part, here ? on_gpu(numbers(2 * num_ranks(), 1, at::kFloat)) : at::Tensor(), root);
@@ -85,27 +86,27 @@ TEST(Gpu, WhatOneRankHas) {
   }
 }
 
-TEST(Gpu, WhatAllHave) {
+TEST(Gpu, UnrootedCollectives) {
   const at::Tensor all = at::empty({num_ranks() * 4}, at::TensorOptions(gpu()));
-  world().all_gather(all, on_gpu(numbers(4, mine(), at::kFloat)));
+  world().all_gather(all, on_gpu(numbers(4, my_factor(), at::kFloat)));
   for (int rank = 0; rank < num_ranks(); ++rank)
     expect_same(all.narrow(0, 4 * rank, 4), numbers(4, rank + 1, at::kFloat));
   const at::Tensor part = at::empty({3}, at::TensorOptions(gpu()));
-  world().reduce_scatter(part, on_gpu(numbers(3 * num_ranks(), mine(), at::kFloat)));
+  world().reduce_scatter(part, on_gpu(numbers(3 * num_ranks(), my_factor(), at::kFloat)));
   expect_same(part, numbers(3 * num_ranks(), sum_of_ranks(), at::kFloat).narrow(0, 3 * world().rank(), 3));
   const at::Tensor exchanged = at::empty({num_ranks()}, at::TensorOptions(gpu()));
-  world().all_to_all(exchanged, on_gpu(numbers(num_ranks(), 10 * mine(), at::kFloat)));
-  expect_same(exchanged, numbers(num_ranks(), 10, at::kFloat) * mine());
+  world().all_to_all(exchanged, on_gpu(numbers(num_ranks(), 10 * my_factor(), at::kFloat)));
+  expect_same(exchanged, numbers(num_ranks(), 10, at::kFloat) * my_factor());
 }
 
-TEST(Gpu, WorkEndsAndOthersGoOn) {
+TEST(Gpu, SeveralOperationsInFlight) {
   std::vector<at::Tensor> tensors;
   std::vector<comm::Work> works;
   for (int i = 0; i < 4; ++i) {
-    tensors.push_back(on_gpu(numbers(5, mine() + i, at::kFloat)));
+    tensors.push_back(on_gpu(numbers(5, my_factor() + i, at::kFloat)));
     works.push_back(world().all_reduce_async(tensors.back()));
   }
-  const at::Tensor on_cpu = numbers(5, mine(), at::kFloat);
+  const at::Tensor on_cpu = numbers(5, my_factor(), at::kFloat);
   world().all_reduce(on_cpu);
   EXPECT_TRUE(at::equal(on_cpu, numbers(5, sum_of_ranks(), at::kFloat)));
   for (int i = 0; i < 4; ++i) {
@@ -114,10 +115,11 @@ TEST(Gpu, WorkEndsAndOthersGoOn) {
   }
 }
 
-TEST(Gpu, AllMaySendBeforeTheyReceive) {
+TEST(Gpu, AllRanksMaySendBeforeReceiving) {
   if (num_ranks() == 1) return;
   const int next = (world().rank() + 1) % num_ranks(), before = (world().rank() + num_ranks() - 1) % num_ranks();
-  const at::Tensor sent = on_gpu(numbers(9, mine(), at::kFloat)), more = on_gpu(numbers(4, 10 * mine(), at::kInt));
+  const at::Tensor sent = on_gpu(numbers(9, my_factor(), at::kFloat)),
+                   more = on_gpu(numbers(4, 10 * my_factor(), at::kInt));
   comm::Work first = world().send_async(sent, next), second = world().send_async(more, next);
   const at::Tensor got = at::empty({9}, at::TensorOptions(gpu())),
                    rest = at::empty({4}, at::TensorOptions(gpu()).dtype(at::kInt));
@@ -130,23 +132,23 @@ TEST(Gpu, AllMaySendBeforeTheyReceive) {
   second.wait();
 }
 
-TEST(Gpu, GroupsOfSome) {
+TEST(Gpu, SplitGroups) {
   world().all_reduce(on_gpu(numbers(1, 1, at::kFloat)));  // by NCCL a split is then made of what there is
   comm::Group parity = world().split(world().rank() % 2, -world().rank());
   double expected = 0;
   for (int rank = world().rank() % 2; rank < num_ranks(); rank += 2) expected += rank + 1;
   for (int i = 0; i < 3; ++i) {
-    const at::Tensor tensor = on_gpu(numbers(5, mine(), at::kFloat));
+    const at::Tensor tensor = on_gpu(numbers(5, my_factor(), at::kFloat));
     parity.all_reduce(tensor);
     expect_same(tensor, numbers(5, expected, at::kFloat));
   }
   comm::Group alone = world().split(world().rank());
-  const at::Tensor same = on_gpu(numbers(5, mine(), at::kFloat));
+  const at::Tensor same = on_gpu(numbers(5, my_factor(), at::kFloat));
   alone.all_reduce(same);
-  expect_same(same, numbers(5, mine(), at::kFloat));
+  expect_same(same, numbers(5, my_factor(), at::kFloat));
 }
 
-TEST(Gpu, WrongDevicesAreRefused) {
+TEST(Gpu, WrongDevicesAreRejected) {
   if (num_ranks() == 1) return;
   const auto text_of = [](const auto& call) -> std::string {
     try {
@@ -163,7 +165,7 @@ TEST(Gpu, WrongDevicesAreRefused) {
   EXPECT_THAT(text_of([&] { world().all_reduce(there); }), HasSubstr("but this rank's GPU is " + gpu().str()));
 }
 
-TEST(GpuDesync, OneRankIsOnTheCpu) {
+TEST(GpuDesync, OneRankOnCpu) {
   if (num_ranks() == 1) GTEST_SKIP();
   const at::Tensor host = numbers(3, 1, at::kFloat);
   try {

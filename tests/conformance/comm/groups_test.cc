@@ -28,13 +28,13 @@ int previous() { return (world().rank() + world().size() - 1) % world().size(); 
 at::Tensor number(double value) { return at::full({1}, value, at::kDouble); }
 
 /// A folder that all ranks know.
-class SharedFolder {
+class MarkerFolder {
  public:
-  SharedFolder() {
+  MarkerFolder() {
     if (world().rank() == 0) own_.emplace();
     path_ = world().broadcast_bytes(own_ ? own_->path() : "", 0);
   }
-  ~SharedFolder() { world().barrier(); }
+  ~MarkerFolder() { world().barrier(); }
   void mark(const std::string& name) const { std::ofstream(path_ + "/" + name).put('x'); }
   bool is_marked(const std::string& name) const { return std::filesystem::exists(path_ + "/" + name); }
   bool wait_for_mark(const std::string& name) const {
@@ -50,7 +50,7 @@ class SharedFolder {
   std::string path_;
 };
 
-TEST(PointToPoint, ARingByTurns) {
+TEST(PointToPoint, RingInTurns) {
   if (world().size() < 2) return;
   for (const std::int64_t count : {0, 1, 1 << 20}) {
     const at::Tensor mine = at::full({count}, world().rank(), at::kInt);
@@ -62,7 +62,7 @@ TEST(PointToPoint, ARingByTurns) {
   }
 }
 
-TEST(PointToPoint, EverybodyToEverybodyAtOnce) {
+TEST(PointToPoint, AllRanksToAllRanksConcurrently) {
   std::vector<at::Tensor> received;
   std::vector<Work> works;
   for (int r = 0; r < world().size(); ++r) {
@@ -96,7 +96,7 @@ TEST(PointToPoint, MessagesToAPeerArriveInOrder) {
     EXPECT_TRUE(received[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
 }
 
-TEST(PointToPoint, OnePeersMessageDoesNotWaitForAnothers) {
+TEST(PointToPoint, MessagesOfDifferentPeersAreIndependent) {
   if (world().size() < 3 || world().rank() > 2) return;
   // Rank 1 sends only when rank 2's message has arrived, which rank 0 asked for after rank 1's.
   if (world().rank() == 0) {
@@ -116,13 +116,13 @@ TEST(PointToPoint, OnePeersMessageDoesNotWaitForAnothers) {
   }
 }
 
-TEST(PointToPoint, ViewsAreSentAndFilled) {
+TEST(PointToPoint, NonContiguousViews) {
   if (world().size() < 2 || world().rank() > 1) return;
-  const at::Tensor turned = at::arange(6, at::kFloat).view({2, 3}).t();
-  if (world().rank() == 0) return world().send(turned, 1, {.name = "view"});
+  const at::Tensor transposed_view = at::arange(6, at::kFloat).view({2, 3}).t();
+  if (world().rank() == 0) return world().send(transposed_view, 1, {.name = "view"});
   const at::Tensor wide = at::zeros({3, 4});
   world().recv(wide.slice(1, 0, 4, 2), 0, {.name = "view"});
-  EXPECT_TRUE(at::equal(wide.slice(1, 0, 4, 2), turned));
+  EXPECT_TRUE(at::equal(wide.slice(1, 0, 4, 2), transposed_view));
   EXPECT_EQ(wide.slice(1, 1, 4, 2).abs().sum().item<float>(), 0);
 }
 
@@ -155,9 +155,9 @@ TEST(InFlight, ManyOperationsOfManyKinds) {
   }
 }
 
-TEST(InFlight, AWaitThatEndsEarlyLeavesTheOperationGoing) {
+TEST(InFlight, TimedOutWaitDoesNotEndOperation) {
   if (world().size() < 2) return;
-  const SharedFolder folder;
+  const MarkerFolder folder;
   if (world().rank() == 0) {
     Work work = world().barrier_async();
     EXPECT_THROW(work.wait(Deadline::in(20ms)), base::TimeoutError);
@@ -172,7 +172,7 @@ TEST(InFlight, AWaitThatEndsEarlyLeavesTheOperationGoing) {
   }
 }
 
-TEST(InFlight, AMessageAskedForEarlyIsNoMutualWait) {
+TEST(InFlight, EarlyReceiveIsNotADeadlock) {
   if (world().size() < 2) return;
   // Rank 0 is about to join in, as rank 1 is about to send: nobody waits for ever.
   const at::Tensor message = number(-1);
@@ -189,8 +189,8 @@ TEST(InFlight, AMessageAskedForEarlyIsNoMutualWait) {
   }
 }
 
-TEST(Barrier, NobodyPassesBeforeAllHaveCome) {
-  const SharedFolder folder;
+TEST(Barrier, ReleasesOnlyWhenAllRanksHaveEntered) {
+  const MarkerFolder folder;
   for (int round = 0; round < 30; ++round) {
     const std::string name = std::to_string(round) + ".";
     folder.mark(name + std::to_string(world().rank()));
@@ -203,7 +203,7 @@ TEST(Barrier, NobodyPassesBeforeAllHaveCome) {
   }
 }
 
-TEST(Split, ByColourAndKey) {
+TEST(Split, ByColorAndKey) {
   const int size = world().size();
   Group half = world().split(world().rank() % 2, -world().rank());
   EXPECT_EQ(half.size(), (size + 1 - world().rank() % 2) / 2);
@@ -265,42 +265,43 @@ TEST(Split, TwoThreadsOnTwoGroups) {
   EXPECT_EQ(good[1], 100);
 }
 
-TEST(Refused, BeforeAnythingIsSent) {
+TEST(InvalidCalls, RejectedBeforeCommunication) {
   const int size = world().size();
   const at::Tensor good = at::zeros({4});
-  const auto refused = [](const std::string& part, auto call) {
+  const auto expect_usage_error = [](const std::string& part, auto call) {
     const std::string text = message_of<UsageError>(call);
     EXPECT_THAT(text, HasSubstr(part));
     EXPECT_EQ(text.find('\n'), std::string::npos);
   };
   if (world().rank() == 0) {  // on one rank alone: the others never hear of it
-    refused("mean of int64[4]", [&] { world().all_reduce(good.to(at::kLong), ReduceOp::kMean); });
-    refused("mean of bool[4]", [&] { world().reduce(good.to(at::kBool), 0, ReduceOp::kMean); });
-    refused("dtype ComplexFloat", [&] { world().all_reduce(good.to(at::kComplexFloat)); });
-    refused("undefined", [&] { world().all_reduce(at::Tensor()); });
-    refused("rank " + std::to_string(size) + " is not in world; allowed is 0 to",
-            [&] { world().broadcast(good, size); });
-    refused("rank -1 is not in world", [&] { world().gather(good, good, -1); });
-    refused("does not hold " + std::to_string(size) + " parts",
-            [&] { world().all_gather(at::zeros({4 * size + 1}), good); });
-    refused("parts", [&] { world().reduce_scatter_async(good, at::zeros({4 * size}, at::kDouble)); });
-    refused("undefined", [&] { world().scatter(good, {}, 0); });
-    refused("this rank", [&] { world().send(good, 0); });
-    refused("color is -1", [&] { world().split(-1); });
-    refused("13 dimensions; allowed are 12", [&] { world().all_reduce(at::zeros(std::vector<std::int64_t>(13, 1))); });
-    refused("expand()", [&] { world().all_reduce(at::zeros({1}).expand({3})); });
-    refused("expand()", [&] { world().all_gather(at::zeros({1}).expand({4 * size}), good); });
-    refused("sparse", [&] { world().all_reduce(good.to_sparse()); });
-    refused("control characters", [&] { world().barrier({.name = "two\nlines"}); });
+    expect_usage_error("mean of int64[4]", [&] { world().all_reduce(good.to(at::kLong), ReduceOp::kMean); });
+    expect_usage_error("mean of bool[4]", [&] { world().reduce(good.to(at::kBool), 0, ReduceOp::kMean); });
+    expect_usage_error("dtype ComplexFloat", [&] { world().all_reduce(good.to(at::kComplexFloat)); });
+    expect_usage_error("undefined", [&] { world().all_reduce(at::Tensor()); });
+    expect_usage_error("rank " + std::to_string(size) + " is not in world; allowed is 0 to",
+                       [&] { world().broadcast(good, size); });
+    expect_usage_error("rank -1 is not in world", [&] { world().gather(good, good, -1); });
+    expect_usage_error("does not hold " + std::to_string(size) + " parts",
+                       [&] { world().all_gather(at::zeros({4 * size + 1}), good); });
+    expect_usage_error("parts", [&] { world().reduce_scatter_async(good, at::zeros({4 * size}, at::kDouble)); });
+    expect_usage_error("undefined", [&] { world().scatter(good, {}, 0); });
+    expect_usage_error("this rank", [&] { world().send(good, 0); });
+    expect_usage_error("color is -1", [&] { world().split(-1); });
+    expect_usage_error("13 dimensions; allowed are 12",
+                       [&] { world().all_reduce(at::zeros(std::vector<std::int64_t>(13, 1))); });
+    expect_usage_error("expand()", [&] { world().all_reduce(at::zeros({1}).expand({3})); });
+    expect_usage_error("expand()", [&] { world().all_gather(at::zeros({1}).expand({4 * size}), good); });
+    expect_usage_error("sparse", [&] { world().all_reduce(good.to_sparse()); });
+    expect_usage_error("control characters", [&] { world().barrier({.name = "two\nlines"}); });
   }
   if (size > 1 && world().rank() == 0)
-    refused("equal parts", [&] { world().all_to_all(at::zeros({size + 1}), at::zeros({size + 1})); });
+    expect_usage_error("equal parts", [&] { world().all_to_all(at::zeros({size + 1}), at::zeros({size + 1})); });
   const at::Tensor one = number(1);
   world().all_reduce(one);
   EXPECT_EQ(one.item<double>(), size);
 }
 
-TEST(Refused, WhatASourceMayBe) {
+TEST(InvalidCalls, ExpandedTensorIsAValidSource) {
   // An expanded tensor cannot take a result, but can be sent.
   const at::Tensor wide = number(world().rank()).expand({3});
   const at::Tensor all = at::empty({3 * world().size()}, at::kDouble);
@@ -330,7 +331,7 @@ TEST(Groups, LeaveNoThreadsBehind) {
   EXPECT_LE(num_threads(), before);
 }
 
-TEST(Wire, WhereNothingCrossesNothingIsRoundedAndWhoCannotRoundSaysSo) {
+TEST(WireDtype, IgnoredOnOneHostAndRejectedIfUnsupported) {
   const at::Tensor tensor = at::full({5}, 1.0009765625);  // no bfloat16
   if (world().transport() != "gloo" && world().transport() != "mpi") {
     Group here = world().split_by_host();
@@ -348,14 +349,14 @@ TEST(Wire, WhereNothingCrossesNothingIsRoundedAndWhoCannotRoundSaysSo) {
   }
 }
 
-TEST(Place, RanksOfOneHost) {
+TEST(Topology, SingleHost) {
   EXPECT_EQ(world().local_rank(), world().rank());
   EXPECT_EQ(world().local_size(), world().size());
   EXPECT_EQ(world().node_rank(), 0);
   EXPECT_EQ(world().num_nodes(), 1);
   EXPECT_EQ(world().name(), "world");
   EXPECT_EQ(world().transport(),
-            world().size() == 1 ? "self" : base::Env::process().lockstep_transport.value_or("shm"));
+            world().size() == 1 ? "self" : base::Env::this_process().lockstep_transport.value_or("shm"));
   EXPECT_TRUE(world().device().is_cpu());
 }
 

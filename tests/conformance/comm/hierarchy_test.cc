@@ -30,7 +30,7 @@ at::Tensor values_of(int rank, std::int64_t count) {
 }
 
 /// Sums of each host's ranks in their order.
-std::vector<at::Tensor> sums_of_hosts(std::int64_t count) {
+std::vector<at::Tensor> host_sums(std::int64_t count) {
   std::vector<at::Tensor> sums;
   for (const auto& ranks : hosts()) {
     at::Tensor sum = values_of(ranks.front(), count);
@@ -40,13 +40,13 @@ std::vector<at::Tensor> sums_of_hosts(std::int64_t count) {
   return sums;
 }
 
-at::Tensor added(const std::vector<at::Tensor>& parts) {
+at::Tensor sum_of(const std::vector<at::Tensor>& parts) {
   at::Tensor sum = parts.front();
   for (std::size_t i = 1; i < parts.size(); ++i) sum = sum + parts[i];
   return sum;
 }
 
-TEST(Hierarchy, HostsAreCountedByWhoSharesMemory) {
+TEST(Hierarchy, HostsAreDetectedBySharedMemory) {
   const auto ranks = hosts();
   EXPECT_EQ(world().transport(), "hierarchy");
   EXPECT_GT(world().num_nodes(), 1);
@@ -59,30 +59,30 @@ TEST(Hierarchy, HostsAreCountedByWhoSharesMemory) {
   EXPECT_TRUE(sum.eq(world().local_size()).all().item<bool>());
 }
 
-TEST(Hierarchy, ALargeSumIsThatOfTheRanksOfEachHostThenOfTheHosts) {
+TEST(Hierarchy, LargeSumAddsRanksOfEachHostThenHosts) {
   const at::Tensor tensor = values_of(world().rank(), kLarge);
   world().all_reduce(tensor);
-  EXPECT_TRUE(tensor.equal(added(sums_of_hosts(kLarge))));
+  EXPECT_TRUE(tensor.equal(sum_of(host_sums(kLarge))));
 }
 
-TEST(Hierarchy, ASmallSumIsTheSame) {
+TEST(Hierarchy, SmallSumAddsInTheSameOrder) {
   const at::Tensor tensor = values_of(world().rank(), 1000);
   world().all_reduce(tensor);
-  EXPECT_TRUE(tensor.equal(added(sums_of_hosts(1000))));
+  EXPECT_TRUE(tensor.equal(sum_of(host_sums(1000))));
 }
 
-TEST(Hierarchy, OnTheWireEachHostsSumIsRoundedOnceAndSoIsTheResult) {
+TEST(Hierarchy, WireDtypeRoundsHostSumsAndResultOnce) {
   for (const at::ScalarType wire : {at::kBFloat16, at::kHalf}) {
     const at::Tensor tensor = values_of(world().rank(), kLarge);
     world().all_reduce(tensor, ReduceOp::kMean, {.wire = wire});
     std::vector<at::Tensor> rounded;
-    for (const at::Tensor& sum : sums_of_hosts(kLarge)) rounded.push_back(sum.to(wire).to(at::kFloat));
-    const at::Tensor expected = (added(rounded) / world().size()).to(wire).to(at::kFloat);
+    for (const at::Tensor& sum : host_sums(kLarge)) rounded.push_back(sum.to(wire).to(at::kFloat));
+    const at::Tensor expected = (sum_of(rounded) / world().size()).to(wire).to(at::kFloat);
     EXPECT_TRUE(tensor.equal(expected)) << c10::toString(wire);
   }
 }
 
-TEST(Hierarchy, AWireForWhatIsNotFloat32IsRefused) {
+TEST(Hierarchy, WireDtypeForOtherThanFloat32IsRejected) {
   const at::Tensor tensor = at::ones({4}, at::kDouble);
   try {
     world().all_reduce(tensor, ReduceOp::kSum, {.wire = at::kBFloat16});
@@ -120,7 +120,7 @@ TEST(Hierarchy, LargeBroadcastsFromEveryRank) {
 }
 
 TEST(Hierarchy, LargeReducesToEveryRankAndScatters) {
-  const at::Tensor sum = added(sums_of_hosts(kLarge));
+  const at::Tensor sum = sum_of(host_sums(kLarge));
   for (int root = 0; root < world().size(); ++root) {
     const at::Tensor tensor = values_of(world().rank(), kLarge);
     world().reduce(tensor, root);
@@ -156,7 +156,7 @@ TEST(Hierarchy, LargeAndSmallOperationsInFlightKeepTheirOrder) {
   }
 }
 
-TEST(Hierarchy, RunTwiceTheBitsAreTheSame) {
+TEST(Hierarchy, ResultsAreReproducible) {
   std::vector<at::Tensor> results;
   for (int run = 0; run < 2; ++run) {
     at::Tensor state = values_of(world().rank(), 50000);

@@ -9,11 +9,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(KilledRank, TheOthersAreToldWhoAndTheLauncherTells) {
+TEST(KilledRank, IsReportedToOtherRanksAndByLauncher) {
   for (const int ranks : {2, 3}) {
-    const Exit exit = run_process(lockstep_run({"-n", std::to_string(ranks), "--bind", "none", "--fail-grace", "8",
-                                                LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.TheLastRankIsKilled"}),
-                                  60s);
+    const ProcessResult exit =
+        run_process(lockstep_run({"-n", std::to_string(ranks), "--bind", "none", "--fail-grace", "8",
+                                  LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.LastRankIsKilled"}),
+                    60s);
     EXPECT_EQ(exit.code, 137);
     const job::Fatal fatal = fatal_in(exit.err);
     EXPECT_EQ(fatal.cause, base::Cause::kRankDied);
@@ -21,7 +22,7 @@ TEST(KilledRank, TheOthersAreToldWhoAndTheLauncherTells) {
     EXPECT_THAT(fatal.detail, StartsWith("killed by SIGKILL"));
     for (int r = 0; r + 1 < ranks; ++r)
       EXPECT_THAT(exit.out, HasSubstr("[" + std::to_string(r) + "] peer lost: all_reduce#")) << exit.err;
-    EXPECT_LT(exit.after, 10s);
+    EXPECT_LT(exit.elapsed, 10s);
   }
 }
 

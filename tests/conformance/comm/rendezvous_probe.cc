@@ -1,5 +1,5 @@
 // A rank that joins, adds once, and says what it found.
-//   join_probe [--explicit RANK SIZE ADDRESS] [--join-timeout MS] [--transport NAME] [--twice]
+//   rendezvous_probe [--explicit RANK SIZE ADDRESS] [--join-timeout MS] [--transport NAME] [--twice]
 #include <ATen/ATen.h>
 
 #include <cstdio>

@@ -24,7 +24,7 @@ class FreePort {
   base::Fd fd_ = base::reserve_port({"127.0.0.1", 0});
 };
 
-Variables by_hand(const FreePort& port, int rank, int size) {
+Variables torchrun_variables(const FreePort& port, int rank, int size) {
   return {{"RANK", std::to_string(rank)},
           {"WORLD_SIZE", std::to_string(size)},
           {"MASTER_ADDR", "127.0.0.1"},
@@ -32,10 +32,10 @@ Variables by_hand(const FreePort& port, int rank, int size) {
 }
 
 /// Starts all at once; their ends, in the order of the list.
-std::vector<Exit> run_all(const std::vector<SpawnOptions>& list) {
+std::vector<ProcessResult> run_all(const std::vector<SpawnOptions>& list) {
   std::vector<std::unique_ptr<Process>> processes;
   for (const SpawnOptions& options : list) processes.push_back(std::make_unique<Process>(options));
-  std::vector<Exit> exits;
+  std::vector<ProcessResult> exits;
   for (const auto& process : processes) exits.push_back(process->wait(Deadline::in(60s)));
   return exits;
 }
@@ -48,18 +48,18 @@ SpawnOptions probe(Variables env, Words words = {}) {
   return options;
 }
 
-TEST(Joins, AloneNothingIsNeeded) {
-  const Exit exit = run_process(probe({}));
+TEST(Rendezvous, SingleProcessNeedsNoVariables) {
+  const ProcessResult exit = run_process(probe({}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_EQ(exit.out, "rank 0 of 1, local 0 of 1, host 0 of 1, self, sum 1\n");
   EXPECT_EQ(exit.err, "");
 }
 
-TEST(Joins, VariablesByHand) {
+TEST(Rendezvous, TorchrunVariablesSetManually) {
   for (const int size : {1, 2, 3}) {
     const FreePort port;
     std::vector<SpawnOptions> ranks;
-    for (int rank = size - 1; rank >= 0; --rank) ranks.push_back(probe(by_hand(port, rank, size)));
+    for (int rank = size - 1; rank >= 0; --rank) ranks.push_back(probe(torchrun_variables(port, rank, size)));
     const auto exits = run_all(ranks);
     for (int i = 0; i < size; ++i) {
       const std::string rank = std::to_string(size - 1 - i);
@@ -74,11 +74,11 @@ TEST(Joins, VariablesByHand) {
   }
 }
 
-TEST(Joins, LocalRanksThatWereSetAreKept) {
+TEST(Rendezvous, GivenLocalRanksAreKept) {
   const FreePort port;
   std::vector<SpawnOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {
-    Variables env = by_hand(port, rank, 2);
+    Variables env = torchrun_variables(port, rank, 2);
     env["LOCAL_RANK"] = "0";
     env["LOCAL_WORLD_SIZE"] = "1";
     env["GROUP_RANK"] = std::to_string(rank);
@@ -89,7 +89,7 @@ TEST(Joins, LocalRanksThatWereSetAreKept) {
   EXPECT_EQ(exits[1].out, "rank 1 of 2, local 0 of 1, host 1 of 2, shm, sum 3\n");
 }
 
-TEST(Joins, TheProgramSaysIt) {
+TEST(Rendezvous, InitOptionsOverrideVariables) {
   const FreePort port;
   const std::string address = "127.0.0.1:" + port.text();
   const Variables misleading = {{"RANK", "7"}, {"WORLD_SIZE", "9"}};
@@ -99,19 +99,19 @@ TEST(Joins, TheProgramSaysIt) {
   EXPECT_EQ(exits[1].out, "rank 1 of 2, local 1 of 2, host 0 of 1, shm, sum 3\n");
 }
 
-TEST(Joins, Torchrun) {
+TEST(Rendezvous, Torchrun) {
   const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
   if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
   SpawnOptions options;
   options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", kProbe};
-  const Exit exit = run_process(options, 60s);
+  const ProcessResult exit = run_process(options, 60s);
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(exit.out, AllOf(HasSubstr("rank 0 of 2, local 0 of 2, host 0 of 1, shm, sum 3\n"),
                               HasSubstr("rank 1 of 2, local 1 of 2, host 0 of 1, shm, sum 3\n")));
   EXPECT_THAT(exit.err, HasSubstr("2 ranks on 1 host (torchrun); transport shm (all ranks share a host)"));
 }
 
-TEST(Joins, TorchrunsStoreOutlivesAJob) {
+TEST(Rendezvous, TorchrunStoreIsReusedAcrossRestarts) {
   const std::string torchrun = LOCKSTEP_TEST_TORCHRUN;
   if (torchrun.empty()) GTEST_SKIP() << "no torchrun in .deps/python/bin: scripts/setup.sh installs it";
   // Rank 1 comes to the second and the third job when the word of the one before is still there. It fails when rank 0
@@ -124,7 +124,7 @@ TEST(Joins, TorchrunsStoreOutlivesAJob) {
   SpawnOptions options;
   options.argv = {torchrun, "--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--no-python", "sh",
                   "-c",     script,         done.path()};
-  const Exit exit = run_process(options, 90s);
+  const ProcessResult exit = run_process(options, 90s);
   EXPECT_EQ(exit.code, 0) << exit.err;
   for (const char* rank : {"rank 0", "rank 1"}) {
     int count = 0;
@@ -134,24 +134,26 @@ TEST(Joins, TorchrunsStoreOutlivesAJob) {
   }
 }
 
-TEST(Joins, TwoCallsOfInitAreOneWorld) {
+TEST(Rendezvous, SecondInitReturnsSameWorld) {
   const FreePort port;
-  for (const Exit& exit : run_all({probe(by_hand(port, 0, 2), {"--twice"}), probe(by_hand(port, 1, 2), {"--twice"})}))
+  for (const ProcessResult& exit : run_all(
+           {probe(torchrun_variables(port, 0, 2), {"--twice"}), probe(torchrun_variables(port, 1, 2), {"--twice"})}))
     EXPECT_THAT(exit.out, HasSubstr("the same world: world 2\n"));
 }
 
-TEST(Joins, ARankNumberThatComesTwice) {
+TEST(Rendezvous, DuplicateRankNumber) {
   for (const std::vector<int>& numbers : {std::vector<int>{0, 0}, {0, 1, 1}, {2, 2, 0}}) {
     const FreePort port;
     std::vector<std::unique_ptr<Process>> processes;
     std::vector<std::string> pids;
     const int twice = numbers[0] == 2 ? 2 : numbers[1];
     for (const int number : numbers) {
-      processes.push_back(std::make_unique<Process>(probe(by_hand(port, number, static_cast<int>(numbers.size())))));
+      processes.push_back(
+          std::make_unique<Process>(probe(torchrun_variables(port, number, static_cast<int>(numbers.size())))));
       if (number == twice) pids.push_back(std::to_string(processes.back()->pid()));
     }
     for (const auto& process : processes) {
-      const Exit exit = process->wait(Deadline::in(60s));
+      const ProcessResult exit = process->wait(Deadline::in(60s));
       EXPECT_EQ(exit.code, 64);
       EXPECT_THAT(exit.out,
                   AllOf(HasSubstr("error BAD_ARG: rank " + std::to_string(twice) + " joined twice: from host "),
@@ -161,31 +163,32 @@ TEST(Joins, ARankNumberThatComesTwice) {
   }
 }
 
-TEST(Joins, WhatIsHalfSetIsNamed) {
-  const auto expect_refused = [](Variables env, const std::string& part) {
-    const Exit exit = run_process(probe(std::move(env)));
+TEST(Rendezvous, IncompleteVariablesAreReported) {
+  const auto expect_bad_arg = [](Variables env, const std::string& part) {
+    const ProcessResult exit = run_process(probe(std::move(env)));
     EXPECT_EQ(exit.code, 64);
     EXPECT_THAT(exit.out, AllOf(HasSubstr("error BAD_ARG: "), HasSubstr(part)));
     EXPECT_LT(exit.after, 5s);
   };
-  expect_refused({{"RANK", "0"}}, "WORLD_SIZE is not set");
-  expect_refused({{"WORLD_SIZE", "2"}}, "RANK is not set");
-  expect_refused({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK is 2, but WORLD_SIZE is 2; allowed is 0 to 1");
-  expect_refused({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR is not set");
-  expect_refused({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "123456"}},
+  expect_bad_arg({{"RANK", "0"}}, "WORLD_SIZE is not set");
+  expect_bad_arg({{"WORLD_SIZE", "2"}}, "RANK is not set");
+  expect_bad_arg({{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK is 2, but WORLD_SIZE is 2; allowed is 0 to 1");
+  expect_bad_arg({{"RANK", "0"}, {"WORLD_SIZE", "2"}}, "MASTER_ADDR is not set");
+  expect_bad_arg({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "123456"}},
                  "MASTER_PORT is \"123456\"; allowed is an integer from 1 to 65535");
-  expect_refused({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
-  expect_refused({{"LOCKSTEP_TRANSPORT", "gluu"}},
+  expect_bad_arg({{"LOCKSTEP_RANK", "0"}}, "LOCKSTEP_WORLD_SIZE is not set");
+  expect_bad_arg({{"LOCKSTEP_TRANSPORT", "gluu"}},
                  "transport is \"gluu\"; allowed are auto, self, shm, hierarchy, gloo, mpi");
-  expect_refused({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
-  expect_refused({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
+  expect_bad_arg({{"LOCKSTEP_TIMEOUT", "soon"}}, "LOCKSTEP_TIMEOUT is \"soon\"");
+  expect_bad_arg({{"LOCKSTEP_JOIN_TIMEOUT", "0"}}, "LOCKSTEP_JOIN_TIMEOUT is \"0\"");
 }
 
-TEST(Joins, WhoDidNotComeIsListed) {
+TEST(Rendezvous, MissingRanksAreListed) {
   const FreePort port;
-  Variables second = by_hand(port, 2, 4);
+  Variables second = torchrun_variables(port, 2, 4);
   second["LOCKSTEP_JOIN_TIMEOUT"] = "1.5";
-  for (const Exit& exit : run_all({probe(by_hand(port, 0, 4), {"--join-timeout", "1500"}), probe(std::move(second))})) {
+  for (const ProcessResult& exit :
+       run_all({probe(torchrun_variables(port, 0, 4), {"--join-timeout", "1500"}), probe(std::move(second))})) {
     EXPECT_EQ(exit.code, 124);
     EXPECT_THAT(exit.out, AllOf(HasSubstr("error JOIN_TIMEOUT: 2 of 4 ranks did not join in time: 1, 3"),
                                 HasSubstr(port.text())));
@@ -193,20 +196,20 @@ TEST(Joins, WhoDidNotComeIsListed) {
   }
 }
 
-TEST(Joins, RanksWithoutRankZeroSayWhereTheyLooked) {
+TEST(Rendezvous, MissingRankZeroReportsAddress) {
   const FreePort port;
-  const Exit exit = run_process(probe(by_hand(port, 1, 2), {"--join-timeout", "800"}));
+  const ProcessResult exit = run_process(probe(torchrun_variables(port, 1, 2), {"--join-timeout", "800"}));
   EXPECT_EQ(exit.code, 69);
   EXPECT_THAT(exit.out, HasSubstr("error COORDINATOR_LOST: cannot connect to 127.0.0.1:" + port.text()));
 }
 
-TEST(Joins, ADeathIsNoticedWithoutALauncher) {
+TEST(Rendezvous, PeerDeathIsDetectedWithoutLauncher) {
   const FreePort port;
   std::vector<SpawnOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     SpawnOptions options;
-    options.argv = {LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.TheLastRankIsKilled"};
-    options.env = by_hand(port, rank, 2);
+    options.argv = {LOCKSTEP_FAILURES_PATH, "--gtest_filter=Killed.LastRankIsKilled"};
+    options.env = torchrun_variables(port, rank, 2);
     ranks.push_back(options);
   }
   const auto exits = run_all(ranks);
@@ -216,12 +219,12 @@ TEST(Joins, ADeathIsNoticedWithoutALauncher) {
   EXPECT_LT(exits[0].after, 20s);
 }
 
-TEST(Joins, AnotherProgramIsNoticed) {
+TEST(Rendezvous, DifferentProgramIsDetected) {
   const FreePort port;
   SpawnOptions other;
   other.argv = {LOCKSTEP_GROUPS_PATH, "--gtest_filter=Place.*"};
-  other.env = by_hand(port, 1, 2);
-  const auto exits = run_all({probe(by_hand(port, 0, 2)), other});
+  other.env = torchrun_variables(port, 1, 2);
+  const auto exits = run_all({probe(torchrun_variables(port, 0, 2)), other});
   EXPECT_EQ(exits[0].code, 70);
   EXPECT_EQ(exits[1].code, 70);
   EXPECT_THAT(exits[0].out, HasSubstr("error CONFIG_MISMATCH: rank 1 differs from rank 0 in program: \""));
@@ -229,43 +232,43 @@ TEST(Joins, AnotherProgramIsNoticed) {
   EXPECT_LT(exits[0].after, 10s);
 }
 
-TEST(Joins, WorldsOfDifferentSizesAreNoticed) {
+TEST(Rendezvous, DifferentWorldSizesAreDetected) {
   const FreePort port;
-  const auto exits = run_all({probe(by_hand(port, 0, 3)), probe(by_hand(port, 1, 2))});
-  for (const Exit& exit : exits) {
+  const auto exits = run_all({probe(torchrun_variables(port, 0, 3)), probe(torchrun_variables(port, 1, 2))});
+  for (const ProcessResult& exit : exits) {
     EXPECT_THAT(exit.out, HasSubstr("error CONFIG_MISMATCH: rank 1 differs from rank 0 in world_size: \"2\" on "));
     EXPECT_LT(exit.after, 15s);
   }
 }
 
-TEST(Joins, ATransportThatCannotBeHadIsNotReplaced) {
+TEST(Rendezvous, UnavailableTransportIsNotReplaced) {
   const FreePort port;
-  Variables env = by_hand(port, 0, 2);
+  Variables env = torchrun_variables(port, 0, 2);
   env["LOCKSTEP_TRANSPORT"] = "self";
-  const Exit exit = run_process(probe(env));
+  const ProcessResult exit = run_process(probe(env));
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(exit.out, HasSubstr("transport self is for a world of one, but there are 2 ranks"));
 }
 
-TEST(Joins, AnInterfaceThatIsNotThereIsNamed) {
+TEST(Rendezvous, UnknownInterfaceIsRejected) {
   const FreePort port;
   std::vector<SpawnOptions> ranks;
   for (int rank = 0; rank < 2; ++rank) {
-    Variables env = by_hand(port, rank, 2);
+    Variables env = torchrun_variables(port, rank, 2);
     env["LOCKSTEP_INTERFACE"] = "nosuch0";
     env["LOCKSTEP_TRANSPORT"] = "gloo";
     ranks.push_back(probe(env));
   }
-  for (const Exit& exit : run_all(ranks)) {
+  for (const ProcessResult& exit : run_all(ranks)) {
     EXPECT_EQ(exit.code, 64);
     EXPECT_THAT(exit.out, HasSubstr("error BAD_ARG: LOCKSTEP_INTERFACE is \"nosuch0\""));
   }
 }
 
-TEST(Joins, APortOfSomebodyElse) {
+TEST(Rendezvous, PortInUse) {
   const base::Fd listener = base::listen_on({"127.0.0.1", 0});
   const std::string port = std::to_string(base::local_address(listener.get()).port);
-  const Exit exit =
+  const ProcessResult exit =
       run_process(probe({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(exit.out, HasSubstr("error PORT_IN_USE: cannot bind 127.0.0.1:" + port + ": Address already in use"));

@@ -20,7 +20,7 @@ constexpr std::int64_t kWidth = 4096;
 constexpr std::int64_t kBatchBytes = 4 * kWidth * 4 + 512;  // of four samples and, rounded up, their targets
 
 /// Sample i is data [i, i, ...] and target i.
-struct Numbers {
+struct IndexDataset {
   std::shared_ptr<std::atomic<int>> made = std::make_shared<std::atomic<int>>(0);
   std::size_t count = 40;
   std::size_t broken = 1000;
@@ -39,7 +39,7 @@ LoaderOptions options(int num_workers, at::Device device) {
 
 /// Where a batch is looked at only when all are there, so that the host waits for nothing in between.
 template <typename Batches>
-std::vector<Example> kept(Batches&& batches) {
+std::vector<Example> collect_batches(Batches&& batches) {
   std::vector<Example> all;
   for (auto& batch : batches) all.push_back({batch.data.clone(), batch.target.clone()});
   return all;
@@ -59,23 +59,23 @@ c10::CachingAllocator::Stat device_bytes() {
   return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(world().device().index()).allocated_bytes[0];
 }
 
-TEST(DataGpu, TheSameBatchesInTheSameOrder) {
+TEST(DataGpu, SameBatchesInSameOrderAsOnCpu) {
   for (const int workers : {0, 1, 3}) {
-    auto host = make_loader(Numbers(), world(), options(workers, at::kCPU)),
-         gpu = make_loader(Numbers(), world(), options(workers, world().device()));
+    auto host = make_loader(IndexDataset(), world(), options(workers, at::kCPU)),
+         gpu = make_loader(IndexDataset(), world(), options(workers, world().device()));
     for (const std::uint64_t epoch : {0, 1}) {
-      const auto expected = kept(host.epoch(epoch));
-      expect_same(kept(gpu.epoch(epoch)), expected);
+      const auto expected = collect_batches(host.epoch(epoch));
+      expect_same(collect_batches(gpu.epoch(epoch)), expected);
       EXPECT_EQ(gpu.position(), host.position());
     }
   }
 }
 
-TEST(DataGpu, ACopyIsOneBatchAheadAndNoMore) {
+TEST(DataGpu, PrefetchesExactlyOneBatch) {
   const std::int64_t before = device_bytes().current;
   c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(world().device().index());
-  Numbers numbers;
-  auto loader = make_loader(numbers, ShardOf{}, options(0, world().device()));
+  IndexDataset numbers;
+  auto loader = make_loader(numbers, DataShard{}, options(0, world().device()));
   int drawn = 0;
   for (auto& batch : loader.epoch(0)) {
     ++drawn;
@@ -90,9 +90,9 @@ TEST(DataGpu, ACopyIsOneBatchAheadAndNoMore) {
   EXPECT_LE(device_bytes().peak - before, 2 * kBatchBytes);
 }
 
-TEST(DataGpu, MemoryServesAgainWhenItsUsersAreDone) {
-  auto loader = make_loader(Numbers{.count = 160}, ShardOf{}, options(3, world().device()));
-  auto expected = kept(make_loader(Numbers{.count = 160}, ShardOf{}, options(0, at::kCPU)).epoch(0));
+TEST(DataGpu, MemoryIsReusedOnlyAfterItsConsumers) {
+  auto loader = make_loader(IndexDataset{.count = 160}, DataShard{}, options(3, world().device()));
+  auto expected = collect_batches(make_loader(IndexDataset{.count = 160}, DataShard{}, options(0, at::kCPU)).epoch(0));
   std::vector<Example> found;
   for (auto& batch : loader.epoch(0)) {
     at::Tensor late;
@@ -102,8 +102,8 @@ TEST(DataGpu, MemoryServesAgainWhenItsUsersAreDone) {
   expect_same(found, expected);
 }
 
-TEST(DataGpu, WhoNeverWaitsTakesNoMoreMemory) {
-  auto loader = make_loader(Numbers{.count = 320}, ShardOf{}, options(1, world().device()));
+TEST(DataGpu, MemoryIsBoundedWithoutSynchronization) {
+  auto loader = make_loader(IndexDataset{.count = 320}, DataShard{}, options(1, world().device()));
   const std::int64_t before = device_bytes().current;
   std::int64_t pinned = 0;
   c10::getDeviceAllocator(at::kCUDA)->resetPeakStats(world().device().index());
@@ -118,17 +118,17 @@ TEST(DataGpu, WhoNeverWaitsTakesNoMoreMemory) {
   EXPECT_LE(at::getHostAllocator(at::kCUDA)->get_stats().num_host_alloc, pinned + 2);
 }
 
-TEST(DataGpu, TheStreamThatIsCurrentFindsThem) {
-  auto loader = make_loader(Numbers(), ShardOf{}, options(1, world().device()));
-  const auto expected = kept(make_loader(Numbers(), ShardOf{}, options(0, at::kCPU)).epoch(0));
+TEST(DataGpu, WorksOnAnyCurrentStream) {
+  auto loader = make_loader(IndexDataset(), DataShard{}, options(1, world().device()));
+  const auto expected = collect_batches(make_loader(IndexDataset(), DataShard{}, options(0, at::kCPU)).epoch(0));
   const c10::StreamGuard guard(c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(world().device()));
-  expect_same(kept(loader.epoch(0)), expected);
+  expect_same(collect_batches(loader.epoch(0)), expected);
 }
 
-TEST(DataGpu, GoesOnInTheMiddle) {
+TEST(DataGpu, ResumesInsideEpoch) {
   for (const int workers : {0, 2}) {
-    Position position;
-    auto first = make_loader(Numbers(), world(), options(workers, world().device()));
+    LoaderPosition position;
+    auto first = make_loader(IndexDataset(), world(), options(workers, world().device()));
     int drawn = 0;
     for (auto& batch : first.epoch(1)) {
       EXPECT_TRUE(batch.data.defined());
@@ -136,22 +136,22 @@ TEST(DataGpu, GoesOnInTheMiddle) {
       position = first.position();
       break;
     }
-    auto host = make_loader(Numbers(), world(), options(0, at::kCPU)),
-         gpu = make_loader(Numbers(), world(), options(workers, world().device()));
+    auto host = make_loader(IndexDataset(), world(), options(0, at::kCPU)),
+         gpu = make_loader(IndexDataset(), world(), options(workers, world().device()));
     host.restore(position);
     gpu.restore(position);
-    const auto expected = kept(host.epoch(1));
-    expect_same(kept(gpu.epoch(1)), expected);
+    const auto expected = collect_batches(host.epoch(1));
+    expect_same(collect_batches(gpu.epoch(1)), expected);
     // The loader that was left goes on with another epoch.
-    const auto other = kept(host.epoch(2));
-    expect_same(kept(first.epoch(2)), other);
+    const auto other = collect_batches(host.epoch(2));
+    expect_same(collect_batches(first.epoch(2)), other);
   }
 }
 
-TEST(DataGpu, LeavingEarlyLeavesNothingOnTheDevice) {
+TEST(DataGpu, BreakFreesDeviceMemory) {
   const std::int64_t before = device_bytes().current;
   for (const int workers : {0, 3}) {
-    auto loader = make_loader(Numbers(), ShardOf{}, options(workers, world().device()));
+    auto loader = make_loader(IndexDataset(), DataShard{}, options(workers, world().device()));
     for (auto& batch : loader.epoch(0)) {
       EXPECT_TRUE(batch.data.defined());
       break;
@@ -160,13 +160,13 @@ TEST(DataGpu, LeavingEarlyLeavesNothingOnTheDevice) {
   }
 }
 
-TEST(DataGpu, ABrokenSampleComesAtItsTurn) {
+TEST(DataGpu, SampleErrorIsThrownInOrder) {
   for (const int workers : {0, 2}) {
-    Numbers numbers;
+    IndexDataset numbers;
     numbers.broken = 13;
     LoaderOptions in_order = options(workers, world().device());
     in_order.shuffle = false;
-    auto loader = make_loader(numbers, ShardOf{}, in_order);
+    auto loader = make_loader(numbers, DataShard{}, in_order);
     std::vector<Example> found;
     try {
       for (auto& batch : loader.epoch(0)) found.push_back({batch.data.clone(), batch.target.clone()});
@@ -182,19 +182,19 @@ TEST(DataGpu, ABrokenSampleComesAtItsTurn) {
 }
 
 /// A batch of another shape: only its tensors on the host move.
-struct Page {
+struct CustomBatch {
   std::string name;
   std::vector<std::pair<int, at::Tensor>> lines;
   std::map<std::string, at::Tensor> notes;
   at::Tensor nothing;
-  void for_each_tensor(const SeeTensor& see) {
-    each_tensor(lines, see);
-    each_tensor(notes, see);
+  void for_each_tensor(const TensorVisitor& see) {
+    visit_tensors(lines, see);
+    visit_tensors(notes, see);
     see(nothing);
   }
 };
-struct Pages {
-  Page get_batch(const std::vector<std::size_t>& indices) const {
+struct CustomBatchDataset {
+  CustomBatch get_batch(const std::vector<std::size_t>& indices) const {
     const auto first = static_cast<float>(indices.front());
     return {"page",
             {{7, torch::full({3}, first)}, {8, torch::full({2}, first + 1)}},
@@ -204,31 +204,33 @@ struct Pages {
   std::uint64_t size() const { return 4; }
 };
 
-TEST(DataGpu, BatchesOfAnyShape) {
-  auto pages = make_loader(Pages(), ShardOf{}, {.batch_size = 2, .shuffle = false, .device = world().device()});
+TEST(DataGpu, CustomBatchTypes) {
+  auto custom_batches =
+      make_loader(CustomBatchDataset(), DataShard{}, {.batch_size = 2, .shuffle = false, .device = world().device()});
   float first = 0;
-  for (Page& page : pages.epoch(0)) {
-    EXPECT_EQ(page.name, "page");
-    EXPECT_EQ(page.lines[1].first, 8);
-    EXPECT_TRUE(page.lines[0].second.is_cuda() && page.lines[1].second.is_cuda() && page.notes["left"].is_cuda());
-    EXPECT_TRUE(page.lines[1].second.cpu().equal(torch::full({2}, first + 1)));
-    EXPECT_TRUE(page.notes["left"].cpu().equal(torch::full({1}, first + 2)));
-    EXPECT_FALSE(page.nothing.defined());
+  for (CustomBatch& custom_batch : custom_batches.epoch(0)) {
+    EXPECT_EQ(custom_batch.name, "page");
+    EXPECT_EQ(custom_batch.lines[1].first, 8);
+    EXPECT_TRUE(custom_batch.lines[0].second.is_cuda() && custom_batch.lines[1].second.is_cuda() &&
+                custom_batch.notes["left"].is_cuda());
+    EXPECT_TRUE(custom_batch.lines[1].second.cpu().equal(torch::full({2}, first + 1)));
+    EXPECT_TRUE(custom_batch.notes["left"].cpu().equal(torch::full({1}, first + 2)));
+    EXPECT_FALSE(custom_batch.nothing.defined());
     first += 2;
   }
-  auto tensors = make_loader(6, [](std::size_t i) { return torch::full({2}, static_cast<float>(i)); }, ShardOf{},
+  auto tensors = make_loader(6, [](std::size_t i) { return torch::full({2}, static_cast<float>(i)); }, DataShard{},
                              {.batch_size = 3, .shuffle = false, .device = at::kCUDA});
   for (at::Tensor& batch : tensors.epoch(0)) EXPECT_EQ(batch.device(), world().device());
   auto pairs = make_loader(
       6, [](std::size_t i) { return std::tuple(static_cast<int>(i), torch::full({2}, static_cast<float>(i))); },
-      ShardOf{}, {.batch_size = 3, .shuffle = false, .device = world().device()});
+      DataShard{}, {.batch_size = 3, .shuffle = false, .device = world().device()});
   for (auto& batch : pairs.epoch(0)) EXPECT_TRUE(std::get<1>(batch[2]).is_cuda());
 }
 
-TEST(DataGpu, AWrongDeviceIsNamed) {
+TEST(DataGpu, InvalidDeviceIsRejected) {
   const auto message = [](at::Device device) {
     try {
-      make_loader(Numbers(), ShardOf{}, options(0, device));
+      make_loader(IndexDataset(), DataShard{}, options(0, device));
     } catch (const base::UsageError& error) {
       return std::string(error.what());
     }

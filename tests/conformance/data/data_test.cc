@@ -23,7 +23,7 @@ at::Tensor counts(LoaderOptions options, std::uint64_t epoch) {
   return times;
 }
 
-TEST(Data, TheRanksTogetherSeeEverySample) {
+TEST(Data, RanksTogetherDrawEverySample) {
   for (const int workers : {0, 2}) {
     const auto exact = counts({.batch_size = 4, .seed = 1, .mode = ShardMode::kExact, .num_workers = workers}, 1);
     EXPECT_TRUE(exact.equal(torch::ones({kSamples}, torch::kInt64))) << exact;
@@ -36,7 +36,7 @@ TEST(Data, TheRanksTogetherSeeEverySample) {
   }
 }
 
-TEST(Data, TheGroupCountsBatchesWhereAllRanksDrawEquallyMany) {
+TEST(Data, GroupCountsBatchesWhenRanksDrawEqually) {
   const auto drawn = [](ShardMode mode) {
     auto loader = make_loader(kSamples, sample, world(), {.batch_size = 4, .mode = mode});
     const auto before = world().step_identity().batches;
@@ -56,7 +56,7 @@ TEST(Data, TheGroupCountsBatchesWhereAllRanksDrawEquallyMany) {
   EXPECT_EQ(drawn(ShardMode::kExact).second, 0) << "counts may differ there";
 }
 
-TEST(Data, APositionIsTheSameOnAllRanks) {
+TEST(Data, PositionIsTheSameOnAllRanks) {
   auto loader = make_loader(kSamples, sample, world(), {.batch_size = 2, .seed = 9});
   int steps = 0;
   for (auto& batch : loader.epoch(4))

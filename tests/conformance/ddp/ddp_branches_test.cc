@@ -7,57 +7,58 @@ namespace {
 
 using ddp::DistributedDataParallel;
 
-std::vector<at::Tensor> branch_step(BranchyImpl& like, int rank, int step, int head) {
-  Branchy alone;
+std::vector<at::Tensor> local_branch_gradients(MultiHeadImpl& like, int rank, int step, int head) {
+  MultiHead alone;
   copy_values(like, *alone);
   alone->forward(batch_of(rank, step, {3, 6}), head).sum().backward();
   return gradients(*alone);
 }
 
-void branch_and_compare(Branchy& net, int steps, const std::function<int(int rank, int step)>& head) {
+void train_and_compare(MultiHead& net, int steps, const std::function<int(int rank, int step)>& head) {
   for (int step = 0; step < steps; ++step) {
     net->zero_grad();
     net->forward(batch_of(world().rank(), step, {3, 6}), head(world().rank(), step)).sum().backward();
-    expect_gradients(*net, mean_over_ranks([&](int rank) { return branch_step(*net, rank, step, head(rank, step)); }));
+    expect_gradients(
+        *net, mean_over_ranks([&](int rank) { return local_branch_gradients(*net, rank, step, head(rank, step)); }));
   }
 }
 
 TEST(DdpBranches, UnusedOnAllRanksStaysUndefined) {
-  Branchy net;
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  branch_and_compare(net, 4, [](int, int) { return 1; });
+  train_and_compare(net, 4, [](int, int) { return 1; });
 }
 
-TEST(DdpBranches, AnotherHeadOnEachRank) {
-  Branchy net;
+TEST(DdpBranches, DifferentHeadOnEachRank) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  branch_and_compare(net, 6, [](int rank, int) { return rank % 3; });
+  train_and_compare(net, 6, [](int rank, int) { return rank % 3; });
 }
 
-TEST(DdpBranches, AnotherHeadOnEachRankAndEachStep) {
-  Branchy net;
+TEST(DdpBranches, DifferentHeadOnEachRankAndStep) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world(), {.bucket_bytes = {1, 64}});
-  branch_and_compare(net, 20, [](int rank, int step) { return (rank * 7 + step * 5) % 4 - 1; });
+  train_and_compare(net, 20, [](int rank, int step) { return (rank * 7 + step * 5) % 4 - 1; });
 }
 
-TEST(DdpBranches, TheSameHeadEverywhereAnotherEachStep) {
-  Branchy net;
+TEST(DdpBranches, SameHeadOnAllRanksDifferentEachStep) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  branch_and_compare(net, 12, [](int, int step) { return step / 2 % 3; });
+  train_and_compare(net, 12, [](int, int step) { return step / 2 % 3; });
 }
 
 TEST(DdpBranches, UnusedInTheFirstStepOnly) {
-  Branchy net;
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  branch_and_compare(net, 5, [](int, int step) { return step == 0 ? -1 : 2; });
+  train_and_compare(net, 5, [](int, int step) { return step == 0 ? -1 : 2; });
 }
 
-TEST(DdpBranches, WhatNobodyUsesStopsTravelling) {
-  Branchy net;
+TEST(DdpBranches, UnusedParametersAreNotReduced) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  branch_and_compare(net, 3, [](int, int step) { return step; });  // everything has been used once
+  train_and_compare(net, 3, [](int, int step) { return step; });  // everything has been used once
   const auto all = ddp.stats();
-  branch_and_compare(net, 8, [](int, int) { return 0; });
+  train_and_compare(net, 8, [](int, int) { return 0; });
   const auto few = ddp.stats();
   if (world().size() == 1) return;
   EXPECT_EQ(few.order.size(), 4u);  // trunk and head0, weights and biases
@@ -66,14 +67,14 @@ TEST(DdpBranches, WhatNobodyUsesStopsTravelling) {
   } else {
     EXPECT_LT(few.bucket_bytes[0], all.bucket_bytes[0]);
   }
-  branch_and_compare(net, 2, [](int, int) { return 2; });       // and comes back when it is used again
+  train_and_compare(net, 2, [](int, int) { return 2; });        // and comes back when it is used again
   EXPECT_EQ(ddp.stats().order.size(), few.in_place ? 4u : 6u);  // buckets keep what was used lately
 }
 
-TEST(DdpBranches, GradientsOfOldStepsThatNobodyTouchesStayAsTheyWere) {
-  Branchy net;
+TEST(DdpBranches, UntouchedOldGradientsAreUnchanged) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  branch_and_compare(net, 2, [](int, int) { return 0; });
+  train_and_compare(net, 2, [](int, int) { return 0; });
   {
     const at::NoGradGuard no_grad;
     net->heads[0]->weight.mutable_grad().mul_(1 + world().rank());  // a mean would show
@@ -85,13 +86,14 @@ TEST(DdpBranches, GradientsOfOldStepsThatNobodyTouchesStayAsTheyWere) {
   EXPECT_TRUE(same_bits(net->heads[1]->weight.grad()));
 }
 
-TEST(DdpBranches, AddingToAGradientThatOnlySomeRanksTouch) {
-  Branchy net;
+TEST(DdpBranches, AccumulatingGradientTouchedOnSomeRanks) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
   std::vector<at::Tensor> expected;
   for (int step = 0; step < 4; ++step) {
     net->forward(batch_of(world().rank(), step, {3, 6}), (world().rank() + step) % 3).sum().backward();
-    const auto more = mean_over_ranks([&](int rank) { return branch_step(*net, rank, step, (rank + step) % 3); });
+    const auto more =
+        mean_over_ranks([&](int rank) { return local_branch_gradients(*net, rank, step, (rank + step) % 3); });
     expected.resize(more.size());
     for (std::size_t i = 0; i < more.size(); ++i)
       if (more[i].defined()) expected[i] = expected[i].defined() ? expected[i] + more[i] : more[i];
@@ -141,7 +143,7 @@ TEST(DdpBranches, TwoBackwardsAfterOneForward) {
   EXPECT_EQ(ddp.stats().exchanges, 6);
 }
 
-TEST(DdpBranches, AGansTwoModels) {
+TEST(DdpBranches, GanWithTwoModels) {
   Mlp generator(3, 8, 7);
   Mlp critic(7, 8, 1);
   DistributedDataParallel ddp_g(generator, world());
@@ -166,7 +168,7 @@ TEST(DdpBranches, AGansTwoModels) {
   }
 }
 
-TEST(DdpBranches, TiedParametersAreExchangedOnce) {
+TEST(DdpBranches, TiedParametersAreReducedOnce) {
   struct TiedImpl : torch::nn::Module {
     TiedImpl() {
       embed = register_module("embed", torch::nn::Linear(5, 5));
@@ -192,8 +194,8 @@ TEST(DdpBranches, TiedParametersAreExchangedOnce) {
   }
 }
 
-TEST(DdpBranches, FrozenAndThawedBetweenSteps) {
-  Branchy net;
+TEST(DdpBranches, FreezingAndUnfreezingBetweenSteps) {
+  MultiHead net;
   net->heads[0]->weight.requires_grad_(false);
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 12; ++step) {
@@ -202,7 +204,7 @@ TEST(DdpBranches, FrozenAndThawedBetweenSteps) {
     net->trunk->weight.requires_grad_(step / 3 % 2 == 0);
     net->forward(batch_of(world().rank(), step, {3, 6}), 0).sum().backward();
     expect_gradients(*net, mean_over_ranks([&](int rank) {
-      auto all = branch_step(*net, rank, step, 0);
+      auto all = local_branch_gradients(*net, rank, step, 0);
       const auto named = net->parameters();
       for (std::size_t i = 0; i < all.size(); ++i)
         if (!named[i].requires_grad()) all[i] = at::Tensor();
@@ -211,7 +213,7 @@ TEST(DdpBranches, FrozenAndThawedBetweenSteps) {
   }
 }
 
-TEST(DdpBranches, ReentrantBackwardAsInGradientCheckpointing) {
+TEST(DdpBranches, ReentrantBackwardOfGradientCheckpointing) {
   struct NetImpl : torch::nn::Module {
     NetImpl() {
       shared = register_module("shared", torch::nn::Linear(5, 5));
@@ -220,7 +222,8 @@ TEST(DdpBranches, ReentrantBackwardAsInGradientCheckpointing) {
     at::Tensor forward(const at::Tensor& x, bool checkpointed) {
       at::Tensor h = x;
       for (int i = 0; i < 3; ++i)
-        h = checkpointed ? Checkpoint::apply(h, reinterpret_cast<std::int64_t>(shared.get())) : torch::tanh(shared(h));
+        h = checkpointed ? CheckpointedLinear::apply(h, reinterpret_cast<std::int64_t>(shared.get()))
+                         : torch::tanh(shared(h));
       return last(h);
     }
     torch::nn::Linear shared{nullptr}, last{nullptr};
@@ -250,8 +253,8 @@ TEST(DdpBranches, SparseGradientsOfEmbeddings) {
       table = register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(11, 4).sparse(true)));
       plain = register_module("plain", torch::nn::Embedding(11, 4));
     }
-    at::Tensor forward(const at::Tensor& index, bool use_table) {
-      return use_table ? table(index) * plain(index) : plain(index);
+    at::Tensor forward(const at::Tensor& index, bool format_device_usage) {
+      return format_device_usage ? table(index) * plain(index) : plain(index);
     }
     torch::nn::Embedding table{nullptr}, plain{nullptr};
   } net;

@@ -19,12 +19,12 @@ using base::Cause;
 using ddp::DistributedDataParallel;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kPrompt = std::chrono::seconds(5);
+constexpr auto kErrorLimit = std::chrono::seconds(5);
 
 /// Runs `call`, which must throw an Error of `cause` within `limit` whose text has each of `words`.
 template <typename Call>
 void expect_error(Cause cause, const std::vector<std::string>& words, const Call& call,
-                  Clock::duration limit = kPrompt) {
+                  Clock::duration limit = kErrorLimit) {
   const auto begin = Clock::now();
   try {
     call();
@@ -42,7 +42,7 @@ void forward_backward(Mlp& net, int step) {
   net->forward(batch_of(world().rank(), step, {4, 7})).pow(2).sum().backward();
 }
 
-TEST(DdpFailures, BackwardAloneWhileTheOthersAreInABarrier) {
+TEST(DdpFailures, BackwardAgainstBarrier) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   forward_backward(net, 0);
@@ -54,7 +54,7 @@ TEST(DdpFailures, BackwardAloneWhileTheOthersAreInABarrier) {
   });
 }
 
-TEST(DdpFailures, AnAllReduceOfTheUserMeetsABackward) {
+TEST(DdpFailures, UserAllReduceAgainstBackward) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   forward_backward(net, 0);
@@ -68,7 +68,7 @@ TEST(DdpFailures, AnAllReduceOfTheUserMeetsABackward) {
   });
 }
 
-TEST(DdpFailures, OneBackwardTooManyIsNotTheNextStepsGradient) {
+TEST(DdpFailures, ExtraBackwardIsADesync) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -91,7 +91,7 @@ TEST(DdpFailures, OneBackwardTooManyIsNotTheNextStepsGradient) {
   EXPECT_LE(done, 2);  // step 2 was right on the others; nothing after it was applied anywhere
 }
 
-TEST(DdpFailures, FusedOptimizersWithOtherOptions) {
+TEST(DdpFailures, FusedOptimizersWithDifferentOptions) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -130,9 +130,9 @@ int train_until_it_throws(Mlp& net, const std::function<void(int)>& before_step)
   }
 }
 
-TEST(DdpFailures, AReplicaThatDriftsIsFoundWithinItsInterval) {
+TEST(DdpFailures, DriftingReplicaIsDetectedWithinCompareInterval) {
   Mlp net;
-  DistributedDataParallel ddp(net, world(), {.compare_every = 10});
+  DistributedDataParallel ddp(net, world(), {.compare_replicas_every = 10});
   const int last = world().size() - 1;
   int found = -1;
   expect_error(
@@ -154,11 +154,11 @@ TEST(DdpFailures, AReplicaThatDriftsIsFoundWithinItsInterval) {
 /// All ranks but the first: rank 1 of the group is rank 2 of the world.
 comm::Group all_but_the_first() { return world().split(world().rank() == 0 ? 0 : 1); }
 
-TEST(DdpFailures, AReplicaOfAGroupIsNamedAsInTheWorld) {
+TEST(DdpFailures, ReplicaErrorUsesGlobalRank) {
   comm::Group others = all_but_the_first();
   if (others.size() < 2) return;
   Mlp net;
-  DistributedDataParallel ddp(net, others, {.compare_every = 10});
+  DistributedDataParallel ddp(net, others, {.compare_replicas_every = 10});
   expect_error(
       Cause::kReplicaDiverged, {"rank 1 has hash", "rank 2 has hash"},
       [&] {
@@ -177,7 +177,7 @@ TEST(DdpFailures, AReplicaOfAGroupIsNamedAsInTheWorld) {
       std::chrono::seconds(60));
 }
 
-TEST(DdpFailures, AModelOfAGroupIsNamedAsInTheWorld) {
+TEST(DdpFailures, ModelMismatchUsesGlobalRank) {
   comm::Group others = all_but_the_first();
   if (others.size() < 2) return;
   Mlp net;
@@ -186,7 +186,7 @@ TEST(DdpFailures, AModelOfAGroupIsNamedAsInTheWorld) {
                [&] { DistributedDataParallel ddp(net, others); });
 }
 
-TEST(DdpFailures, AStepOfAGroupIsNamedAsInTheWorld) {
+TEST(DdpFailures, StepDesyncUsesGlobalRank) {
   comm::Group others = all_but_the_first();
   if (others.size() < 2) return;
   Mlp net;
@@ -202,29 +202,29 @@ void train_with(Loader& loader, Mlp& net, std::uint64_t epoch) {
   for (const auto& batch : loader.epoch(epoch)) net->forward(batch.data).pow(2).sum().backward();
 }
 
-data::Example seven_times(std::size_t index) {
+data::Example make_example(std::size_t index) {
   return {torch::full({7}, static_cast<double>(index)), torch::tensor(static_cast<std::int64_t>(index))};
 }
 
-TEST(DdpFailures, ALoaderWithAnotherSeed) {
+TEST(DdpFailures, LoaderWithDifferentSeed) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
-  auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2, .seed = world().rank() == 0 ? 1u : 2u});
+  auto loader = data::make_loader(40, make_example, world(), {.batch_size = 2, .seed = world().rank() == 0 ? 1u : 2u});
   expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"}, [&] { train_with(loader, net, 0); });
 }
 
-TEST(DdpFailures, ALoaderInAnotherEpoch) {
+TEST(DdpFailures, LoaderInDifferentEpoch) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
-  auto loader = data::make_loader(40, seven_times, world(), {.batch_size = 2});
+  auto loader = data::make_loader(40, make_example, world(), {.batch_size = 2});
   train_with(loader, net, 0);
   expect_error(Cause::kDesync, {"has drawn its samples in an order", "rank 1"},
                [&] { train_with(loader, net, world().rank() == 0 ? 1 : 0); });
 }
 
-TEST(DdpFailures, NobodyLooksWhenNotAsked) {
+TEST(DdpFailures, CompareEveryZeroDisablesComparison) {
   Mlp net;
-  DistributedDataParallel ddp(net, world(), {.compare_every = 0});
+  DistributedDataParallel ddp(net, world(), {.compare_replicas_every = 0});
   const int found = train_until_it_throws(net, [&](int number) {
     if (number != 23 || world().rank() != 0) return;
     const torch::NoGradGuard no_grad;
@@ -233,7 +233,7 @@ TEST(DdpFailures, NobodyLooksWhenNotAsked) {
   EXPECT_EQ(found, 61);
 }
 
-TEST(DdpFailures, ANaNIsNamedBeforeItIsEverybodys) {
+TEST(DdpFailures, NonFiniteGradientIsReportedBeforeReduction) {
   Mlp net;
   DistributedDataParallel ddp(net, world(), {.check_finite = true});
   const at::Tensor before = net->first->weight.detach().clone();
@@ -246,7 +246,7 @@ TEST(DdpFailures, ANaNIsNamedBeforeItIsEverybodys) {
   EXPECT_TRUE(torch::equal(before, net->first->weight));
 }
 
-TEST(DdpFailures, OneRankClipsAndTheOthersStep) {
+TEST(DdpFailures, ClipOnOneRankAgainstStep) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.1});
@@ -258,7 +258,7 @@ TEST(DdpFailures, OneRankClipsAndTheOthersStep) {
   });
 }
 
-TEST(DdpFailures, OneRankUpdatesInBackward) {
+TEST(DdpFailures, UpdateInBackwardOnOneRank) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -273,7 +273,7 @@ TEST(DdpFailures, OneRankUpdatesInBackward) {
   EXPECT_TRUE(torch::equal(before, net->first->weight));
 }
 
-TEST(DdpFailures, RanksUpdateInBackwardByOtherOptions) {
+TEST(DdpFailures, UpdateInBackwardWithDifferentOptions) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -299,7 +299,7 @@ TEST(DdpFailures, RanksUpdateInBackwardByOtherOptions) {
   for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(torch::equal(before[i], net->parameters()[i])) << i;
 }
 
-TEST(DdpFailures, AnAliasOfAParameterThatBackwardUpdates) {
+TEST(DdpFailures, AliasOfParameterUpdatedInBackward) {
   torch::manual_seed(1);
   Mlp net(7, 7, 7);
   DistributedDataParallel ddp(net, world());
@@ -318,7 +318,7 @@ TEST(DdpFailures, AnAliasOfAParameterThatBackwardUpdates) {
                std::exception);  // autograd's own error, or the other ranks' word that a backward() has failed
 }
 
-TEST(DdpFailures, OneBackwardTooManyAfterTheStepShowsByTheBatches) {
+TEST(DdpFailures, ExtraBackwardAfterStepIsDetectedByBatchCount) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -339,7 +339,7 @@ TEST(DdpFailures, OneBackwardTooManyAfterTheStepShowsByTheBatches) {
   EXPECT_EQ(done, 3);
 }
 
-TEST(DdpFailures, ABackwardThatReachesNoParameterOnOneRank) {
+TEST(DdpFailures, BackwardReachingNoParameterOnOneRank) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -360,7 +360,7 @@ TEST(DdpFailures, ABackwardThatReachesNoParameterOnOneRank) {
   EXPECT_LE(done, 3);
 }
 
-TEST(DdpFailures, ARankWithFewerBatchesIsNamed) {
+TEST(DdpFailures, RankWithFewerBatchesIsReported) {
   Mlp net;
   auto ddp = std::make_unique<DistributedDataParallel>(net, world());
   forward_backward(net, 0);
@@ -382,34 +382,34 @@ void expect_model_difference(const std::vector<std::string>& words, const Change
       Cause::kConfigMismatch, words, [&] { DistributedDataParallel ddp(net, world()); }, std::chrono::seconds(2));
 }
 
-TEST(DdpFailures, AnotherShape) {
+TEST(DdpFailures, DifferentParameterShape) {
   expect_model_difference({"first.weight", "[13, 7]", "[14, 7]"}, [](Mlp& net) { net = Mlp(7, 14, 5); });
 }
 
-TEST(DdpFailures, AnotherNumberOfDimensions) {
+TEST(DdpFailures, DifferentNumberOfDimensions) {
   expect_model_difference({"first.weight", "[13, 7]", "[13, 7, 1]"}, [](Mlp& net) {
     const at::NoGradGuard no_grad;
     net->first->weight.set_data(torch::ones({13, 7, 1}));
   });
 }
 
-TEST(DdpFailures, AnotherDtype) {
+TEST(DdpFailures, DifferentParameterDtype) {
   expect_model_difference({"first.weight", "Float", "Double"}, [](Mlp& net) { net->to(at::kDouble); });
 }
 
-TEST(DdpFailures, AnotherRequiresGrad) {
+TEST(DdpFailures, DifferentRequiresGrad) {
   expect_model_difference({"second.bias", "frozen"}, [](Mlp& net) { net->second->bias.requires_grad_(false); });
 }
 
-TEST(DdpFailures, OneMoreParameter) {
+TEST(DdpFailures, ExtraParameter) {
   expect_model_difference({"extra"}, [](Mlp& net) { net->register_parameter("extra", torch::ones({2})); });
 }
 
-TEST(DdpFailures, OneMoreBuffer) {
+TEST(DdpFailures, ExtraBuffer) {
   expect_model_difference({"buffer extra"}, [](Mlp& net) { net->register_buffer("extra", torch::ones({2})); });
 }
 
-TEST(DdpFailures, OtherOptions) {
+TEST(DdpFailures, DifferentDdpOptions) {
   Mlp net;
   const std::int64_t cap = 1000 + world().rank();
   expect_error(
@@ -418,8 +418,8 @@ TEST(DdpFailures, OtherOptions) {
 }
 
 /// Pulls the parameters towards copies that it made when it was constructed.
-struct Anchored : torch::optim::SGD {
-  explicit Anchored(const std::vector<at::Tensor>& parameters) : torch::optim::SGD(parameters, 0.05) {
+struct AnchoredSgd : torch::optim::SGD {
+  explicit AnchoredSgd(const std::vector<at::Tensor>& parameters) : torch::optim::SGD(parameters, 0.05) {
     for (const at::Tensor& p : parameters) anchors.push_back(p.detach().clone());
   }
   at::Tensor step(LossClosure closure = nullptr) override {
@@ -431,10 +431,10 @@ struct Anchored : torch::optim::SGD {
   std::vector<at::Tensor> anchors;
 };
 
-TEST(DdpFailures, OptimizerStateOfOtherInitialParametersIsNamedAtTheFirstStep) {
+TEST(DdpFailures, OptimizerStateOfDifferentInitialParametersIsDetectedAfterFirstStep) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
-  Anchored optimizer(net->parameters());
+  AnchoredSgd optimizer(net->parameters());
   DistributedDataParallel ddp(net, world());
   int done = 0;
   expect_error(Cause::kReplicaDiverged, {"parameter first.weight differs between ranks"}, [&] {
@@ -447,7 +447,7 @@ TEST(DdpFailures, OptimizerStateOfOtherInitialParametersIsNamedAtTheFirstStep) {
   EXPECT_EQ(done, 1);
 }
 
-TEST(DdpFailures, OneElementThatARankWritesAloneIsNamed) {
+TEST(DdpFailures, ParameterElementWrittenOnOneRankIsReported) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   forward_backward(net, 0);
@@ -461,7 +461,7 @@ TEST(DdpFailures, OneElementThatARankWritesAloneIsNamed) {
 }
 
 /// Throws in its backward on the rank that is told.
-struct Thrower : torch::autograd::Function<Thrower> {
+struct ThrowInBackward : torch::autograd::Function<ThrowInBackward> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool throws) {
     context->saved_data["throws"] = throws;
     return x.clone();
@@ -473,7 +473,7 @@ struct Thrower : torch::autograd::Function<Thrower> {
   }
 };
 
-TEST(DdpFailures, AnExceptionInBackwardComesOutUnchangedAndASecondOneWorks) {
+TEST(DdpFailures, ExceptionInBackwardIsPropagatedAndNextWrapperWorks) {
   Mlp net;
   {
     DistributedDataParallel ddp(net, world());
@@ -482,14 +482,14 @@ TEST(DdpFailures, AnExceptionInBackwardComesOutUnchangedAndASecondOneWorks) {
     const auto begin = Clock::now();
     // Between the layers: gradients of the second layer are under way when it throws.
     const at::Tensor h =
-        Thrower::apply(torch::tanh(net->first(batch_of(world().rank(), 1, {4, 7}))), world().rank() == 0);
+        ThrowInBackward::apply(torch::tanh(net->first(batch_of(world().rank(), 1, {4, 7}))), world().rank() == 0);
     const at::Tensor loss = net->second(h).sum();
     if (world().rank() == 0) {
       EXPECT_THROW(loss.backward(), std::logic_error);
     } else {
-      EXPECT_THROW(loss.backward(), base::PeerLost);
+      EXPECT_THROW(loss.backward(), base::PeerLostError);
     }
-    EXPECT_LT(Clock::now() - begin, kPrompt);
+    EXPECT_LT(Clock::now() - begin, kErrorLimit);
   }
   net->zero_grad();
   DistributedDataParallel again(net, world());
@@ -497,7 +497,7 @@ TEST(DdpFailures, AnExceptionInBackwardComesOutUnchangedAndASecondOneWorks) {
   for (const auto& g : gradients(*net)) EXPECT_TRUE(same_bits(g));
 }
 
-TEST(DdpFailures, AnExceptionInAJoinedLoopComesOutUnchanged) {
+TEST(DdpFailures, ExceptionInJoinedLoopIsPropagated) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   const auto begin = Clock::now();
@@ -511,9 +511,9 @@ TEST(DdpFailures, AnExceptionInAJoinedLoopComesOutUnchanged) {
   if (world().rank() == 0) {
     EXPECT_THROW(join(ddp, loop), std::logic_error);
   } else {
-    EXPECT_THROW(join(ddp, loop), base::PeerLost);
+    EXPECT_THROW(join(ddp, loop), base::PeerLostError);
   }
-  EXPECT_LT(Clock::now() - begin, kPrompt);
+  EXPECT_LT(Clock::now() - begin, kErrorLimit);
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ TEST(DdpGpu, AccumulatesUnderNoSync) {
   for (int round = 0; round < 2; ++round) {
     model.zero_grad();
     {
-      const auto quiet = ddp.no_sync();
+      const auto no_sync_guard = ddp.no_sync();
       backward(model, 1);
     }
     backward(model, 2);
@@ -100,7 +100,7 @@ TEST(DdpGpu, AccumulatesUnderNoSync) {
   }
 }
 
-TEST(DdpGpu, OnRanksThatDoNotUseAParameterItCountsAsZero) {
+TEST(DdpGpu, UnusedParameterCountsAsZero) {
   Model model;
   DistributedDataParallel ddp(model, world(), {.bucket_bytes = {100, 100}});
   for (int step = 0; step < 7; ++step) {
@@ -116,9 +116,9 @@ TEST(DdpGpu, OnRanksThatDoNotUseAParameterItCountsAsZero) {
   }
 }
 
-TEST(DdpGpu, PartsOnTheCpu) {
+TEST(DdpGpu, SomeParametersOnCpu) {
   Model model(at::kCPU);
-  DistributedDataParallel ddp(model, world(), {.predivide = 2});
+  DistributedDataParallel ddp(model, world(), {.gradient_predivide_factor = 2});
   for (int step = 0; step < 3; ++step) {
     model.zero_grad();
     backward(model, step);
@@ -135,7 +135,7 @@ TEST(DdpGpu, BucketsOfMeasuredSize) {
   expect_near(model.all[0].grad(), mean_of(0, 0));
 }
 
-TEST(DdpGpu, GradientsOfOneBucketComeOnSeveralStreams) {
+TEST(DdpGpu, GradientsOfOneBucketOnSeveralStreams) {
   const c10::impl::VirtualGuardImpl guard(at::kCUDA);
   Model model;
   for (std::size_t i = 0; i < kParameters; ++i) model.all[i].set_requires_grad(i % 2 == 0);
@@ -151,12 +151,12 @@ TEST(DdpGpu, GradientsOfOneBucketComeOnSeveralStreams) {
   }
 }
 
-TEST(DdpGpu, HashesAreThoseOfTheSameNumbersOnTheCpu) {
+TEST(DdpGpu, HashesMatchCpu) {
   const at::Tensor numbers = at::arange(30'000'000, at::kFloat);  // more than a piece
   EXPECT_EQ(ddp::hash_tensors({{"here", numbers}}), ddp::hash_tensors({{"there", numbers.to(world().device())}}));
 }
 
-TEST(DdpGpuFailures, AChangedParameterIsNamed) {
+TEST(DdpGpuFailures, ChangedParameterIsReported) {
   if (world().size() == 1) GTEST_SKIP();
   Model model;
   DistributedDataParallel ddp(model, world());
@@ -176,7 +176,7 @@ TEST(DdpGpuFailures, AChangedParameterIsNamed) {
   }
 }
 
-TEST(DdpGpuFailures, ARankElsewhereIsFoundAtOnce) {
+TEST(DdpGpuFailures, RankInBarrierIsDetectedAtOnce) {
   if (world().size() == 1) GTEST_SKIP();
   Model model;
   DistributedDataParallel ddp(model, world());

@@ -30,7 +30,7 @@ void train_and_compare(Mlp& net, DistributedDataParallel& ddp, int steps) {
 
 class GradientDtypes : public ::testing::TestWithParam<at::ScalarType> {};
 
-TEST_P(GradientDtypes, AreTheMeanAndTheSameBits) {
+TEST_P(GradientDtypes, MeanHasSameBitsOnAllRanks) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
   net->to(GetParam());
@@ -40,7 +40,7 @@ TEST_P(GradientDtypes, AreTheMeanAndTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(All, GradientDtypes, ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf));
 
-TEST(DdpGradients, ConstructionGivesAllRanksTheFirstRanksValues) {
+TEST(DdpGradients, ConstructionBroadcastsParametersFromRank0) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
   const at::Tensor before = net->first->weight.clone();
@@ -97,7 +97,7 @@ TEST(DdpGradients, TransposedParametersAndGradients) {
   }
 }
 
-TEST(DdpGradients, ParametersOfSeveralPieces) {
+TEST(DdpGradients, LargeParameters) {
   struct NetImpl : torch::nn::Module {
     NetImpl() {
       torch::manual_seed(3);
@@ -125,7 +125,7 @@ TEST(DdpGradients, ParametersOfSeveralPieces) {
   }
 }
 
-TEST(DdpGradients, OtherStridesOnOneRank) {
+TEST(DdpGradients, DifferentStridesOnOneRank) {
   struct NetImpl : torch::nn::Module {
     NetImpl() { w = register_parameter("w", torch::ones({6, 4})); }
     at::Tensor w;
@@ -139,18 +139,18 @@ TEST(DdpGradients, OtherStridesOnOneRank) {
     expect_gradients(
         net, mean_over_ranks([&](int rank) { return std::vector<at::Tensor>{batch_of(rank, step, {6, 4}) + 1}; }));
   }
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string output = testing::internal::GetCapturedStderr();
   const std::string copies = "lockstep: 1 of 1 gradients are copied before they are reduced, w first";
   const bool says = ddp.stats().in_place && world().rank() == 0;
-  EXPECT_EQ(said.find(copies) != std::string::npos, says) << said;
-  EXPECT_EQ(said.find(copies), said.rfind(copies));  // once
+  EXPECT_EQ(output.find(copies) != std::string::npos, says) << output;
+  EXPECT_EQ(output.find(copies), output.rfind(copies));  // once
 }
 
-TEST(DdpGradients, KnobsChangeTheWayAndNotTheMean) {
+TEST(DdpGradients, OptionsDoNotChangeTheMean) {
   const std::vector<DdpOptions> all = {{.bucket_bytes = {}},
-                                       {.predivide = 1},
-                                       {.bucket_bytes = {1, 100}, .predivide = 1.5},
-                                       {.predivide = 1000},
+                                       {.gradient_predivide_factor = 1},
+                                       {.bucket_bytes = {1, 100}, .gradient_predivide_factor = 1.5},
+                                       {.gradient_predivide_factor = 1000},
                                        {.overlap = false}};
   for (const DdpOptions& options : all) {
     torch::manual_seed(1 + world().rank());
@@ -159,19 +159,19 @@ TEST(DdpGradients, KnobsChangeTheWayAndNotTheMean) {
     train_and_compare(net, ddp, 4);
   }
   Mlp net;
-  EXPECT_THROW(DistributedDataParallel(net, world(), {.predivide = -1}), base::UsageError);
+  EXPECT_THROW(DistributedDataParallel(net, world(), {.gradient_predivide_factor = -1}), base::UsageError);
 }
 
-TEST(DdpGradients, DividedBeforeTheyAreAddedTheyDoNotOverflow) {
-  for (const double predivide : {0.0, 1.0}) {
+TEST(DdpGradients, PredivideAvoidsOverflow) {
+  for (const double gradient_predivide_factor : {0.0, 1.0}) {
     struct NetImpl : torch::nn::Module {
       NetImpl() { w = register_parameter("w", torch::ones({4}, at::kHalf)); }
       at::Tensor w;
     } net;
-    DistributedDataParallel ddp(net, world(), {.predivide = predivide});
+    DistributedDataParallel ddp(net, world(), {.gradient_predivide_factor = gradient_predivide_factor});
     (net.w * 6e4).sum().backward();  // the largest half is 65504
     const bool sums_in_half = world().size() > 1 && !ddp.stats().in_place;
-    EXPECT_EQ(torch::isfinite(net.w.grad()).all().item<bool>(), predivide == 0 || !sums_in_half);
+    EXPECT_EQ(torch::isfinite(net.w.grad()).all().item<bool>(), gradient_predivide_factor == 0 || !sums_in_half);
   }
 }
 
@@ -196,10 +196,10 @@ TEST(DdpGradients, CommunicationBeginsDuringBackward) {
   EXPECT_EQ(stats.order.back().rfind("first.", 0), 0u) << stats.order.back();
 }
 
-TEST(DdpGradients, BucketsBeginBeforeTheLastGradientIsBorn) {
+TEST(DdpGradients, BucketsStartBeforeLastGradientIsReady) {
   // The last node of the backward waits until every rank's header has come, so that the order of events is forced, not
   // timed.
-  struct Gate : torch::autograd::Function<Gate> {
+  struct BarrierInBackward : torch::autograd::Function<BarrierInBackward> {
     static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                    torch::autograd::variable_list grads) {
@@ -220,9 +220,9 @@ TEST(DdpGradients, BucketsBeginBeforeTheLastGradientIsBorn) {
     net.zero_grad();
     // Born: c, (gates), b, (gates), a. By the second gate c's header exchange is over on all ranks.
     at::Tensor x = net.a * 2;
-    for (int i = 0; i < 20; ++i) x = Gate::apply(x);
+    for (int i = 0; i < 20; ++i) x = BarrierInBackward::apply(x);
     x = x * net.b;
-    for (int i = 0; i < 20; ++i) x = Gate::apply(x);
+    for (int i = 0; i < 20; ++i) x = BarrierInBackward::apply(x);
     (x * net.c).sum().backward();
   }
   if (world().size() > 1) {
@@ -230,7 +230,7 @@ TEST(DdpGradients, BucketsBeginBeforeTheLastGradientIsBorn) {
   }
 }
 
-TEST(DdpGradients, OnePassInAndNoneOut) {
+TEST(DdpGradients, NumberOfPassesAndOperations) {
   Mlp net;
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   DistributedDataParallel ddp(net, world());
@@ -244,16 +244,16 @@ TEST(DdpGradients, OnePassInAndNoneOut) {
   }
   const auto stats = ddp.stats();
   EXPECT_EQ(stats.exchanges, 5);
-  EXPECT_EQ(stats.passes_out, 0);
+  EXPECT_EQ(stats.copies_out, 0);
   if (world().size() > 1) {
-    EXPECT_EQ(stats.passes_in, stats.in_place ? 0 : 5 * 4);
+    EXPECT_EQ(stats.copies_in, stats.in_place ? 0 : 5 * 4);
     // A header, one bucket and the flags; in the first also the order. In place a header and one meeting. Nothing else.
     EXPECT_EQ(stats.operations,
               (stats.in_place ? 5 * 2 : 5 * 3 + 1) + 4);  // and the replicas' hashes in the four after the first
   }
 }
 
-TEST(DdpGradients, BothFormsOfBothZeroGrads) {
+TEST(DdpGradients, BothZeroGradModes) {
   torch::manual_seed(1);
   Mlp net;
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -268,7 +268,7 @@ TEST(DdpGradients, BothFormsOfBothZeroGrads) {
   }
 }
 
-TEST(DdpGradients, AutogradGradExchangesNothingAndDisturbsNothing) {
+TEST(DdpGradients, AutogradGradDoesNotCommunicate) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   net->forward(batch_of(world().rank(), 0, {4, 7})).pow(2).sum().backward();
@@ -287,7 +287,7 @@ TEST(DdpGradients, AutogradGradExchangesNothingAndDisturbsNothing) {
   expect_gradients(*net, mean_over_ranks([&](int rank) { return local_step(*net, rank, 1); }));
 }
 
-TEST(DdpGradients, GradientsThatTheUserReplacesOrDropsOneByOne) {
+TEST(DdpGradients, GradientsReplacedOrResetByUser) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 5; ++step) {
@@ -298,7 +298,7 @@ TEST(DdpGradients, GradientsThatTheUserReplacesOrDropsOneByOne) {
   }
 }
 
-TEST(DdpGradients, TwoBackwardsWithoutZeroGradAdd) {
+TEST(DdpGradients, TwoBackwardsWithoutZeroGradAccumulate) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   net->forward(batch_of(world().rank(), 0, {4, 7})).pow(2).sum().backward();
@@ -311,7 +311,7 @@ TEST(DdpGradients, TwoBackwardsWithoutZeroGradAdd) {
   }));
 }
 
-TEST(DdpGradients, NoSyncSendsTheAccumulatedSumOnce) {
+TEST(DdpGradients, NoSyncReducesAccumulatedSumOnce) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   constexpr int kBatches = 8;
@@ -348,7 +348,7 @@ TEST(DdpGradients, NoSyncSendsTheAccumulatedSumOnce) {
   }
 }
 
-TEST(DdpGradients, InsideNoSyncGradientsAreLocal) {
+TEST(DdpGradients, GradientsAreLocalInsideNoSync) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   {
@@ -361,7 +361,7 @@ TEST(DdpGradients, InsideNoSyncGradientsAreLocal) {
   EXPECT_EQ(ddp.stats().exchanges, 0);
 }
 
-TEST(DdpGradients, NoSyncOnOneRankAloneIsItsOwnAffair) {
+TEST(DdpGradients, NoSyncOnOneRankDoesNotAffectOthers) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 3; ++step) {
@@ -376,7 +376,7 @@ TEST(DdpGradients, NoSyncOnOneRankAloneIsItsOwnAffair) {
   }
 }
 
-TEST(DdpGradients, NoSyncOfOneModelIsNoBackwardOfAnother) {
+TEST(DdpGradients, NoSyncOfOneModelDoesNotAffectAnother) {
   Mlp other, net;
   DistributedDataParallel ddp_other(other, world());
   DistributedDataParallel ddp(net, world());
@@ -392,8 +392,8 @@ TEST(DdpGradients, NoSyncOfOneModelIsNoBackwardOfAnother) {
   }
 }
 
-TEST(DdpGradients, AParameterTouchedOnlyUnderNoSyncTravelsToo) {
-  Branchy net;
+TEST(DdpGradients, ParameterTouchedOnlyUnderNoSyncIsReduced) {
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
   for (int round = 0; round < 5; ++round) {
     net->zero_grad();
@@ -403,7 +403,7 @@ TEST(DdpGradients, AParameterTouchedOnlyUnderNoSyncTravelsToo) {
     }
     net->forward(batch_of(world().rank(), 1, {3, 6}), 2).sum().backward();
     expect_gradients(*net, mean_over_ranks([&](int rank) {
-      Branchy alone;
+      MultiHead alone;
       copy_values(*net, *alone);
       alone->forward(batch_of(rank, 0, {3, 6}), 1).sum().backward();
       alone->forward(batch_of(rank, 1, {3, 6}), 2).sum().backward();

@@ -50,7 +50,7 @@ void expect_equal_on_all(const at::Tensor& tensor, comm::Group& group, const cha
     EXPECT_TRUE(all.narrow(0, r * tensor.numel(), tensor.numel()).equal(tensor.flatten())) << what << ", rank " << r;
 }
 
-TEST(DdpHosts, OnANarrowWireGradientsAreRoundedAndEqual) {
+TEST(DdpHosts, WireDtypeRoundsGradientsEqually) {
   auto reference = make_net();
   auto net = make_net();
   DistributedDataParallel ddp(net, world(), {.wire = at::kBFloat16});
@@ -75,49 +75,51 @@ TEST(DdpHosts, OnANarrowWireGradientsAreRoundedAndEqual) {
 
 /// Sums buckets, and holds the second one back until the sum of the first has been written, without asking for it: who
 /// asks carries it out.
-class FirstThenSecond final : public comm::GradientHook {
+class DelaySecondBucketHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "first then second"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override {
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
     if (bucket.index == 1)
-      for (const auto limit = base::Deadline::in(std::chrono::seconds(20)); !came_ && !limit.expired();) {
+      for (const auto limit = base::Deadline::in(std::chrono::seconds(20));
+           !first_bucket_arrived_ && !limit.expired();) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         // The first slice and the last: each is another rank's work.
-        came_ = first_[0].item<float>() != own_[0].item<float>() && first_[-1].item<float>() != own_[-1].item<float>();
+        first_bucket_arrived_ = first_bucket_[0].item<float>() != first_before_[0].item<float>() &&
+                                first_bucket_[-1].item<float>() != first_before_[-1].item<float>();
       }
     if (bucket.index == 0) {
-      first_ = bucket.buffer;
-      own_ = first_.clone();
+      first_bucket_ = bucket.buffer;
+      first_before_ = first_bucket_.clone();
     }
     return wire.all_reduce(bucket.buffer);
   }
-  void finish(comm::Bucket&, comm::Wire&) override {}
-  bool came() const { return came_; }
+  void finish(comm::Bucket&, comm::HookContext&) override {}
+  bool first_bucket_arrived() const { return first_bucket_arrived_; }
 
  private:
-  at::Tensor first_;
-  at::Tensor own_;
-  bool came_ = false;
+  at::Tensor first_bucket_;
+  at::Tensor first_before_;
+  bool first_bucket_arrived_ = false;
 };
 
-TEST(DdpHosts, ABucketArrivesWhileBackwardGoesOn) {
+TEST(DdpHosts, BucketCompletesDuringBackward) {
   auto net = make_net();
-  const auto hook = std::make_shared<FirstThenSecond>();
+  const auto hook = std::make_shared<DelaySecondBucketHook>();
   DistributedDataParallel ddp(net, world(), {.bucket_bytes = {kWidth * kWidth * 4}, .hook = hook});
   for (int step = 0; step < 2; ++step) {
     net->zero_grad();
     backward_on(net, batch_of(world().rank(), step));
   }
   EXPECT_GE(ddp.stats().bucket_bytes.size(), 2U);
-  EXPECT_TRUE(hook->came());
+  EXPECT_TRUE(hook->first_bucket_arrived());
 }
 
-TEST(DdpHosts, BetweenHostsParametersAreAveragedEveryNthTime) {
+TEST(DdpHosts, ParametersAreAveragedBetweenHostsEveryNthStep) {
   constexpr int kEvery = 3, kSteps = 7;
   constexpr double kRate = 0.5;
   const std::vector<int> hosts = hosts_of_ranks();
   auto net = make_net();
-  DistributedDataParallel ddp(net, world(), {.host_sync_every = kEvery});
+  DistributedDataParallel ddp(net, world(), {.average_hosts_every = kEvery});
   for (int step = 0; step < kSteps; ++step) {
     net->zero_grad();
     backward_on(net, batch_of(world().rank(), step));
@@ -168,7 +170,7 @@ TEST(DdpHosts, BetweenHostsParametersAreAveragedEveryNthTime) {
   for (const at::Tensor& parameter : net->parameters()) expect_equal_on_all(parameter.detach(), world(), "parameter");
 }
 
-TEST(DdpHosts, WhatDoesNotGoTogetherIsRefused) {
+TEST(DdpHosts, IncompatibleOptionsAreRejected) {
   auto net = make_net();
   const auto refusal = [&](DdpOptions options) -> std::string {
     try {
@@ -179,11 +181,11 @@ TEST(DdpHosts, WhatDoesNotGoTogetherIsRefused) {
     return "";
   };
   EXPECT_THAT(refusal({.wire = at::kDouble}), ::testing::HasSubstr("DdpOptions.wire is Double; allowed are"));
-  EXPECT_THAT(refusal({.hook = std::make_shared<FirstThenSecond>(), .wire = at::kHalf}),
+  EXPECT_THAT(refusal({.hook = std::make_shared<DelaySecondBucketHook>(), .wire = at::kHalf}),
               ::testing::HasSubstr("allowed with a hook is float32"));
-  EXPECT_THAT(refusal({.host_sync_every = 0}),
+  EXPECT_THAT(refusal({.average_hosts_every = 0}),
               ::testing::HasSubstr("DdpOptions.host_sync_every is 0; allowed is 1 or more"));
-  DistributedDataParallel ddp(net, world(), {.host_sync_every = 2});
+  DistributedDataParallel ddp(net, world(), {.average_hosts_every = 2});
   try {
     join(ddp, [] {});
     ADD_FAILURE() << "no error";

@@ -1,4 +1,4 @@
-// Buffers, hooks, joins, optimizers, and what one rank may do alone.
+// BufferMode, hooks, joins, optimizers, and what one rank may do alone.
 #include <sstream>
 
 #include "lockstep/ddp/replicas.h"
@@ -7,7 +7,7 @@
 namespace lockstep::tests {
 namespace {
 
-using ddp::Buffers;
+using ddp::BufferMode;
 using ddp::DistributedDataParallel;
 using ddp::join;
 
@@ -22,7 +22,7 @@ struct NormNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(NormNet);
 
-TEST(DdpBuffers, FollowTheFirstRank) {
+TEST(DdpBuffers, BroadcastFromRank0) {
   NormNet net;
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 4; ++step) {
@@ -36,9 +36,9 @@ TEST(DdpBuffers, FollowTheFirstRank) {
   }
 }
 
-TEST(DdpBuffers, OrTheirMean) {
+TEST(DdpBuffers, Mean) {
   NormNet net;
-  DistributedDataParallel ddp(net, world(), {.buffers = Buffers::kMean});
+  DistributedDataParallel ddp(net, world(), {.buffers = BufferMode::kMean});
   for (int step = 0; step < 3; ++step) {
     const auto y = net->forward(batch_of(world().rank(), step, {8, 4}));
     at::Tensor mean = net->norm->running_mean.clone();
@@ -49,16 +49,16 @@ TEST(DdpBuffers, OrTheirMean) {
   }
 }
 
-TEST(DdpBuffers, OrStayLocal) {
+TEST(DdpBuffers, Local) {
   NormNet net;
-  DistributedDataParallel ddp(net, world(), {.buffers = Buffers::kLocal});
+  DistributedDataParallel ddp(net, world(), {.buffers = BufferMode::kLocal});
   const auto y = net->forward(batch_of(world().rank(), 0, {8, 4}));
   const at::Tensor mine = net->norm->running_mean.clone();
   y.pow(2).sum().backward();
   EXPECT_TRUE(torch::equal(mine, net->norm->running_mean));
 }
 
-TEST(DdpBuffers, AGraphThatWaitsForItsBackwardIsNotBroken) {
+TEST(DdpBuffers, PendingGraphSurvivesBufferSync) {
   NormNet net;
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 3; ++step) {
@@ -74,7 +74,7 @@ TEST(DdpBuffers, AGraphThatWaitsForItsBackwardIsNotBroken) {
   }
 }
 
-TEST(DdpTraining, AnyRankAloneMayEvaluateAndCallAnything) {
+TEST(DdpTraining, OneRankMayEvaluateAndSave) {
   NormNet net;
   DistributedDataParallel ddp(net, world());
   torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -94,7 +94,7 @@ TEST(DdpTraining, AnyRankAloneMayEvaluateAndCallAnything) {
   for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.detach()));
 }
 
-TEST(DdpTraining, AnOptimizerMadeBetweenBackwardAndStepWorks) {
+TEST(DdpTraining, OptimizerCreatedBetweenBackwardAndStep) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   for (int step = 0; step < 3; ++step) {
@@ -105,7 +105,7 @@ TEST(DdpTraining, AnOptimizerMadeBetweenBackwardAndStepWorks) {
   }
 }
 
-TEST(DdpTraining, ShardsOnAllRanksEqualOneProcessOnTheWholeBatch) {
+TEST(DdpTraining, ShardedBatchEqualsSingleProcessOnWholeBatch) {
   const int size = world().size();
   Mlp net, alone;
   DistributedDataParallel ddp(net, world());
@@ -140,13 +140,13 @@ TEST(DdpTraining, IgnoredParametersAreNeitherBroadcastNorReduced) {
   EXPECT_THROW(DistributedDataParallel(net, world(), {.ignore = {"secnod.weight"}}), base::UsageError);
 }
 
-TEST(DdpTraining, AModelWithoutTrainableParametersIsRefused) {
+TEST(DdpTraining, ModelWithoutTrainableParametersIsRejected) {
   Mlp net;
   for (at::Tensor p : net->parameters()) p.requires_grad_(false);
   EXPECT_THROW(DistributedDataParallel(net, world()), base::UsageError);
 }
 
-TEST(DdpTraining, TheUsersOwnHooksSeeWhatTheySeeInLocalTraining) {
+TEST(DdpTraining, UserHooksReceiveLocalGradients) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   int calls = 0;
@@ -178,12 +178,12 @@ TEST(DdpTraining, TheUsersOwnHooksSeeWhatTheySeeInLocalTraining) {
 class Bf16Hook final : public comm::GradientHook {
  public:
   std::string name() const override { return "bf16"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override {
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
     sent_.resize(std::max(sent_.size(), bucket.index + 1));
     sent_[bucket.index] = bucket.buffer.to(at::kBFloat16);
     return wire.all_reduce(sent_[bucket.index]);
   }
-  void finish(comm::Bucket& bucket, comm::Wire&) override { bucket.buffer.copy_(sent_[bucket.index]); }
+  void finish(comm::Bucket& bucket, comm::HookContext&) override { bucket.buffer.copy_(sent_[bucket.index]); }
 
  private:
   std::vector<at::Tensor> sent_;
@@ -193,11 +193,11 @@ class Bf16Hook final : public comm::GradientHook {
 class GatherHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "gather"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override {
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
     all_ = at::empty({wire.size() * bucket.buffer.numel()}, bucket.buffer.options());
     return wire.all_gather(all_, bucket.buffer.clone());
   }
-  void finish(comm::Bucket& bucket, comm::Wire& wire) override {
+  void finish(comm::Bucket& bucket, comm::HookContext& wire) override {
     bucket.buffer.copy_(all_.view({wire.size(), -1}).sum(0));
     at::Tensor ones = torch::ones({1});
     const auto pending = wire.all_reduce(ones);
@@ -209,16 +209,16 @@ class GatherHook final : public comm::GradientHook {
   at::Tensor all_;
 };
 
-TEST(DdpHooks, APlainHookEqualsNoHook) {
+TEST(DdpHooks, SumHookEqualsNoHook) {
   Mlp with, without;
   testing::internal::CaptureStderr();
   DistributedDataParallel a(with, world(), {.hook = std::make_shared<GatherHook>()});
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string output = testing::internal::GetCapturedStderr();
   const bool exchanges = world().size() > 1 && world().rank() == 0;
-  EXPECT_EQ(said.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
+  EXPECT_EQ(output.find("gradients of first.weight.. are packed into buckets for the hook " + GatherHook().name()) !=
                 std::string::npos,
             exchanges)
-      << said;
+      << output;
   DistributedDataParallel b(without, world());
   copy_values(*without, *with);
   for (int step = 0; step < 4; ++step) {
@@ -236,7 +236,7 @@ TEST(DdpHooks, APlainHookEqualsNoHook) {
   }
 }
 
-TEST(DdpHooks, CompressionIsNearAndTheSameOnAllRanks) {
+TEST(DdpHooks, CompressedGradientsAreCloseAndIdenticalOnAllRanks) {
   Mlp net;
   DistributedDataParallel ddp(net, world(), {.hook = std::make_shared<Bf16Hook>()});
   for (int step = 0; step < 4; ++step) {
@@ -256,7 +256,7 @@ TEST(DdpHooks, CompressionIsNearAndTheSameOnAllRanks) {
   }
 }
 
-TEST(DdpJoin, DividesByAllRanksOrByThoseThatStillTrain) {
+TEST(DdpJoin, DividesByInitialOrActiveRanks) {
   for (const bool initial : {true, false}) {
     struct OneImpl : torch::nn::Module {
       OneImpl() { w = register_parameter("w", torch::ones({1})); }
@@ -279,7 +279,7 @@ TEST(DdpJoin, DividesByAllRanksOrByThoseThatStillTrain) {
   }
 }
 
-TEST(DdpJoin, UnequalNumbersOfBatchesEndWithEqualModels) {
+TEST(DdpJoin, UnevenBatchesEndWithEqualModels) {
   NormNet net;
   DistributedDataParallel ddp(net, world());
   torch::optim::SGD optimizer(net->parameters(), 0.05);
@@ -298,7 +298,7 @@ TEST(DdpJoin, UnequalNumbersOfBatchesEndWithEqualModels) {
   }
 }
 
-TEST(DdpJoin, BuffersAreThoseOfARankThatStillTrains) {
+TEST(DdpJoin, BuffersComeFromAnActiveRank) {
   NormNet net;
   DistributedDataParallel ddp(net, world());
   const int steps = world().rank() == 0 ? 1 : 3;
@@ -312,7 +312,7 @@ TEST(DdpJoin, BuffersAreThoseOfARankThatStillTrains) {
   EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), world().size() == 1 ? 1 : 3);
 }
 
-TEST(DdpJoin, EqualsALocalRunOfTheSummedSteps) {
+TEST(DdpJoin, EqualsLocalRunOfSummedSteps) {
   // Rank r trains 2 (r + 1) steps of SGD; divided by the initial size, each step is the sum of the active ranks'
   // gradients / W.
   Mlp net, alone;

@@ -24,8 +24,8 @@ struct MlpImpl : torch::nn::Module {
 TORCH_MODULE(Mlp);
 
 /// Several heads of which a forward uses some.
-struct BranchyImpl : torch::nn::Module {
-  BranchyImpl() {
+struct MultiHeadImpl : torch::nn::Module {
+  MultiHeadImpl() {
     trunk = register_module("trunk", torch::nn::Linear(6, 6));
     for (int i = 0; i < 3; ++i) heads.push_back(register_module("head" + std::to_string(i), torch::nn::Linear(6, 2)));
   }
@@ -36,10 +36,10 @@ struct BranchyImpl : torch::nn::Module {
   torch::nn::Linear trunk{nullptr};
   std::vector<torch::nn::Linear> heads;
 };
-TORCH_MODULE(Branchy);
+TORCH_MODULE(MultiHead);
 
 /// Runs `function` again in backward(), with a backward() of its own: what gradient checkpointing does.
-struct Checkpoint : torch::autograd::Function<Checkpoint> {
+struct CheckpointedLinear : torch::autograd::Function<CheckpointedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t module) {
     context->save_for_backward({x});
     context->saved_data["module"] = module;

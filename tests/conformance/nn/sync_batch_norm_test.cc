@@ -45,7 +45,7 @@ void expect_near(const at::Tensor& got, const at::Tensor& expected, at::ScalarTy
 }
 
 /// Sums of what each rank has.
-at::Tensor summed(const at::Tensor& tensor) {
+at::Tensor sum_over_ranks(const at::Tensor& tensor) {
   at::Tensor sum = tensor.to(at::kDouble).contiguous().clone();
   world().all_reduce(sum);
   return sum;
@@ -54,7 +54,7 @@ at::Tensor summed(const at::Tensor& tensor) {
 at::Tensor random(at::IntArrayRef shape, int seed) { return batch_of(77, seed, shape, at::kDouble); }
 
 template <typename Whole>
-void give_values(torch::nn::Module& sync, Whole& whole) {
+void set_random_parameters(torch::nn::Module& sync, Whole& whole) {
   const at::NoGradGuard no_grad;
   if (!whole->weight.defined()) return;
   whole->weight.copy_(random({whole->options.num_features()}, 900));
@@ -82,8 +82,8 @@ void expect_equal_training(Sync& sync, Whole& whole, std::vector<std::int64_t> s
     z.backward(wanted);
     expect_near(x.grad(), mine(all.grad()), dtype, "gradient of the input");
     if (whole->weight.defined()) {
-      expect_near(summed(sync->weight.grad()), whole->weight.grad(), dtype, "gradient of the weight");
-      expect_near(summed(sync->bias.grad()), whole->bias.grad(), dtype, "gradient of the bias");
+      expect_near(sum_over_ranks(sync->weight.grad()), whole->weight.grad(), dtype, "gradient of the weight");
+      expect_near(sum_over_ranks(sync->bias.grad()), whole->bias.grad(), dtype, "gradient of the bias");
     }
     if (whole->running_mean.defined()) {
       expect_near(sync->running_mean, whole->running_mean, dtype, "running mean");
@@ -100,22 +100,22 @@ TEST(SyncBatchNorm, EqualsOneBatchNormOnTheWholeBatch) {
     SyncBatchNorm sync(world(), BatchNormOptions(5));
     sync->to(dtype);
     torch::nn::BatchNorm2d whole(5);
-    give_values(*sync, whole);
+    set_random_parameters(*sync, whole);
     expect_equal_training(sync, whole, {5, 3, 4}, dtype);
   }
 }
 
 TEST(SyncBatchNorm, TakesInputsOfAnyDimensions) {
-  SyncBatchNorm flat(world(), BatchNormOptions(6)), line(world(), BatchNormOptions(6)),
+  SyncBatchNorm flat(world(), BatchNormOptions(6)), sequence(world(), BatchNormOptions(6)),
       volume(world(), BatchNormOptions(6));
-  torch::nn::BatchNorm1d flat_whole(6), line_whole(6);
+  torch::nn::BatchNorm1d flat_whole(6), sequence_whole(6);
   torch::nn::BatchNorm3d volume_whole(6);
   expect_equal_training(flat, flat_whole, {6}, at::kFloat);
-  expect_equal_training(line, line_whole, {6, 7}, at::kFloat);
+  expect_equal_training(sequence, sequence_whole, {6, 7}, at::kFloat);
   expect_equal_training(volume, volume_whole, {6, 2, 3, 2}, at::kFloat);
 }
 
-TEST(SyncBatchNorm, HalfPrecisionHasStatisticsInFloat) {
+TEST(SyncBatchNorm, LowPrecisionUsesFloatStatistics) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     SyncBatchNorm sync(world(), BatchNormOptions(5));
     torch::nn::BatchNorm2d whole(5);
@@ -127,7 +127,7 @@ TEST(SyncBatchNorm, HalfPrecisionHasStatisticsInFloat) {
   }
 }
 
-TEST(SyncBatchNorm, WithoutWeightsWithoutRunningStatisticsAndWithTheirCumulativeMean) {
+TEST(SyncBatchNorm, AffineTrackingAndMomentumOptions) {
   for (const auto& options : {BatchNormOptions(4).affine(false), BatchNormOptions(4).track_running_stats(false),
                               BatchNormOptions(4).affine(false).track_running_stats(false),
                               BatchNormOptions(4).momentum(std::nullopt), BatchNormOptions(4).momentum(0.3).eps(0.1)}) {
@@ -137,7 +137,7 @@ TEST(SyncBatchNorm, WithoutWeightsWithoutRunningStatisticsAndWithTheirCumulative
   }
 }
 
-TEST(SyncBatchNorm, LosesNothingWhereTheMeanIsLarge) {
+TEST(SyncBatchNorm, VarianceIsAccurateForLargeMeans) {
   SyncBatchNorm sync(world(), BatchNormOptions(3).momentum(1.0));
   const at::Tensor values =
       (random(whole_shape({3, 50}), 1) + 3e4 + 10 * torch::arange(samples_before(world().size())).view({-1, 1, 1}))
@@ -147,7 +147,7 @@ TEST(SyncBatchNorm, LosesNothingWhereTheMeanIsLarge) {
   EXPECT_TRUE(torch::allclose(sync->running_var.to(at::kDouble), expected, 1e-4, 0)) << sync->running_var << expected;
 }
 
-TEST(SyncBatchNorm, StridesOfAnyKind) {
+TEST(SyncBatchNorm, AnyStrides) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
   torch::nn::BatchNorm2d whole(4);
   const at::Tensor values = random(whole_shape({4, 6, 5}), 3).to(at::kFloat);
@@ -157,7 +157,7 @@ TEST(SyncBatchNorm, StridesOfAnyKind) {
               "transposed");
 }
 
-TEST(SyncBatchNorm, EvaluationWaitsForNobody) {
+TEST(SyncBatchNorm, EvalDoesNotCommunicate) {
   SyncBatchNorm sync(world(), BatchNormOptions(4)), untracked(world(), BatchNormOptions(4).track_running_stats(false));
   torch::nn::BatchNorm1d whole(4);
   expect_equal_training(sync, whole, {4}, at::kFloat);
@@ -172,14 +172,14 @@ TEST(SyncBatchNorm, EvaluationWaitsForNobody) {
   EXPECT_TRUE(torch::equal(untracked->forward(x), alone->forward(x)));
 }
 
-TEST(SyncBatchNorm, AnInputThatNeedsNoGradientIsNotExchanged) {
+TEST(SyncBatchNorm, BackwardWithoutInputGradientDoesNotCommunicate) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
   const at::Tensor y = sync->forward(random({3 + world().rank(), 4}, world().rank()).to(at::kFloat));
   if (world().rank() == 0) y.pow(2).sum().backward();  // alone
   EXPECT_EQ(sync->weight.grad().defined(), world().rank() == 0);
 }
 
-TEST(SyncBatchNorm, TooFewValuesAreRefusedOnAllRanks) {
+TEST(SyncBatchNorm, TooFewValuesAreRejectedOnAllRanks) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
   EXPECT_THROW(sync->forward(torch::randn({world().rank() == 0 ? 1 : 0, 4})), base::UsageError);
   EXPECT_NO_THROW(sync->forward(torch::randn({world().rank() == 0 ? 2 : 0, 4})));
@@ -191,7 +191,7 @@ TEST(SyncBatchNorm, TooFewValuesAreRefusedOnAllRanks) {
   EXPECT_THROW(sync->forward(torch::ones({2, 4}, at::kLong)), base::UsageError);
 }
 
-TEST(SyncBatchNorm, SecondDerivativesAreRefused) {
+TEST(SyncBatchNorm, SecondDerivativesAreRejected) {
   SyncBatchNorm sync(world(), BatchNormOptions(4));
   const at::Tensor x = torch::randn({3, 4}).requires_grad_();
   const at::Tensor y = sync->forward(x).pow(2).sum();
@@ -240,7 +240,7 @@ void expect_same_training(ConvNet& net, torch::optim::SGD& optimizer, const ddp:
     EXPECT_TRUE(torch::allclose(b.value().to(at::kDouble), buffers[b.key()].to(at::kDouble), 1e-3, 1e-4)) << b.key();
 }
 
-TEST(ConvertSyncBatchNorm, AModelWithTypedMembersTrainsAsOnTheWholeBatch) {
+TEST(ConvertSyncBatchNorm, TypedModelTrainsAsOnWholeBatch) {
   for (const bool overlap : {true, false}) {
     torch::manual_seed(4);
     ConvNet net;
@@ -250,7 +250,7 @@ TEST(ConvertSyncBatchNorm, AModelWithTypedMembersTrainsAsOnTheWholeBatch) {
   }
 }
 
-TEST(ConvertSyncBatchNorm, UnconvertedItDoesNot) {
+TEST(ConvertSyncBatchNorm, UnconvertedModelDiffers) {
   torch::manual_seed(4);
   ConvNet net;
   const at::Tensor x = random({3, 2, 5, 5}, world().rank()).to(at::kFloat);
@@ -275,7 +275,7 @@ TEST(ConvertSyncBatchNorm, ConvertedModulesFollowTheirMode) {
   EXPECT_TRUE(same_bits(net->norm->running_var));
 }
 
-TEST(ConvertSyncBatchNorm, InInferenceModeToo) {
+TEST(ConvertSyncBatchNorm, WorksInInferenceMode) {
   ConvNet net;
   convert_sync_batch_norm(net, world());
   const c10::InferenceMode inference;
@@ -291,7 +291,7 @@ TEST(ConvertSyncBatchNorm, MovedModulesStayConverted) {
   EXPECT_TRUE(same_bits(net->norm->running_mean));
 }
 
-TEST(ConvertSyncBatchNorm, BackwardMayRunWhileGradientsTravel) {
+TEST(ConvertSyncBatchNorm, BackwardOverlapsGradientReduction) {
   torch::manual_seed(5);
   torch::nn::Sequential net;
   for (int i = 0; i < 6; ++i) {
@@ -307,7 +307,7 @@ TEST(ConvertSyncBatchNorm, BackwardMayRunWhileGradientsTravel) {
   for (const auto& p : net->parameters()) EXPECT_TRUE(same_bits(p.grad()));
 }
 
-TEST(ConvertSyncBatchNorm, FilesAreThoseOfABatchNorm) {
+TEST(ConvertSyncBatchNorm, CheckpointsAreInterchangeableWithBatchNorm) {
   torch::nn::Sequential plain(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4)),
       converted(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
   torch::nn::Sequential synced(torch::nn::Linear(3, 4), SyncBatchNorm(world(), BatchNormOptions(4)));
@@ -334,17 +334,17 @@ struct CloneableNetImpl : torch::nn::Cloneable<CloneableNetImpl> {
 };
 TORCH_MODULE(CloneableNet);
 
-TEST(ConvertSyncBatchNorm, AConvertedModuleIsNotClonedInSilence) {
+TEST(ConvertSyncBatchNorm, CloningConvertedModuleIsRejected) {
   CloneableNet net;
   EXPECT_NO_THROW(net->clone());
-  EXPECT_FALSE(nn::has_synced_batch_norm(*net));
+  EXPECT_FALSE(nn::has_sync_batch_norm(*net));
   convert_sync_batch_norm(net, world());
-  EXPECT_TRUE(nn::has_synced_batch_norm(*net));
+  EXPECT_TRUE(nn::has_sync_batch_norm(*net));
   EXPECT_THROW(net->clone(), c10::Error);
   EXPECT_THROW(nn::DataParallel(net, {.devices = {at::kCPU, at::kCPU}}), base::UsageError);
 }
 
-TEST(ConvertSyncBatchNorm, AgainAndTheModuleItself) {
+TEST(ConvertSyncBatchNorm, ReconvertingAndConvertingSingleModule) {
   torch::nn::BatchNorm1d norm(3);
   comm::Group other = world().split(world().rank() % 2);
   EXPECT_EQ(convert_sync_batch_norm(norm, world()), 1);
@@ -358,7 +358,7 @@ TEST(ConvertSyncBatchNorm, AgainAndTheModuleItself) {
   if (world().rank() == 0) next->forward(torch::randn({4, 3}));  // alone
 }
 
-TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
+TEST(ConvertSyncBatchNorm, UnconvertibleModulesAreRejected) {
   torch::nn::Sequential none(torch::nn::Linear(2, 2));
   EXPECT_THROW(convert_sync_batch_norm(none, world()), base::UsageError);
   torch::nn::Sequential unknown(torch::nn::BatchNorm1d(2),
@@ -369,7 +369,7 @@ TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
   } catch (const base::UsageError& error) {
     EXPECT_NE(std::string(error.what()).find(": 1 has neither"), std::string::npos) << error.what();
   }
-  EXPECT_FALSE(nn::has_synced_batch_norm(*unknown));
+  EXPECT_FALSE(nn::has_sync_batch_norm(*unknown));
   torch::nn::Sequential known(torch::nn::BatchNorm1d(BatchNormOptions(2).track_running_stats(false)),
                               torch::nn::BatchNorm1d(BatchNormOptions(2).affine(false)));
   EXPECT_EQ(convert_sync_batch_norm(known, world()), 2);
@@ -382,7 +382,7 @@ TEST(ConvertSyncBatchNorm, WhatItCannotConvertIsRefused) {
 }
 
 // The group is closed after it: a job of its own.
-TEST(SyncBatchNormFailures, ARankThatLeavesTheNormOutIsNamed) {
+TEST(SyncBatchNormFailures, RankThatSkipsForwardIsReported) {
   ConvNet net;
   convert_sync_batch_norm(net, world());
   try {

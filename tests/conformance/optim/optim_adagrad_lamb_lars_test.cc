@@ -24,7 +24,7 @@ struct States {
   std::map<std::size_t, at::Tensor> all;
 };
 
-double length_of(const at::Tensor& tensor) { return tensor.to(at::kDouble).norm().item<double>(); }
+double norm_of(const at::Tensor& tensor) { return tensor.to(at::kDouble).norm().item<double>(); }
 
 /// You et al., arXiv:1904.00962, algorithm 2, by ATen.
 Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
@@ -40,7 +40,7 @@ Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
         const double bias1 = o.bias_correction ? 1 - std::pow(o.betas[0], t) : 1,
                      bias2 = o.bias_correction ? 1 - std::pow(o.betas[1], t) : 1;
         const at::Tensor r = (m / bias1) / ((v / bias2).sqrt() + o.eps) + o.weight_decay * p;
-        const double ratio = o.adapt && length_of(p) != 0 && length_of(r) != 0 ? length_of(p) / length_of(r) : 1;
+        const double ratio = o.adapt && norm_of(p) != 0 && norm_of(r) != 0 ? norm_of(p) / norm_of(r) : 1;
         p.sub_(o.lr * ratio * r);
       };
 }
@@ -49,7 +49,7 @@ Formula lamb(std::function<optim::LAMBOptions(const at::Tensor&)> options_of) {
 Formula lars(std::function<optim::LARSOptions(const at::Tensor&)> options_of) {
   return [options_of, momentum = std::make_shared<States>()](std::size_t i, const at::Tensor& p, const at::Tensor& g) {
     const optim::LARSOptions o = options_of(p);
-    const double w = length_of(p), n = length_of(g);
+    const double w = norm_of(p), n = norm_of(g);
     const double ratio = o.adapt && w != 0 && n != 0 ? o.trust_coefficient * w / (n + o.weight_decay * w + o.eps) : 1;
     const at::Tensor d = ratio * (g + o.weight_decay * p);
     at::Tensor& v = momentum->of(i, p);
@@ -75,20 +75,21 @@ Formula adagrad(optim::AdagradOptions o) {
 }
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
-struct Kind {
+struct OptimizerCase {
   std::string name;
   std::function<Optimizer(DistributedDataParallel&, torch::nn::Module&)> fused;
   std::function<Formula()> formula;
 };
 
-std::vector<at::Tensor> of_one_dimension(torch::nn::Module& net) {
+std::vector<at::Tensor> one_dimensional_parameters(torch::nn::Module& net) {
   std::vector<at::Tensor> all = net.parameters();
   std::erase_if(all, [](const at::Tensor& one) { return one.dim() != 1; });
   return all;
 }
 
 template <typename Fused, typename Options>
-Kind kind(const std::string& name, Options options, Formula (*formula)(Options), optim::FusedOptions how = {}) {
+OptimizerCase kind(const std::string& name, Options options, Formula (*formula)(Options),
+                   optim::FusedOptions how = {}) {
   return {name,
           [=](auto& ddp, auto&) {
             return std::make_unique<Fused>(ddp, options, std::vector<typename Fused::Group>(), how);
@@ -97,21 +98,21 @@ Kind kind(const std::string& name, Options options, Formula (*formula)(Options),
 }
 /// What is of one dimension neither decays nor has a rate of its own.
 template <typename Fused, typename Options>
-Kind layerwise(const std::string& name, Options options, Formula (*formula)(std::function<Options(const at::Tensor&)>),
-               optim::FusedOptions how = {}) {
+OptimizerCase layerwise(const std::string& name, Options options,
+                        Formula (*formula)(std::function<Options(const at::Tensor&)>), optim::FusedOptions how = {}) {
   Options other = options;
   other.weight_decay = 0;
   other.adapt = false;
   return {name,
           [=](auto& ddp, auto& net) {
-            return std::make_unique<Fused>(ddp, options,
-                                           std::vector<typename Fused::Group>{{of_one_dimension(net), other}}, how);
+            return std::make_unique<Fused>(
+                ddp, options, std::vector<typename Fused::Group>{{one_dimensional_parameters(net), other}}, how);
           },
           [=] { return formula([=](const at::Tensor& p) { return p.dim() == 1 ? other : options; }); }};
 }
 
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
+const std::vector<OptimizerCase>& optimizer_cases() {
+  static const std::vector<OptimizerCase> all = {
       kind<optim::Adagrad>("Adagrad", optim::AdagradOptions{.lr = 0.05}, adagrad),
       kind<optim::Adagrad>(
           "AdagradDecay",
@@ -130,19 +131,19 @@ const std::vector<Kind>& kinds() {
           "AdagradByOperations",
           optim::AdagradOptions{
               .lr = 0.05, .lr_decay = 0.3, .weight_decay = 0.1, .initial_accumulator_value = 0.2, .eps = 1e-5},
-          adagrad, {.by_operations = true}),
+          adagrad, {.foreach = true}),
       layerwise<optim::LAMB>("LambByOperations", optim::LAMBOptions{.lr = 0.02, .weight_decay = 0.1}, lamb,
-                             {.by_operations = true}),
+                             {.foreach = true}),
       layerwise<optim::LARS>(
           "LarsByOperations",
           optim::LARSOptions{
               .lr = 0.02, .momentum = 0.7, .weight_decay = 0.1, .trust_coefficient = 0.5, .nesterov = true},
-          lars, {.by_operations = true}),
+          lars, {.foreach = true}),
   };
   return all;
 }
 
-class FusedMore : public ::testing::TestWithParam<std::size_t> {};
+class FusedAgainstFormula : public ::testing::TestWithParam<std::size_t> {};
 
 template <typename Net>
 void apply(const Formula& formula, Net& net) {
@@ -152,7 +153,7 @@ void apply(const Formula& formula, Net& net) {
     if (parameters[i].grad().defined()) formula(i, parameters[i].detach(), parameters[i].grad());
 }
 
-void train_beside_formula(const Kind& kind, at::ScalarType dtype, double tolerance) {
+void compare_with_formula(const OptimizerCase& kind, at::ScalarType dtype, double tolerance) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
   net->to(dtype);
@@ -166,18 +167,22 @@ void train_beside_formula(const Kind& kind, at::ScalarType dtype, double toleran
     fused->zero_grad();
     backward(*net, world().rank(), step);
     fused->step();
-    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
     apply(formula, *reference);
     expect_equal(*net, *reference, tolerance);
     copy_values(*net, *reference);  // rounding must not build up: what is compared is one step
   }
 }
 
-TEST_P(FusedMore, IsItsFormulaOnTheMeanInDouble) { train_beside_formula(kinds()[GetParam()], at::kDouble, 1e-12); }
-TEST_P(FusedMore, IsItsFormulaOnTheMeanInFloat) { train_beside_formula(kinds()[GetParam()], at::kFloat, 1e-6); }
+TEST_P(FusedAgainstFormula, MatchesFormulaInDouble) {
+  compare_with_formula(optimizer_cases()[GetParam()], at::kDouble, 1e-12);
+}
+TEST_P(FusedAgainstFormula, MatchesFormulaInFloat) {
+  compare_with_formula(optimizer_cases()[GetParam()], at::kFloat, 1e-6);
+}
 
-TEST_P(FusedMore, LowPrecisionKeepsItsStateInFloat) {
-  const Kind& kind = kinds()[GetParam()];
+TEST_P(FusedAgainstFormula, LowPrecisionKeepsItsStateInFloat) {
+  const OptimizerCase& kind = optimizer_cases()[GetParam()];
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     torch::manual_seed(1);
     Mlp net;
@@ -191,7 +196,7 @@ TEST_P(FusedMore, LowPrecisionKeepsItsStateInFloat) {
       fused->zero_grad();
       backward(*net, world().rank(), step);
       fused->step();
-      mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+      set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
       apply(formula, *reference);
       for (const auto& item : net->named_parameters()) {
         EXPECT_TRUE(torch::allclose(item.value().to(at::kFloat), reference->named_parameters()[item.key()], 3e-2, 3e-2))
@@ -206,8 +211,8 @@ TEST_P(FusedMore, LowPrecisionKeepsItsStateInFloat) {
 }
 
 /// Parameters of many pieces: norms are of the whole.
-TEST_P(FusedMore, ParametersOfSeveralPiecesAndClipping) {
-  const Kind& kind = kinds()[GetParam()];
+TEST_P(FusedAgainstFormula, LargeParametersAndClipping) {
+  const OptimizerCase& kind = optimizer_cases()[GetParam()];
   WideImpl net, reference;
   DistributedDataParallel ddp(net, world());
   const Optimizer fused = kind.fused(ddp, net);
@@ -218,7 +223,7 @@ TEST_P(FusedMore, ParametersOfSeveralPiecesAndClipping) {
     if (step == 3) dynamic_cast<optim::FusedOptimizer&>(*fused).clip_grad_value(1e-5);
     if (step == 1) dynamic_cast<optim::FusedOptimizer&>(*fused).clip_grad_norm(1e-4);
     fused->step();
-    mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+    set_mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
     if (step == 1) torch::nn::utils::clip_grad_norm_(reference.parameters(), 1e-4);
     if (step == 3) torch::nn::utils::clip_grad_value_(reference.parameters(), 1e-5);
     apply(formula, reference);
@@ -229,14 +234,14 @@ TEST_P(FusedMore, ParametersOfSeveralPiecesAndClipping) {
   }
 }
 
-TEST_P(FusedMore, ManyStepsAreTheSameBitsOnAllRanksAndAgain) {
+TEST_P(FusedAgainstFormula, ManyStepsAreReproducibleBitwiseOnAllRanks) {
   std::vector<at::Tensor> before;
   for (int run = 0; run < 2; ++run) {
     torch::manual_seed(1);
     Mlp net;
     DistributedDataParallel ddp(net, world());
-    const Optimizer fused = kinds()[GetParam()].fused(ddp, *net);
-    optim::Scheduler scheduler(*fused, optim::warm_up(5, optim::cosine_decay({.steps = 50})));
+    const Optimizer fused = optimizer_cases()[GetParam()].fused(ddp, *net);
+    optim::Scheduler scheduler(*fused, optim::warmup(5, optim::cosine_decay({.steps = 50})));
     for (int step = 0; step < 50; ++step) {
       fused->zero_grad();
       backward(*net, world().rank(), step);
@@ -255,8 +260,8 @@ TEST_P(FusedMore, ManyStepsAreTheSameBitsOnAllRanksAndAgain) {
   }
 }
 
-TEST_P(FusedMore, StateGoesRound) {
-  const Kind& kind = kinds()[GetParam()];
+TEST_P(FusedAgainstFormula, StateRoundTrip) {
+  const OptimizerCase& kind = optimizer_cases()[GetParam()];
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -306,8 +311,8 @@ TEST_P(FusedMore, StateGoesRound) {
 }
 
 /// A state_dict() without a parameter means that it has not been updated: it begins as in the beginning.
-TEST_P(FusedMore, StateThatIsNotThereBegins) {
-  const Kind& kind = kinds()[GetParam()];
+TEST_P(FusedAgainstFormula, MissingStateStartsFresh) {
+  const OptimizerCase& kind = optimizer_cases()[GetParam()];
   Mlp start;
   const auto first_step = [&](bool loaded) {
     Mlp net;
@@ -329,13 +334,13 @@ TEST_P(FusedMore, StateThatIsNotThereBegins) {
   EXPECT_TRUE(torch::allclose(first_step(true), first_step(false), 1e-7, 1e-7));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, FusedMore, ::testing::Range<std::size_t>(0, kinds().size()),
-                         [](const auto& one) { return kinds()[one.param].name; });
+INSTANTIATE_TEST_SUITE_P(Kinds, FusedAgainstFormula, ::testing::Range<std::size_t>(0, optimizer_cases().size()),
+                         [](const auto& one) { return optimizer_cases()[one.param].name; });
 
-TEST(OptimMore, WhatIsNotAllowedIsRefusedByName) {
+TEST(OptimAdagradLambLars, InvalidOptionsAreRejected) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
-  const auto refuses = [&](const std::string& text, const std::function<void()>& make) {
+  const auto expect_usage_error = [&](const std::string& text, const std::function<void()>& make) {
     try {
       make();
       ADD_FAILURE() << "nothing refused: " << text;
@@ -343,18 +348,18 @@ TEST(OptimMore, WhatIsNotAllowedIsRefusedByName) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   };
-  refuses("Adagrad: lr_decay is -1", [&] { optim::Adagrad(ddp, {.lr_decay = -1}); });
-  refuses("initial_accumulator_value of a group is 1", [&] {
+  expect_usage_error("Adagrad: lr_decay is -1", [&] { optim::Adagrad(ddp, {.lr_decay = -1}); });
+  expect_usage_error("initial_accumulator_value of a group is 1", [&] {
     optim::Adagrad(ddp, {}, {{.parameters = {net->first->weight}, .options = {.initial_accumulator_value = 1}}});
   });
-  refuses("LAMB: one of betas is 1.0", [&] { optim::LAMB(ddp, {.betas = {0.9, 1.0}}); });
-  refuses("LARS: trust_coefficient is 0", [&] { optim::LARS(ddp, {.trust_coefficient = 0}); });
-  refuses("LARS: momentum is 0", [&] { optim::LARS(ddp, {.momentum = 0, .nesterov = true}); });
+  expect_usage_error("LAMB: one of betas is 1.0", [&] { optim::LAMB(ddp, {.betas = {0.9, 1.0}}); });
+  expect_usage_error("LARS: trust_coefficient is 0", [&] { optim::LARS(ddp, {.trust_coefficient = 0}); });
+  expect_usage_error("LARS: momentum is 0", [&] { optim::LARS(ddp, {.momentum = 0, .nesterov = true}); });
   optim::LAMB fused(ddp);
-  refuses("norms of whole parameters", [&] { fused.update_in_backward(); });
+  expect_usage_error("norms of whole parameters", [&] { fused.update_in_backward(); });
 }
 
-TEST(OptimMore, JoinedRanksKeepCompany) {
+TEST(OptimAdagradLambLars, JoinedRanksShadowOthers) {
   if (world().transport() == "hierarchy") return;  // between hosts a rank cannot know how many updates the others make
   torch::manual_seed(1);
   Mlp net;

@@ -13,7 +13,7 @@ namespace {
 using ddp::DistributedDataParallel;
 
 /// In backward() it waits until `changed`, ten seconds at most.
-struct WaitFor final : torch::autograd::Function<WaitFor> {
+struct WaitInBackward final : torch::autograd::Function<WaitInBackward> {
   static inline std::function<bool()> changed;
   static inline int seen = 0;
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
@@ -54,7 +54,7 @@ at::Tensor branching_loss(DeepImpl& net, int step) {
 }
 
 template <typename Optimizer, typename Options>
-void expect_bits_of_step(const Options& options, const Loss& loss, const ddp::DdpOptions& ddp_options = {}) {
+void expect_equals_step(const Options& options, const Loss& loss, const ddp::DdpOptions& ddp_options = {}) {
   const auto train = [&](bool in_backward) {
     Deep net;
     DistributedDataParallel ddp(net, world(), ddp_options);
@@ -79,41 +79,41 @@ void expect_bits_of_step(const Options& options, const Loss& loss, const ddp::Dd
   EXPECT_FALSE(torch::equal(got[0], Deep()->first->weight));
 }
 
-TEST(OptimBackward, BitsAreThoseOfStep) {
-  expect_bits_of_step<optim::SGD>(optim::SGDOptions{.lr = 0.05, .momentum = 0.9}, whole_loss);
-  expect_bits_of_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, whole_loss);
+TEST(OptimBackward, EqualsStepBitwise) {
+  expect_equals_step<optim::SGD>(optim::SGDOptions{.lr = 0.05, .momentum = 0.9}, whole_loss);
+  expect_equals_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, whole_loss);
 }
-TEST(OptimBackward, BitsAreThoseOfStepWhenBranchesDiffer) {
-  expect_bits_of_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, branching_loss);
+TEST(OptimBackward, EqualsStepBitwiseWithDifferentBranches) {
+  expect_equals_step<optim::AdamW>(optim::AdamWOptions{.lr = 0.01}, branching_loss);
 }
-TEST(OptimBackward, BitsAreThoseOfStepWithoutOverlap) {
-  expect_bits_of_step<optim::SGD>(optim::SGDOptions{.lr = 0.05}, whole_loss, {.overlap = false});
+TEST(OptimBackward, EqualsStepBitwiseWithoutOverlap) {
+  expect_equals_step<optim::SGD>(optim::SGDOptions{.lr = 0.05}, whole_loss, {.overlap = false});
 }
 
-TEST(OptimBackward, ParametersChangeWhileGradientsAreStillComputed) {
+TEST(OptimBackward, ParametersChangeDuringBackward) {
   if (!on_shm()) return;
   Deep net;
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.5});
   optimizer.update_in_backward();
   at::Tensor before;
-  WaitFor::seen = 0;
-  WaitFor::changed = [&] { return !torch::equal(net->second->weight.detach(), before); };
+  WaitInBackward::seen = 0;
+  WaitInBackward::changed = [&] { return !torch::equal(net->second->weight.detach(), before); };
   for (int step = 0; step < 4; ++step) {
     optimizer.zero_grad();
     before = net->second->weight.detach().clone();
     world().barrier();
     const at::Tensor h = net->hidden(world().rank(), step);
     // The first exchange does nothing early.
-    net->loss(step == 0 ? h : WaitFor::apply(h)).backward();
+    net->loss(step == 0 ? h : WaitInBackward::apply(h)).backward();
     optimizer.step();
   }
-  EXPECT_EQ(WaitFor::seen, 3);
+  EXPECT_EQ(WaitInBackward::seen, 3);
 }
 
 /// `call` must be refused with a text that has `text`, and nothing be lost by it.
 template <typename Call>
-void expect_refused(const std::string& text, const Call& call) {
+void expect_usage_error(const std::string& text, const Call& call) {
   try {
     call();
     ADD_FAILURE() << "nothing refused: " << text;
@@ -122,34 +122,34 @@ void expect_refused(const std::string& text, const Call& call) {
   }
 }
 
-TEST(OptimBackward, WhatCannotBeHadWithItIsRefusedByName) {
+TEST(OptimBackward, UnsupportedCombinationsAreRejected) {
   Deep net;
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.1});
   const auto run = [&](int step) { whole_loss(*net, step).backward(); };
   {
-    const auto quiet = ddp.no_sync();
-    expect_refused("there is a no_sync()", [&] { optimizer.update_in_backward(); });
+    const auto no_sync_guard = ddp.no_sync();
+    expect_usage_error("there is a no_sync()", [&] { optimizer.update_in_backward(); });
   }
   run(0);
   optimizer.update_in_backward();
-  expect_refused("gradients of an earlier one are there", [&] { run(1); });
+  expect_usage_error("gradients of an earlier one are there", [&] { run(1); });
   optimizer.zero_grad();
-  expect_refused("no_sync()", [&] { const auto quiet = ddp.no_sync(); });
-  expect_refused("clip_grad_norm()", [&] { optimizer.clip_grad_norm(1); });
-  expect_refused("clip_grad_value()", [&] { optimizer.clip_grad_value(1); });
-  expect_refused("average_gradients()", [&] { optimizer.average_gradients(); });
+  expect_usage_error("no_sync()", [&] { const auto no_sync_guard = ddp.no_sync(); });
+  expect_usage_error("clip_grad_norm()", [&] { optimizer.clip_grad_norm(1); });
+  expect_usage_error("clip_grad_value()", [&] { optimizer.clip_grad_value(1); });
+  expect_usage_error("average_gradients()", [&] { optimizer.average_gradients(); });
   run(1);
   const at::Tensor after = net->second->weight.detach().clone();
   optimizer.zero_grad();
-  expect_refused("step() has not been called since", [&] { run(2); });
+  expect_usage_error("step() has not been called since", [&] { run(2); });
   optimizer.zero_grad();
   optimizer.step();
   EXPECT_TRUE(torch::equal(net->second->weight, after));  // backward() had done it
   world().barrier();
   run(3);
   torch::nn::utils::clip_grad_norm_(net->parameters(), 1e-3);
-  expect_refused("was changed between backward() and step()", [&] { optimizer.step(); });
+  expect_usage_error("was changed between backward() and step()", [&] { optimizer.step(); });
   optimizer.zero_grad();
   optimizer.update_in_backward(false);
   run(4);
@@ -158,14 +158,14 @@ TEST(OptimBackward, WhatCannotBeHadWithItIsRefusedByName) {
   EXPECT_TRUE(same_bits(net->second->weight.detach()));
 }
 
-TEST(OptimBackward, ParametersOfOneStorageAreRefused) {
+TEST(OptimBackward, ParametersSharingAStorageAreRejected) {
   WideImpl net;
   DistributedDataParallel ddp(net, world());
   optim::SGD optimizer(ddp, {.lr = 0.1});
-  expect_refused("parameters left and right are in one storage", [&] { optimizer.update_in_backward(); });
+  expect_usage_error("parameters left and right are in one storage", [&] { optimizer.update_in_backward(); });
 }
 
-TEST(OptimBackward, GradientCheckpointingIsRefused) {
+TEST(OptimBackward, GradientCheckpointingIsRejected) {
   struct NetImpl : torch::nn::Module {
     NetImpl() { layer = register_module("layer", torch::nn::Linear(5, 5)); }
     torch::nn::Linear layer{nullptr};
@@ -174,11 +174,12 @@ TEST(OptimBackward, GradientCheckpointingIsRefused) {
   optim::SGD optimizer(ddp, {.lr = 0.1});
   optimizer.update_in_backward();
   const at::Tensor x = batch_of(world().rank(), 0, {2, 5}).requires_grad_();
-  expect_refused("backward() inside backward()",
-                 [&] { Checkpoint::apply(x, reinterpret_cast<std::int64_t>(net.layer.get())).sum().backward(); });
+  expect_usage_error("backward() inside backward()", [&] {
+    CheckpointedLinear::apply(x, reinterpret_cast<std::int64_t>(net.layer.get())).sum().backward();
+  });
 }
 
-TEST(OptimBackward, JoinedRanksKeepCompany) {
+TEST(OptimBackward, JoinedRanksShadowOthers) {
   if (world().transport() == "hierarchy") return;  // join() is refused there
   torch::manual_seed(1);
   Mlp net;

@@ -16,7 +16,7 @@ inline void backward(MlpImpl& net, int rank, int step) {
 
 /// Gives `reference` the mean of the gradients that all ranks compute from its values.
 template <typename Net>
-void mean_gradients(Net& reference, const std::function<void(Net&, int rank)>& run) {
+void set_mean_gradients(Net& reference, const std::function<void(Net&, int rank)>& run) {
   const auto means = mean_over_ranks([&](int rank) {
     reference.zero_grad();
     run(reference, rank);

@@ -16,7 +16,7 @@ int num_owners() {
   return world().transport() == "hierarchy" ? world().num_nodes() : world().size();
 }
 
-std::int64_t elements_of_state(torch::optim::Optimizer& optimizer) {
+std::int64_t num_state_elements(torch::optim::Optimizer& optimizer) {
   std::int64_t sum = 0;
   for (const auto& [key, state] : optimizer.state()) {
     const auto& one = static_cast<const torch::optim::AdamWParamState&>(*state);
@@ -25,7 +25,7 @@ std::int64_t elements_of_state(torch::optim::Optimizer& optimizer) {
   return sum;
 }
 
-void step_of(WideImpl& net, optim::AdamW& optimizer, int step) {
+void train_step(WideImpl& net, optim::AdamW& optimizer, int step) {
   optimizer.zero_grad();
   net.loss(world().rank(), step).backward();
   optimizer.clip_grad_norm(0.5);
@@ -41,31 +41,31 @@ void expect_same(torch::nn::Module& one, torch::nn::Module& other) {
 }
 
 /// Parameters of several pieces, in odd strides, two of them in one storage.
-TEST(OptimShards, AreTheSameBitsAsWithout) {
+TEST(OptimShards, EqualsUnshardedBitwise) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
   optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true});
   optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true});
   for (int step = 0; step < 6; ++step) {
-    step_of(whole, plain, step);
-    step_of(divided, sharded, step);
+    train_step(whole, plain, step);
+    train_step(divided, sharded, step);
   }
   expect_same(divided, whole);
 }
 
 /// By ATen's operations, over every transport: nothing is shared then, and each rank is an owner.
-TEST(OptimShards, ByOperationsAreTheSameBitsAsWithout) {
+TEST(OptimShards, ByOperationsEqualsUnshardedBitwise) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
-  optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true}, {}, {.by_operations = true});
-  optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true, .by_operations = true});
+  optim::AdamW plain(ddp, {.lr = 0.01, .amsgrad = true}, {}, {.foreach = true});
+  optim::AdamW sharded(other, {.lr = 0.01, .amsgrad = true}, {}, {.shard_state = true, .foreach = true});
   EXPECT_FALSE(sharded.shares_parameters());
   for (int step = 0; step < 4; ++step) {
-    step_of(whole, plain, step);
-    step_of(divided, sharded, step);
+    train_step(whole, plain, step);
+    train_step(divided, sharded, step);
   }
   expect_same(divided, whole);
-  EXPECT_LE(elements_of_state(sharded) * std::min(world().size(), 2), elements_of_state(plain) + 64);
+  EXPECT_LE(num_state_elements(sharded) * std::min(world().size(), 2), num_state_elements(plain) + 64);
   const auto state = plain.state_dict();
   const auto gathered = sharded.state_dict();
   ASSERT_EQ(gathered.size(), state.size());
@@ -74,7 +74,7 @@ TEST(OptimShards, ByOperationsAreTheSameBitsAsWithout) {
 }
 
 template <typename Options>
-void train_alike(at::ScalarType dtype, const Options& options, bool early) {
+void compare_with_unsharded(at::ScalarType dtype, const Options& options, bool early) {
   torch::manual_seed(4);
   Mlp whole, divided;
   whole->to(dtype);
@@ -96,7 +96,7 @@ void train_alike(at::ScalarType dtype, const Options& options, bool early) {
 }
 
 /// Norms of whole parameters are added up over their owners: by another order of additions.
-TEST(OptimShards, NormsAreOfWholeParameters) {
+TEST(OptimShards, NormsCoverWholeParameters) {
   WideImpl whole, divided;
   DistributedDataParallel ddp(whole, world()), other(divided, world());
   optim::LAMB plain(ddp, {.lr = 0.01});
@@ -111,24 +111,26 @@ TEST(OptimShards, NormsAreOfWholeParameters) {
   expect_equal(divided, whole, 1e-5);
 }
 
-TEST(OptimShards, OfEveryDtype) {
+TEST(OptimShards, EveryDtype) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
-    train_alike(dtype, optim::SGDOptions{.lr = 0.001, .momentum = 0.9}, false);
+    compare_with_unsharded(dtype, optim::SGDOptions{.lr = 0.001, .momentum = 0.9}, false);
 }
-TEST(OptimShards, WithoutAnyState) { train_alike(at::kFloat, optim::SGDOptions{.lr = 0.01}, false); }
-TEST(OptimShards, UpdatesInBackward) { train_alike(at::kFloat, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}, true); }
+TEST(OptimShards, OptimizerWithoutState) { compare_with_unsharded(at::kFloat, optim::SGDOptions{.lr = 0.01}, false); }
+TEST(OptimShards, UpdatesInBackward) {
+  compare_with_unsharded(at::kFloat, optim::SGDOptions{.lr = 0.01, .momentum = 0.9}, true);
+}
 
-TEST(OptimShards, EachOwnerHasItsShareOfTheState) {
+TEST(OptimShards, StateIsDividedEvenlyBetweenOwners) {
   WideImpl net;
   DistributedDataParallel ddp(net, world());
   optim::AdamW sharded(ddp, {.lr = 0.01}, {}, {.shard_state = true});
-  step_of(net, sharded, 0);
+  train_step(net, sharded, 0);
   std::int64_t all = 0;
   for (const at::Tensor& parameter : net.parameters()) all += 2 * parameter.numel();
-  EXPECT_NEAR(static_cast<double>(elements_of_state(sharded)), static_cast<double>(all) / num_owners(), 64);
+  EXPECT_NEAR(static_cast<double>(num_state_elements(sharded)), static_cast<double>(all) / num_owners(), 64);
 }
 
-TEST(OptimShards, UnusedParametersStay) {
+TEST(OptimShards, UnusedParametersAreUnchanged) {
   torch::manual_seed(2);
   Mlp net;
   const at::Tensor unused = net->register_parameter("unused", torch::ones({100}));
@@ -143,7 +145,7 @@ TEST(OptimShards, UnusedParametersStay) {
 }
 
 /// What was saved by one kind is loaded by the other, and training goes on as it would have.
-TEST(OptimShards, StateGoesRound) {
+TEST(OptimShards, StateRoundTrip) {
   for (const bool first : {true, false}) {
     WideImpl net;
     DistributedDataParallel ddp(net, world());
@@ -151,10 +153,10 @@ TEST(OptimShards, StateGoesRound) {
     std::vector<at::Tensor> middle, after;
     {
       optim::AdamW optimizer(ddp, {.lr = 0.01}, {}, {.shard_state = first});
-      for (int step = 0; step < 3; ++step) step_of(net, optimizer, step);
+      for (int step = 0; step < 3; ++step) train_step(net, optimizer, step);
       saved = optimizer.state_dict();
       for (const at::Tensor& parameter : net.parameters()) middle.push_back(parameter.detach().clone());
-      for (int step = 3; step < 5; ++step) step_of(net, optimizer, step);
+      for (int step = 3; step < 5; ++step) train_step(net, optimizer, step);
       for (const at::Tensor& parameter : net.parameters()) after.push_back(parameter.detach().clone());
     }
     for (const auto& [name, tensor] : saved) EXPECT_TRUE(same_bits(tensor.contiguous())) << name;
@@ -165,13 +167,13 @@ TEST(OptimShards, StateGoesRound) {
       for (std::size_t i = 0; i < middle.size(); ++i) net.parameters()[i].copy_(middle[i]);
     });
     again.load_state_dict(saved);
-    for (int step = 3; step < 5; ++step) step_of(net, again, step);
+    for (int step = 3; step < 5; ++step) train_step(net, again, step);
     for (std::size_t i = 0; i < after.size(); ++i)
       EXPECT_TRUE(torch::equal(net.parameters()[i], after[i])) << net.named_parameters()[i].key();
   }
 }
 
-TEST(OptimShards, JoinIsRefused) {
+TEST(OptimShards, JoinIsRejected) {
   if (num_owners() == 1) return;
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -180,7 +182,7 @@ TEST(OptimShards, JoinIsRefused) {
 }
 
 /// Ends the group.
-TEST(OptimShards, OptionsThatDifferAreADesync) {
+TEST(OptimShards, DifferentOptionsAreADesync) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   optim::AdamW sharded(ddp, {.lr = world().rank() == 1 ? 0.02 : 0.01}, {}, {.shard_state = true});

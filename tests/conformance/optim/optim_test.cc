@@ -10,13 +10,13 @@ namespace {
 using ddp::DistributedDataParallel;
 
 using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
-struct Kind {
+struct OptimizerCase {
   const char* name;
   std::function<Optimizer(DistributedDataParallel&)> fused;
   std::function<Optimizer(std::vector<at::Tensor>)> plain;
 };
 
-Kind sgd(const char* name, optim::SGDOptions options, optim::FusedOptions how = {}) {
+OptimizerCase sgd(const char* name, optim::SGDOptions options, optim::FusedOptions how = {}) {
   return {name,
           [=](auto& ddp) { return std::make_unique<optim::SGD>(ddp, options, std::vector<optim::SGD::Group>(), how); },
           [o = options](auto parameters) {
@@ -27,7 +27,7 @@ Kind sgd(const char* name, optim::SGDOptions options, optim::FusedOptions how = 
                                                                        .nesterov(o.nesterov));
           }};
 }
-Kind adam(const char* name, optim::AdamOptions options, optim::FusedOptions how = {}) {
+OptimizerCase adam(const char* name, optim::AdamOptions options, optim::FusedOptions how = {}) {
   return {
       name,
       [=](auto& ddp) { return std::make_unique<optim::Adam>(ddp, options, std::vector<optim::Adam::Group>(), how); },
@@ -39,7 +39,7 @@ Kind adam(const char* name, optim::AdamOptions options, optim::FusedOptions how 
                                                                     .amsgrad(o.amsgrad));
       }};
 }
-Kind adamw(const char* name, optim::AdamWOptions options, optim::FusedOptions how = {}) {
+OptimizerCase adamw(const char* name, optim::AdamWOptions options, optim::FusedOptions how = {}) {
   return {
       name,
       [=](auto& ddp) { return std::make_unique<optim::AdamW>(ddp, options, std::vector<optim::AdamW::Group>(), how); },
@@ -52,8 +52,8 @@ Kind adamw(const char* name, optim::AdamWOptions options, optim::FusedOptions ho
       }};
 }
 
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all = {
+const std::vector<OptimizerCase>& optimizer_cases() {
+  static const std::vector<OptimizerCase> all = {
       sgd("Sgd", {.lr = 0.02}),
       sgd("Momentum", {.lr = 0.02, .momentum = 0.9}),
       sgd("Nesterov", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true}),
@@ -63,19 +63,19 @@ const std::vector<Kind>& kinds() {
       adam("AmsGrad", {.lr = 0.01, .amsgrad = true}),
       adamw("AdamW", {.lr = 0.01}),
       adamw("AdamWAmsGrad", {.lr = 0.01, .weight_decay = 0.2, .amsgrad = true}),
-      sgd("SgdByOperations", {.lr = 0.02, .weight_decay = 0.1}, {.by_operations = true}),
+      sgd("SgdByOperations", {.lr = 0.02, .weight_decay = 0.1}, {.foreach = true}),
       sgd("NesterovByOperations", {.lr = 0.02, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true},
-          {.by_operations = true}),
-      sgd("DampenedByOperations", {.lr = 0.02, .momentum = 0.9, .dampening = 0.3}, {.by_operations = true}),
-      adam("AdamByOperations", {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true}, {.by_operations = true}),
-      adamw("AdamWByOperations", {.lr = 0.01, .weight_decay = 0.1}, {.by_operations = true}),
+          {.foreach = true}),
+      sgd("DampenedByOperations", {.lr = 0.02, .momentum = 0.9, .dampening = 0.3}, {.foreach = true}),
+      adam("AdamByOperations", {.lr = 0.01, .weight_decay = 0.1, .amsgrad = true}, {.foreach = true}),
+      adamw("AdamWByOperations", {.lr = 0.01, .weight_decay = 0.1}, {.foreach = true}),
   };
   return all;
 }
 
 class Fused : public ::testing::TestWithParam<std::size_t> {};
 
-void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance) {
+void compare_with_torch(const OptimizerCase& kind, at::ScalarType dtype, double tolerance) {
   torch::manual_seed(1 + world().rank());
   Mlp net;
   net->to(dtype);
@@ -89,7 +89,7 @@ void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance
     fused->zero_grad();
     backward(*net, world().rank(), step);
     fused->step();
-    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
     plain->step();
     expect_equal(*net, *reference, tolerance);
     // Rounding must not build up: what is compared is one step.
@@ -97,13 +97,13 @@ void train_beside_torch(const Kind& kind, at::ScalarType dtype, double tolerance
   }
 }
 
-TEST_P(Fused, IsTorchsOnTheMeanInDouble) { train_beside_torch(kinds()[GetParam()], at::kDouble, 1e-9); }
-TEST_P(Fused, IsTorchsOnTheMeanInFloat) { train_beside_torch(kinds()[GetParam()], at::kFloat, 1e-5); }
-INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, kinds().size()),
-                         [](const auto& kind) { return kinds()[kind.param].name; });
+TEST_P(Fused, MatchesTorchInDouble) { compare_with_torch(optimizer_cases()[GetParam()], at::kDouble, 1e-9); }
+TEST_P(Fused, MatchesTorchInFloat) { compare_with_torch(optimizer_cases()[GetParam()], at::kFloat, 1e-5); }
+INSTANTIATE_TEST_SUITE_P(Kinds, Fused, ::testing::Range<std::size_t>(0, optimizer_cases().size()),
+                         [](const auto& kind) { return optimizer_cases()[kind.param].name; });
 
 /// The same bits as one process that adds in the order of the ranks, by the same loops.
-TEST(Optim, BitsOfASerialReference) {
+TEST(Optim, EqualsSerialReferenceBitwise) {
   if (!on_shm()) return;  // a sum over a wire is added in the wire's order
   torch::manual_seed(3);
   Mlp net(33, 40, 9);
@@ -123,15 +123,15 @@ TEST(Optim, BitsOfASerialReference) {
       all.push_back(gradients(*reference));
     }
     const double now = step + 1;
-    const optim::AdamRule rule = {.lr = 0.01,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.999,
-                                  .eps = 1e-8,
-                                  .weight_decay = 1e-2,
-                                  .bias1 = 1 - std::pow(0.9, now),
-                                  .bias2 = 1 - std::pow(0.999, now),
-                                  .decoupled = true,
-                                  .amsgrad = false};
+    const optim::AdamScalars rule = {.lr = 0.01,
+                                     .beta1 = 0.9,
+                                     .beta2 = 0.999,
+                                     .eps = 1e-8,
+                                     .weight_decay = 1e-2,
+                                     .bias1 = 1 - std::pow(0.9, now),
+                                     .bias2 = 1 - std::pow(0.999, now),
+                                     .decoupled = true,
+                                     .amsgrad = false};
     std::size_t i = 0;
     for (auto& item : reference->named_parameters()) {
       auto& state = states[item.key()];
@@ -161,7 +161,7 @@ std::vector<at::Tensor> two_hundred_steps(bool fused) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
-  const Kind& kind = kinds()[2];
+  const OptimizerCase& kind = optimizer_cases()[2];
   const Optimizer optimizer = fused ? kind.fused(ddp) : kind.plain(net->parameters());
   for (int step = 0; step < 200; ++step) {
     optimizer->zero_grad();
@@ -173,7 +173,7 @@ std::vector<at::Tensor> two_hundred_steps(bool fused) {
   return values;
 }
 
-TEST(Optim, TwoHundredStepsAreTheSameBitsOnAllRanksAndAgain) {
+TEST(Optim, TwoHundredStepsAreReproducibleBitwiseOnAllRanks) {
   if (world().size() > 4) return;  // it would take long
   for (const bool fused : {false, true}) {
     const auto first = two_hundred_steps(fused), again = two_hundred_steps(fused);
@@ -200,7 +200,7 @@ TEST(Optim, LowPrecisionKeepsItsStateInFloat) {
       fused.zero_grad();
       backward(*net, world().rank(), step);
       fused.step();
-      mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+      set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
       plain.step();
     }
     for (const auto& item : net->named_parameters()) {
@@ -213,7 +213,7 @@ TEST(Optim, LowPrecisionKeepsItsStateInFloat) {
   }
 }
 
-TEST(Optim, ParametersOfSeveralPieces) {
+TEST(Optim, LargeParameters) {
   WideImpl net, reference;
   DistributedDataParallel ddp(net, world());
   optim::SGD fused(ddp, {.lr = 0.1, .momentum = 0.9});
@@ -222,23 +222,23 @@ TEST(Optim, ParametersOfSeveralPieces) {
     fused.zero_grad();
     net.loss(world().rank(), step).backward();
     fused.step();
-    mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+    set_mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
     plain.step();
   }
   expect_equal(net, reference, 1e-5);
 }
 
-TEST(Optim, UnusedParametersStayAndThoseOfSomeRanksMove) {
+TEST(Optim, UnusedAndPartlyUsedParameters) {
   torch::manual_seed(1);
-  Branchy net;
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
-  Branchy reference;
+  MultiHead reference;
   copy_values(*net, *reference);
   optim::Adam fused(ddp, {.lr = 0.01, .weight_decay = 0.1});
   torch::optim::Adam plain(reference->parameters(), torch::optim::AdamOptions(0.01).weight_decay(0.1));
   for (int step = 0; step < 6; ++step) {
     // Head 0 on all ranks, head 1 on the last alone and in some steps, head 2 on none.
-    const auto run = [step](BranchyImpl& one, int rank) {
+    const auto run = [step](MultiHeadImpl& one, int rank) {
       at::Tensor loss = one.forward(batch_of(rank, step, {3, 6}), 0).pow(2).sum();
       if (rank == world().size() - 1 && step % 2 == 1)
         loss = loss + one.forward(batch_of(rank, step, {3, 6}), 1).pow(2).sum();
@@ -247,7 +247,7 @@ TEST(Optim, UnusedParametersStayAndThoseOfSomeRanksMove) {
     fused.zero_grad();
     run(*net, world().rank());
     fused.step();
-    mean_gradients<BranchyImpl>(*reference, run);
+    set_mean_gradients<MultiHeadImpl>(*reference, run);
     plain.step();
     expect_equal(*net, *reference, 1e-5);
     copy_values(*net, *reference);
@@ -270,7 +270,7 @@ TEST(Optim, UnusedParametersStayAndThoseOfSomeRanksMove) {
   }
 }
 
-TEST(Optim, SeveralBackwardsAddUp) {
+TEST(Optim, SeveralBackwardsAccumulate) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -281,12 +281,12 @@ TEST(Optim, SeveralBackwardsAddUp) {
   for (int step = 0; step < 4; ++step) {
     fused.zero_grad();
     {
-      const auto quiet = ddp.no_sync();
+      const auto no_sync_guard = ddp.no_sync();
       backward(*net, world().rank(), 10 * step);
     }
     backward(*net, world().rank(), 10 * step + 1);
     fused.step();
-    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) {
+    set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) {
       backward(one, rank, 10 * step);
       backward(one, rank, 10 * step + 1);
     });
@@ -295,7 +295,7 @@ TEST(Optim, SeveralBackwardsAddUp) {
   expect_equal(*net, *reference, 1e-5);
 }
 
-TEST(Optim, ClippingIsByTheNormOfTheMean) {
+TEST(Optim, ClipNormUsesMeanGradients) {
   torch::manual_seed(1);
   WideImpl net, reference;
   DistributedDataParallel ddp(net, world());
@@ -307,7 +307,7 @@ TEST(Optim, ClippingIsByTheNormOfTheMean) {
     net.loss(world().rank(), step).backward();
     const double norm = fused.clip_grad_norm(limit).item<double>();
     fused.step();
-    mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+    set_mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
     const double expected = torch::nn::utils::clip_grad_norm_(reference.parameters(), limit);
     plain.step();
     EXPECT_NEAR(norm, expected, 1e-5 * expected);
@@ -323,13 +323,13 @@ TEST(Optim, ClippingIsByTheNormOfTheMean) {
   fused.zero_grad();
   net.loss(world().rank(), 8).backward();
   fused.step();
-  mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
+  set_mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
   plain.step();
   expect_equal(net, reference, 1e-6);
 }
 
 /// Values are cut where they are read: they are the means', after they were scaled by a norm.
-TEST(Optim, ClippingOfValuesIsOfTheMean) {
+TEST(Optim, ClipValueUsesMeanGradients) {
   for (const bool by_norm : {false, true}) {
     torch::manual_seed(1);
     WideImpl net, reference;
@@ -339,7 +339,7 @@ TEST(Optim, ClippingOfValuesIsOfTheMean) {
     for (int step = 0; step < 4; ++step) {
       fused.zero_grad();
       net.loss(world().rank(), step).backward();
-      mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
+      set_mean_gradients<WideImpl>(reference, [step](WideImpl& one, int rank) { one.loss(rank, step).backward(); });
       if (by_norm) {
         fused.clip_grad_norm(1.0);
         torch::nn::utils::clip_grad_norm_(reference.parameters(), 1.0);
@@ -366,13 +366,13 @@ TEST(Optim, ClippingOfValuesIsOfTheMean) {
     fused.zero_grad();
     net.loss(world().rank(), 8).backward();
     fused.step();
-    mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
+    set_mean_gradients<WideImpl>(reference, [](WideImpl& one, int rank) { one.loss(rank, 8).backward(); });
     plain.step();
     expect_equal(net, reference, 1e-6);
   }
 }
 
-TEST(Optim, AverageGradientsGivesThemToTheUser) {
+TEST(Optim, AverageGradientsWritesMeansToGrad) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -384,7 +384,7 @@ TEST(Optim, AverageGradientsGivesThemToTheUser) {
     fused.zero_grad();
     backward(*net, world().rank(), step);
     fused.average_gradients();
-    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
     expect_gradients(*net, gradients(*reference));
     torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
     torch::nn::utils::clip_grad_value_(reference->parameters(), 0.5);
@@ -396,9 +396,9 @@ TEST(Optim, AverageGradientsGivesThemToTheUser) {
   }
 }
 
-TEST(Optim, ANormIsOfWhatHasAGradientNow) {
+TEST(Optim, NormCoversOnlyCurrentGradients) {
   torch::manual_seed(1);
-  Branchy net;
+  MultiHead net;
   DistributedDataParallel ddp(net, world());
   optim::SGD fused(ddp, {.lr = 0.01});
   double norms[3] = {};
@@ -411,7 +411,7 @@ TEST(Optim, ANormIsOfWhatHasAGradientNow) {
   EXPECT_GT(std::abs(norms[0] - norms[1]), 1e-3 * norms[0]);
 }
 
-TEST(Optim, GroupsAndSchedulers) {
+TEST(Optim, ParamGroupsAndSchedulers) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -430,7 +430,7 @@ TEST(Optim, GroupsAndSchedulers) {
     backward(*net, world().rank(), step);
     fused.step();
     fused_schedule.step();
-    mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
+    set_mean_gradients<MlpImpl>(*reference, [step](MlpImpl& one, int rank) { backward(one, rank, step); });
     plain.step();
     plain_schedule.step();
     expect_equal(*net, *reference, 1e-5);

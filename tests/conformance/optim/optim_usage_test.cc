@@ -18,10 +18,10 @@ namespace {
 
 using ddp::DistributedDataParallel;
 
-TEST(OptimUse, WhatIsNotAllowedIsRefusedByName) {
+TEST(OptimUsage, InvalidOptionsAreRejected) {
   Mlp net, other;
   DistributedDataParallel ddp(net, world());
-  const auto refuses = [&](const std::string& text, const std::function<void()>& make) {
+  const auto expect_usage_error = [&](const std::string& text, const std::function<void()>& make) {
     try {
       make();
       ADD_FAILURE() << "nothing refused: " << text;
@@ -29,22 +29,22 @@ TEST(OptimUse, WhatIsNotAllowedIsRefusedByName) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   };
-  refuses("lr is -1", [&] { optim::SGD(ddp, {.lr = -1}); });
-  refuses("with nesterov", [&] { optim::SGD(ddp, {.nesterov = true}); });
-  refuses("betas is 1.0", [&] { optim::AdamW(ddp, {.betas = {0.9, 1.0}}); });
-  refuses("group 0", [&] { optim::Adam(ddp, {}, {{.parameters = other->parameters(), .options = {}}}); });
-  refuses("group 1", [&] {
+  expect_usage_error("lr is -1", [&] { optim::SGD(ddp, {.lr = -1}); });
+  expect_usage_error("with nesterov", [&] { optim::SGD(ddp, {.nesterov = true}); });
+  expect_usage_error("betas is 1.0", [&] { optim::AdamW(ddp, {.betas = {0.9, 1.0}}); });
+  expect_usage_error("group 0", [&] { optim::Adam(ddp, {}, {{.parameters = other->parameters(), .options = {}}}); });
+  expect_usage_error("group 1", [&] {
     optim::Adam(ddp, {},
                 {{.parameters = net->parameters(), .options = {}}, {.parameters = net->parameters(), .options = {}}});
   });
   optim::SGD fused(ddp, {.lr = 0.1});
-  refuses("max_norm is 0", [&] { fused.clip_grad_norm(0); });
-  refuses("max is 0", [&] { fused.clip_grad_value(0); });
-  refuses("clip_grad_value() has been called before", [&] {
+  expect_usage_error("max_norm is 0", [&] { fused.clip_grad_norm(0); });
+  expect_usage_error("max is 0", [&] { fused.clip_grad_value(0); });
+  expect_usage_error("clip_grad_value() has been called before", [&] {
     fused.clip_grad_value(1);
     fused.clip_grad_norm(1);
   });
-  refuses("momentum is 0.5", [&] {
+  expect_usage_error("momentum is 0.5", [&] {
     static_cast<torch::optim::SGDOptions&>(fused.param_groups()[0].options()).momentum(0.5);
     fused.step();
   });
@@ -53,10 +53,10 @@ TEST(OptimUse, WhatIsNotAllowedIsRefusedByName) {
     PartImpl() { register_parameter("w", torch::ones({10}).narrow(0, 0, 5)); }
   } part;
   DistributedDataParallel other_ddp(part, world());
-  if (on_shm()) refuses("w is a part of a tensor", [&] { optim::SGD(other_ddp, {.lr = 0.1}); });
+  if (on_shm()) expect_usage_error("w is a part of a tensor", [&] { optim::SGD(other_ddp, {.lr = 0.1}); });
 }
 
-TEST(OptimUse, ChangesBehindItsBackAreNoticed) {
+TEST(OptimUsage, ExternalChangesAreDetected) {
   if (!on_shm()) return;  // each rank has its own parameters, and averaged gradients
   torch::manual_seed(1);
   Mlp net;
@@ -96,8 +96,8 @@ TEST(OptimUse, ChangesBehindItsBackAreNoticed) {
   EXPECT_THROW(step(), base::UsageError);
 }
 
-TEST(OptimUse, OthersSeeHowFarTheRanksAre) {
-  const auto own = base::look_at_rank(::getpid());
+TEST(OptimUsage, ProgressIsVisibleToOtherProcesses) {
+  const auto own = base::find_rank_page(::getpid());
   ASSERT_TRUE(own);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -110,22 +110,22 @@ TEST(OptimUse, OthersSeeHowFarTheRanksAre) {
     fused.step();
   }
   world().barrier();
-  std::vector<base::RankSeen> ranks = launcher::find_ranks();
+  std::vector<base::RankSnapshot> ranks = launcher::find_ranks();
   std::erase_if(ranks, [&](const auto& seen) { return seen.job != own->job; });
   ASSERT_EQ(static_cast<int>(ranks.size()), world().size());
   for (int rank = 0; rank < world().size(); ++rank) {
-    const base::RankSeen& seen = ranks[static_cast<std::size_t>(rank)];
+    const base::RankSnapshot& seen = ranks[static_cast<std::size_t>(rank)];
     EXPECT_EQ(seen.rank, rank);
     EXPECT_EQ(seen.transport, world().transport());
     // A world of one exchanges nothing.
-    EXPECT_GE(seen.exchanges, world().size() > 1 ? own->exchanges + kSteps : 0);
+    EXPECT_GE(seen.gradient_reductions, world().size() > 1 ? own->exchanges + kSteps : 0);
     EXPECT_TRUE(!on_shm() || seen.live_bytes > 0);
     EXPECT_GE(seen.peak_live_bytes, seen.live_bytes);
   }
   world().barrier();
 }
 
-TEST(OptimUse, RanksOfAHostHaveOneCopy) {
+TEST(OptimUsage, RanksOfAHostShareParameters) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   optim::SGD fused(ddp, {.lr = 0.1, .momentum = 0.9});
@@ -153,17 +153,19 @@ std::vector<int> hosts_of_ranks() {
 class SumHook final : public comm::GradientHook {
  public:
   std::string name() const override { return "sum"; }
-  comm::PendingPtr start(comm::Bucket& bucket, comm::Wire& wire) override { return wire.all_reduce(bucket.buffer); }
-  void finish(comm::Bucket&, comm::Wire&) override {}
+  comm::PendingPtr start(comm::Bucket& bucket, comm::HookContext& wire) override {
+    return wire.all_reduce(bucket.buffer);
+  }
+  void finish(comm::Bucket&, comm::HookContext&) override {}
 };
 
-TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
+TEST(OptimUsage, HostSyncEveryUpdatesFromHostMeans) {
   const std::vector<int> hosts = hosts_of_ranks();
   for (const auto& [early, hooked] : {std::pair{false, false}, {true, false}, {false, true}}) {
     torch::manual_seed(1);
     Mlp net;
     DistributedDataParallel ddp(net, world(),
-                                {.hook = hooked ? std::make_shared<SumHook>() : nullptr, .host_sync_every = 2});
+                                {.hook = hooked ? std::make_shared<SumHook>() : nullptr, .average_hosts_every = 2});
     std::vector<Mlp> references(static_cast<std::size_t>(world().num_nodes()));
     for (Mlp& reference : references) copy_values(*net, *reference);
     optim::SGD fused(ddp, {.lr = 0.02});
@@ -201,7 +203,7 @@ TEST(OptimUse, HostsThatMeetNowAndThenUpdateByTheirOwnMeans) {
   }
 }
 
-TEST(OptimUse, AGraphFromBeforeAnUpdateFails) {
+TEST(OptimUsage, GraphRecordedBeforeUpdateFails) {
   Mlp net;
   DistributedDataParallel ddp(net, world());
   optim::SGD fused(ddp, {.lr = 0.1});
@@ -211,7 +213,7 @@ TEST(OptimUse, AGraphFromBeforeAnUpdateFails) {
   EXPECT_THROW(late.backward(), c10::Error);
 }
 
-TEST(OptimUse, ParametersAreOfTheirOwnAgainAfterwards) {
+TEST(OptimUsage, ParametersAreUnsharedAfterDestruction) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -241,7 +243,7 @@ TEST(OptimUse, ParametersAreOfTheirOwnAgainAfterwards) {
   EXPECT_TRUE(same_bits(net->second->bias.grad()));
 }
 
-TEST(OptimUse, StateByNameGoesRound) {
+TEST(OptimUsage, StateDictRoundTrip) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -282,7 +284,7 @@ TEST(OptimUse, StateByNameGoesRound) {
   for (std::size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(torch::equal(net->parameters()[i], after[i]));
 }
 
-TEST(OptimUse, TorchsArchiveAndBroadcastWork) {
+TEST(OptimUsage, TorchArchiveAndStateBroadcast) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -317,7 +319,7 @@ TEST(OptimUse, TorchsArchiveAndBroadcastWork) {
   EXPECT_TRUE(same_bits(net->first->weight.detach()));
 }
 
-TEST(OptimUse, JoinedRanksKeepCompany) {
+TEST(OptimUsage, JoinedRanksShadowOthers) {
   torch::manual_seed(1);
   Mlp net;
   DistributedDataParallel ddp(net, world());
@@ -343,7 +345,7 @@ TEST(OptimUse, JoinedRanksKeepCompany) {
   }
 }
 
-TEST(OptimUse, SparseGradientsAreRefused) {
+TEST(OptimUsage, SparseGradientsAreRejected) {
   struct WordsImpl : torch::nn::Module {
     WordsImpl() {
       words = register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true)));
@@ -356,7 +358,7 @@ TEST(OptimUse, SparseGradientsAreRefused) {
   EXPECT_THROW(fused.step(), base::UsageError);
 }
 
-TEST(OptimUse, WithoutItsDistributedDataParallelItSaysSo) {
+TEST(OptimUsage, StepAfterDdpIsDestroyedIsRejected) {
   Mlp net;
   auto ddp = std::make_unique<DistributedDataParallel>(net, world());
   optim::SGD fused(*ddp, {.lr = 0.1});

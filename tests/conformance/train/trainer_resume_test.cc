@@ -40,7 +40,7 @@ data::Loader<Example> exact_loader() {
   return data::make_loader(11, sample, world(), {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact});
 }
 
-using MakeOptimizers = std::function<std::vector<OptimizerPlan>(torch::nn::Module& net, TrainingSetup& setup)>;
+using MakeOptimizers = std::function<std::vector<OptimizerConfig>(torch::nn::Module& net, TrainingSetup& setup)>;
 
 /// Draws random numbers in every step, and has a buffer.
 struct NetImpl : MlpImpl {
@@ -57,14 +57,14 @@ struct NetImpl : MlpImpl {
     log.log("near", 0.5);
     return loss(batch);
   }
-  std::vector<OptimizerPlan> configure_optimizers(TrainingSetup& setup) { return make(*this, setup); }
+  std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup) { return make(*this, setup); }
   MakeOptimizers make;
   torch::nn::BatchNorm1d norm{nullptr};
 };
 TORCH_MODULE(Net);
 
 /// A value of the user's that each rank has.
-struct Drawn : checkpoint::Stateful {
+struct StepCounter : checkpoint::Stateful {
   std::int64_t count = 0;
   checkpoint::StateDict state_dict() const override { return {{"count", count}}; }
   void load_state_dict(const checkpoint::StateDict& state) override {
@@ -73,17 +73,17 @@ struct Drawn : checkpoint::Stateful {
 };
 
 /// Counts on each rank, and ends the training after a step as a signal would.
-struct Stop : Callback {
-  Stop(std::int64_t step, Drawn& count) : at(step), drawn(count) {}
-  void on_step(Fit& fit) override {
+struct StopAtStep : Callback {
+  StopAtStep(std::int64_t step, StepCounter& count) : at(step), drawn(count) {}
+  void on_step(FitContext& fit) override {
     drawn.count += fit.world().rank() + 1;
-    if (fit.step() == at) fit.end(EndReason::kStopped);
+    if (fit.step() == at) fit.end(StopReason::kStopRequested);
   }
   std::int64_t at;
-  Drawn& drawn;
+  StepCounter& drawn;
 };
 
-struct Ran {
+struct RunResult {
   std::vector<at::Tensor> weights;
   FitResult result;
   std::int64_t drawn = 0;
@@ -91,18 +91,18 @@ struct Ran {
 };
 
 /// One process of a training. Before it weights and random numbers are those of no training.
-Ran run(const MakeOptimizers& make, TrainerOptions options, std::int64_t stop_at) {
+RunResult run(const MakeOptimizers& make, TrainerOptions options, std::int64_t stop_at) {
   options.progress_bar = options.model_summary = false;
   torch::manual_seed(options.resume.empty() ? 1 : 77);
   Net net(make);
   torch::manual_seed(options.resume.empty() ? 10 + static_cast<std::uint64_t>(world().rank()) : 5);
   Trainer trainer(options);
-  Drawn drawn;
+  StepCounter drawn;
   const auto early = std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 100});
   trainer.add(early);
-  trainer.add(std::make_shared<Stop>(stop_at, drawn));
-  trainer.remember("drawn", drawn);
-  Ran ran;
+  trainer.add(std::make_shared<StopAtStep>(stop_at, drawn));
+  trainer.register_for_checkpointing("drawn", drawn);
+  RunResult ran;
   ran.result = trainer.fit(net, loader_of(), exact_loader());
   for (const at::Tensor& tensor : net->parameters()) ran.weights.push_back(tensor.detach().clone());
   for (const at::Tensor& tensor : net->buffers()) ran.weights.push_back(tensor.clone());
@@ -111,7 +111,7 @@ Ran run(const MakeOptimizers& make, TrainerOptions options, std::int64_t stop_at
   return ran;
 }
 
-void expect_equal(const Ran& got, const Ran& expected, std::int64_t stopped_at) {
+void expect_equal(const RunResult& got, const RunResult& expected, std::int64_t stopped_at) {
   SCOPED_TRACE("stopped after step " + std::to_string(stopped_at));
   EXPECT_EQ(got.result.steps, expected.result.steps);
   EXPECT_EQ(got.result.epochs, expected.result.epochs);
@@ -129,20 +129,23 @@ void expect_equal(const Ran& got, const Ran& expected, std::int64_t stopped_at) 
 }
 
 /// Stopped after each of some steps, the last of an epoch of `each` among them, and gone on from there.
-using Points = std::function<std::vector<std::int64_t>(std::int64_t each)>;
-std::vector<std::int64_t> some(std::int64_t each) { return {each - 1, each, each + 2}; }
-std::vector<std::int64_t> many(std::int64_t each) { return {1, each - 1, each, each + 1, 2 * each - 1, 2 * each}; }
+using StopPoints = std::function<std::vector<std::int64_t>(std::int64_t each)>;
+std::vector<std::int64_t> few_stop_points(std::int64_t each) { return {each - 1, each, each + 2}; }
+std::vector<std::int64_t> many_stop_points(std::int64_t each) {
+  return {1, each - 1, each, each + 1, 2 * each - 1, 2 * each};
+}
 
-void expect_to_go_on(const MakeOptimizers& make, TrainerOptions options, const Points& points = some) {
+void expect_exact_resume(const MakeOptimizers& make, TrainerOptions options,
+                         const StopPoints& points = few_stop_points) {
   const SharedDir dir;
   options.folder = dir.path();
   options.max_epochs = 2;
-  const Ran expected = run(make, options, -1);
+  const RunResult expected = run(make, options, -1);
   const std::int64_t each = expected.result.steps / 2;
   for (const std::int64_t stop_at : points(each)) {
     TrainerOptions mine = options;
     mine.name = "stopped-" + std::to_string(stop_at);
-    const Ran stopped = run(make, mine, stop_at);
+    const RunResult stopped = run(make, mine, stop_at);
     EXPECT_EQ(stopped.result.steps, stop_at);
     EXPECT_EQ(stopped.result.exit_code(), 75);
     mine.resume = "auto";
@@ -151,40 +154,42 @@ void expect_to_go_on(const MakeOptimizers& make, TrainerOptions options, const P
 }
 
 MakeOptimizers sgd() {
-  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
              optim::cosine_decay({.steps = setup.total_steps()})}};
   };
 }
-MakeOptimizers adam_of_torch() {
-  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+MakeOptimizers torch_adam() {
+  return [](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {
         {std::make_shared<torch::optim::AdamW>(setup.parameters(), torch::optim::AdamWOptions(0.01).amsgrad(true))}};
   };
 }
 MakeOptimizers fused(optim::FusedOptions options = {}) {
-  return [options](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+  return [options](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01},
                                             std::vector<optim::AdamW::Group>{}, options),
              optim::step_decay({.every = 1, .factor = 0.5}), /*schedule_by_epoch=*/true}};
   };
 }
 
-TEST(Resume, SgdWithMomentumAndASchedule) { expect_to_go_on(sgd(), {}, many); }
-TEST(Resume, AdamOfTorchAccumulatingClippedAndAveraged) {
-  expect_to_go_on(adam_of_torch(), {.accumulate = 2, .clip_norm = 0.5, .ema = 0.9});
+TEST(Resume, SgdWithMomentumAndASchedule) { expect_exact_resume(sgd(), {}, many_stop_points); }
+TEST(Resume, TorchAdamWithAccumulationClippingAndEma) {
+  expect_exact_resume(torch_adam(), {.accumulate_grad_batches = 2, .clip_norm = 0.5, .ema = 0.9});
 }
-TEST(Resume, AFusedOptimizerAndAScheduleOfEpochs) { expect_to_go_on(fused(), {.ema = 0.9}); }
-TEST(Resume, AFusedOptimizerWhoseStateIsDivided) { expect_to_go_on(fused({.shard_state = true}), {}); }
-TEST(Resume, LossScaling) { expect_to_go_on(sgd(), {.precision = "fp16-mixed"}); }
-TEST(Resume, CopiesOfWeightsInFloat32) { expect_to_go_on(sgd(), {.precision = "O2"}); }
-TEST(Resume, ValidationsInsideAnEpoch) { expect_to_go_on(sgd(), {.val_check_interval = 2}, many); }
-TEST(Resume, TheSameFewBatches) { expect_to_go_on(sgd(), {.overfit_batches = 3}); }
-TEST(Resume, SaysAndReadsItAtOnce) { expect_to_go_on(sgd(), {.save_async = false, .log_every_n_steps = 1}); }
+TEST(Resume, FusedOptimizerWithEpochSchedule) { expect_exact_resume(fused(), {.ema = 0.9}); }
+TEST(Resume, FusedOptimizerWithShardedState) { expect_exact_resume(fused({.shard_state = true}), {}); }
+TEST(Resume, LossScaling) { expect_exact_resume(sgd(), {.precision = "fp16-mixed"}); }
+TEST(Resume, MasterWeightsInFloat32) { expect_exact_resume(sgd(), {.precision = "O2"}); }
+TEST(Resume, ValidationInsideEpoch) { expect_exact_resume(sgd(), {.val_check_interval = 2}, many_stop_points); }
+TEST(Resume, OverfitBatches) { expect_exact_resume(sgd(), {.overfit_batches = 3}); }
+TEST(Resume, SynchronousSaveAndLoggingEveryStep) {
+  expect_exact_resume(sgd(), {.save_async = false, .log_every_n_steps = 1});
+}
 
 TEST(Resume, TwoOptimizers) {
-  expect_to_go_on(
-      [](torch::nn::Module& module, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+  expect_exact_resume(
+      [](torch::nn::Module& module, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
         auto& net = dynamic_cast<NetImpl&>(module);
         std::vector<at::Tensor> rest = net.second->parameters();
         for (const at::Tensor& tensor : net.norm->parameters()) rest.push_back(tensor);
@@ -205,7 +210,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-TEST(Resume, ARunThatBeginsAnewHasAFolderOfItsOwn) {
+TEST(Resume, NewRunGetsItsOwnFolder) {
   const SharedDir dir;
   const TrainerOptions options{.max_epochs = 1, .folder = dir.path(), .name = "net"};
   EXPECT_EQ(run(sgd(), options, -1).result.folder, dir.path() + "/net");
@@ -217,7 +222,7 @@ TEST(Resume, ARunThatBeginsAnewHasAFolderOfItsOwn) {
   EXPECT_THAT(names_in(dir.path() + "/net-2/checkpoints"), SizeIs(3)) << "two, and LATEST";
 }
 
-TEST(Resume, TwoTrainingsOfAProgramGoOnEachInItsOwn) {
+TEST(Resume, TwoTrainingsResumeInTheirOwnFolders) {
   const SharedDir dir;
   for (const char* resume : {"", "auto"}) {
     TrainerOptions options{.max_epochs = 1,
@@ -235,9 +240,9 @@ TEST(Resume, TwoTrainingsOfAProgramGoOnEachInItsOwn) {
   }
 }
 
-TEST(Resume, FromAPathIntoAFolderOfItsOwn) {
+TEST(Resume, FromPathIntoNewFolder) {
   const SharedDir dir;
-  const Ran expected = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "never-stopped"}, -1);
+  const RunResult expected = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "never-stopped"}, -1);
   run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "first"}, 3);
   world().barrier();
   std::string checkpoint;
@@ -245,15 +250,15 @@ TEST(Resume, FromAPathIntoAFolderOfItsOwn) {
     if (name != "LATEST") checkpoint = name;
   for (const std::string& path :
        {dir.path() + "/first", dir.path() + "/first/", dir.path() + "/first/checkpoints/" + checkpoint}) {
-    const Ran got = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "second", .resume = path}, -1);
+    const RunResult got = run(sgd(), {.max_epochs = 2, .folder = dir.path(), .name = "second", .resume = path}, -1);
     EXPECT_THAT(got.result.folder, HasSubstr("/second"));
     expect_equal(got, expected, 3);
   }
-  const Ran without_folder = run(sgd(), {.max_epochs = 2, .folder = "", .resume = dir.path() + "/first"}, -1);
+  const RunResult without_folder = run(sgd(), {.max_epochs = 2, .folder = "", .resume = dir.path() + "/first"}, -1);
   expect_equal(without_folder, expected, 3);
 }
 
-TEST(Resume, SaysWhatIsWrongWithAPath) {
+TEST(Resume, InvalidPathIsRejected) {
   const SharedDir dir;
   for (const std::string& path : {dir.path() + "/none", dir.path()}) {
     try {
@@ -267,7 +272,7 @@ TEST(Resume, SaysWhatIsWrongWithAPath) {
 
 TEST(Resume, CheckpointsAtStepsAndEpochs) {
   const SharedDir dir;
-  const Ran ran =
+  const RunResult ran =
       run(sgd(),
           {.max_epochs = 2, .folder = dir.path(), .name = "net", .save_every_n_steps = 2, .keep_checkpoints = 100}, -1);
   world().barrier();
@@ -278,18 +283,19 @@ TEST(Resume, CheckpointsAtStepsAndEpochs) {
   for (std::int64_t step = 1; step <= ran.result.steps; ++step)
     if (step % 2 == 0 || step == ran.result.steps / 2 || step == ran.result.steps) expected.push_back(step);
   EXPECT_EQ(steps, expected);
-  const Ran none = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "none", .save_every_n_epochs = 0}, -1);
+  const RunResult none =
+      run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "none", .save_every_n_epochs = 0}, -1);
   EXPECT_TRUE(checkpoint::list_checkpoints(none.result.folder + "/checkpoints").empty());
 }
 
 /// From step 3 on the disk of the last rank is full for one operation.
-struct DiskIsFull : Callback {
-  void on_step(Fit& fit) override {
+struct FullDiskCallback : Callback {
+  void on_step(FitContext& fit) override {
     if (fit.step() == 3 && fit.world().rank() == fit.world().size() - 1) fail_file_operation(0, ENOSPC);
   }
 };
 
-FitResult run_with_a_full_disk(Net& net, TrainerOptions options, const std::shared_ptr<Callback>& besides = nullptr) {
+FitResult run_with_full_disk(Net& net, TrainerOptions options, const std::shared_ptr<Callback>& besides = nullptr) {
   options.progress_bar = options.model_summary = false;
   if (options.save_every_n_steps == 0) options.save_every_n_steps = 4;
   if (options.max_epochs < 0) options.max_epochs = 1;
@@ -298,7 +304,7 @@ FitResult run_with_a_full_disk(Net& net, TrainerOptions options, const std::shar
   net = Net(sgd());
   torch::manual_seed(10 + static_cast<std::uint64_t>(world().rank()));
   Trainer trainer(options);
-  trainer.add(std::make_shared<DiskIsFull>());
+  trainer.add(std::make_shared<FullDiskCallback>());
   if (besides) trainer.add(besides);
   struct End {
     ~End() { end_file_operations(); }
@@ -306,13 +312,13 @@ FitResult run_with_a_full_disk(Net& net, TrainerOptions options, const std::shar
   return trainer.fit(net, loader_of());
 }
 
-TEST(Resume, ATrainingGoesOnWhenTheDiskIsFull) {
+TEST(Resume, TrainingContinuesWhenDiskIsFull) {
   for (const bool async : {false, true}) {
     const SharedDir dir;
     Net net(nullptr), expected(nullptr);
-    const FitResult result = run_with_a_full_disk(net, {.folder = dir.path(), .name = "full", .save_async = async});
-    EXPECT_EQ(result.reason, EndReason::kDone);
-    const Ran alone = run(sgd(), {.max_epochs = 1, .limit_val_batches = 0, .folder = ""}, -1);
+    const FitResult result = run_with_full_disk(net, {.folder = dir.path(), .name = "full", .save_async = async});
+    EXPECT_EQ(result.reason, StopReason::kCompleted);
+    const RunResult alone = run(sgd(), {.max_epochs = 1, .limit_val_batches = 0, .folder = ""}, -1);
     for (std::size_t i = 0; i < net->parameters().size(); ++i)
       EXPECT_TRUE(torch::equal(net->parameters()[i], alone.weights[i]));
     world().barrier();
@@ -323,55 +329,55 @@ TEST(Resume, ATrainingGoesOnWhenTheDiskIsFull) {
   }
 }
 
-TEST(Resume, ATrainingStopsWhenTheDiskIsFull) {
+TEST(Resume, TrainingStopsWhenDiskIsFull) {
   const SharedDir dir;
   Net net(nullptr);
   try {
-    run_with_a_full_disk(
-        net, {.folder = dir.path(), .name = "full", .save_async = false, .on_disk_error = OnDiskError::kStop});
+    run_with_full_disk(
+        net, {.folder = dir.path(), .name = "full", .save_async = false, .on_disk_error = DiskErrorPolicy::kStop});
     FAIL();
   } catch (const base::SystemError& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kSaveFailed);
+    EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed);
     EXPECT_THAT(error.what(), HasSubstr("rank " + std::to_string(world().size() - 1)));
   }
 }
 
 /// A job of its own: the group is closed by it.
-TEST(ResumeFailures, ATrainingStopsWhenTheDiskIsFullBehindItsBack) {
+TEST(ResumeFailures, TrainingStopsWhenAsyncSaveFindsDiskFull) {
   std::optional<TempDir> dir;
   if (world().rank() == 0) dir.emplace();
   const std::string folder = world().broadcast_bytes(dir ? dir->path() : "", 0);
   struct Count : Callback {
-    void on_step(Fit& fit) override { steps = fit.step(); }
+    void on_step(FitContext& fit) override { steps = fit.step(); }
     std::int64_t steps = 0;
   };
   const auto count = std::make_shared<Count>();
   Net net(nullptr);
   try {
-    run_with_a_full_disk(net,
-                         {.max_epochs = 10000,
-                          .folder = folder,
-                          .name = "full",
-                          .save_every_n_steps = 300,
-                          .save_every_n_epochs = 0,
-                          .on_disk_error = OnDiskError::kStop},
-                         count);
+    run_with_full_disk(net,
+                       {.max_epochs = 10000,
+                        .folder = folder,
+                        .name = "full",
+                        .save_every_n_steps = 300,
+                        .save_every_n_epochs = 0,
+                        .on_disk_error = DiskErrorPolicy::kStop},
+                       count);
     FAIL();
   } catch (const base::Error& error) {
-    EXPECT_EQ(error.cause(), base::Cause::kSaveFailed) << error.what();
+    EXPECT_EQ(error.cause(), base::Cause::kCkptWriteFailed) << error.what();
   }
   EXPECT_GE(count->steps, 300);
   EXPECT_LT(count->steps, 600) << "it was looked at by the next save only";
 }
 
-TEST(Resume, TheBestWeightsAreKept) {
+TEST(Resume, BestWeightsAreKept) {
   const SharedDir dir;
-  struct Noted : Callback {
-    void on_validation_end(Fit&, const NamedValues& values) override { losses.push_back(values.back().second); }
+  struct LossRecorder : Callback {
+    void on_validation_end(FitContext&, const NamedValues& values) override { losses.push_back(values.back().second); }
     std::vector<double> losses;
   };
   const auto best = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.top_k = 2});
-  const auto noted = std::make_shared<Noted>();
+  const auto recorder = std::make_shared<LossRecorder>();
   torch::manual_seed(1);
   Net net(sgd());
   Trainer trainer({.max_epochs = 6,
@@ -381,12 +387,12 @@ TEST(Resume, TheBestWeightsAreKept) {
                    .progress_bar = false,
                    .model_summary = false});
   trainer.add(best);
-  trainer.add(noted);
+  trainer.add(recorder);
   trainer.fit(net, loader_of(), exact_loader());
   world().barrier();
   EXPECT_THAT(names_in(dir.path() + "/net/best"), SizeIs(2));
   ASSERT_THAT(best->paths(), SizeIs(2));
-  std::vector<double> sorted = noted->losses;
+  std::vector<double> sorted = recorder->losses;
   std::sort(sorted.begin(), sorted.end());
   Net loaded(sgd());
   checkpoint::load(loaded, best->best_path());
@@ -396,7 +402,7 @@ TEST(Resume, TheBestWeightsAreKept) {
   world().barrier();
 }
 
-TEST(Resume, AUsersErrorSaysWhere) {
+TEST(Resume, UserExceptionReportsStepAndSamples) {
   struct Failing : NetImpl {
     using NetImpl::NetImpl;
     at::Tensor training_step(Example& batch, StepLog& log) {
@@ -418,7 +424,7 @@ TEST(Resume, AUsersErrorSaysWhere) {
   }
 }
 
-TEST(Resume, ANumberThatIsNoneIsToldWithItsPlace) {
+TEST(Resume, NonFiniteMetricIsReportedWithStepAndSamples) {
   struct Broken : NetImpl {
     using NetImpl::NetImpl;
     at::Tensor training_step(Example& batch, StepLog& log) {
@@ -430,15 +436,15 @@ TEST(Resume, ANumberThatIsNoneIsToldWithItsPlace) {
   Trainer trainer({.max_epochs = 2, .folder = "", .progress_bar = false, .model_summary = false});
   testing::internal::CaptureStderr();
   trainer.fit(net, loader_of());
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string output = testing::internal::GetCapturedStderr();
   if (world().rank() == 0) {
     EXPECT_THAT(
-        said,
+        output,
         HasSubstr(
             "NONFINITE odd is infinite or NaN on rank 0 since training_step() of step 2 (epoch 1, batch 2, samples "));
-    EXPECT_EQ(said.find("NONFINITE"), said.rfind("NONFINITE")) << "once: " << said;
+    EXPECT_EQ(output.find("NONFINITE"), output.rfind("NONFINITE")) << "once: " << output;
   } else {
-    EXPECT_EQ(said.find("NONFINITE"), std::string::npos) << said;
+    EXPECT_EQ(output.find("NONFINITE"), std::string::npos) << output;
   }
 }
 
@@ -450,14 +456,14 @@ std::vector<std::int64_t> steps_in(const std::string& table) {
   return steps;
 }
 
-TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
+TEST(Resume, MetricsAreWrittenOnceAndReportExists) {
   const SharedDir dir;
   const TrainerOptions options{
       .max_epochs = 2, .folder = dir.path(), .name = "net", .log_every_n_steps = 1, .json_lines = true, .trace = true};
-  const Ran first = run(sgd(), options, 2);
+  const RunResult first = run(sgd(), options, 2);
   TrainerOptions again = options;
   again.resume = "auto";
-  const Ran second = run(sgd(), again, -1);
+  const RunResult second = run(sgd(), again, -1);
   world().barrier();
   if (world().rank() != 0) return world().barrier();
   const std::string folder = dir.path() + "/net";
@@ -480,7 +486,7 @@ TEST(Resume, ValuesAreWrittenOnceAndTheReportIsThere) {
   world().barrier();
 }
 
-TEST(Resume, ValuesOfStepsThatComeAgainAreTakenBack) {
+TEST(Resume, MetricsOfRepeatedStepsAreReplaced) {
   struct Failing : NetImpl {
     using NetImpl::NetImpl;
     at::Tensor training_step(Example& batch, StepLog& log) {
@@ -516,9 +522,9 @@ TEST(Resume, ValuesOfStepsThatComeAgainAreTakenBack) {
   world().barrier();
 }
 
-TEST(Resume, TheTraceHasTheNewestStepsOfAllRanks) {
+TEST(Resume, TraceContainsLatestStepsOfAllRanks) {
   const SharedDir dir;
-  const Ran ran = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "net", .trace = true}, -1);
+  const RunResult ran = run(sgd(), {.max_epochs = 1, .folder = dir.path(), .name = "net", .trace = true}, -1);
   world().barrier();
   const std::string trace = read_file(dir.path() + "/net/trace.json");
   for (std::int64_t step = 1; step <= ran.result.steps; ++step) {

@@ -42,7 +42,7 @@ data::Loader<Example> exact_loader(std::uint64_t samples) {
                            {.batch_size = 2, .shuffle = false, .mode = data::ShardMode::kExact});
 }
 
-using MakeOptimizers = std::function<std::vector<OptimizerPlan>(torch::nn::Module& net, TrainingSetup& setup)>;
+using MakeOptimizers = std::function<std::vector<OptimizerConfig>(torch::nn::Module& net, TrainingSetup& setup)>;
 
 struct NetImpl : MlpImpl {
   MakeOptimizers make;
@@ -66,7 +66,7 @@ struct NetImpl : MlpImpl {
     log.log("val_first", batch.data.select(1, 0).mean());
     return loss(batch);
   }
-  std::vector<OptimizerPlan> configure_optimizers(TrainingSetup& setup) { return make(*this, setup); }
+  std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup) { return make(*this, setup); }
 };
 TORCH_MODULE(Net);
 
@@ -78,13 +78,13 @@ Net make_net(MakeOptimizers make) {
 }
 
 MakeOptimizers sgd(optim::Schedule schedule = nullptr) {
-  return [schedule](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+  return [schedule](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
              schedule}};
   };
 }
 
-TrainerOptions quiet(TrainerOptions options = {}) {
+TrainerOptions without_output(TrainerOptions options = {}) {
   options.progress_bar = options.model_summary = false;
   options.folder = "";
   return options;
@@ -96,12 +96,12 @@ void expect_same_bits(torch::nn::Module& got, torch::nn::Module& expected) {
     EXPECT_TRUE(torch::equal(a[i], b[i])) << i << ": by " << (a[i] - b[i]).abs().max().item<double>();
 }
 
-TEST(Trainer, IsThePlainLoop) {
+TEST(Trainer, EqualsPlainLoop) {
   Net net = make_net(sgd()), plain = make_net(nullptr);
-  Trainer trainer(quiet({.max_epochs = 2}));
+  Trainer trainer(without_output({.max_epochs = 2}));
   const FitResult result = trainer.fit(net, loader_of());
   auto loader = loader_of();
-  EXPECT_EQ(result.reason, EndReason::kDone);
+  EXPECT_EQ(result.reason, StopReason::kCompleted);
   EXPECT_EQ(result.epochs, 2);
   EXPECT_EQ(result.steps, static_cast<std::int64_t>(2 * loader.batches_per_epoch()));
   EXPECT_TRUE(net->was_training);
@@ -117,9 +117,9 @@ TEST(Trainer, IsThePlainLoop) {
   expect_same_bits(*net, *plain);
 }
 
-TEST(Trainer, AccumulatesAndTheLastStepOfAnEpochIsAMeanToo) {
+TEST(Trainer, AccumulatesAndAveragesLastStepOfEpoch) {
   Net net = make_net(sgd()), plain = make_net(nullptr);
-  Trainer trainer(quiet({.max_epochs = 1, .accumulate = 3, .clip_norm = 0.05}));
+  Trainer trainer(without_output({.max_epochs = 1, .accumulate_grad_batches = 3, .clip_norm = 0.05}));
   const FitResult result = trainer.fit(net, loader_of(2, 44));
   auto loader = loader_of(2, 44);
   const auto batches = static_cast<std::int64_t>(loader.batches_per_epoch());
@@ -145,29 +145,30 @@ TEST(Trainer, AccumulatesAndTheLastStepOfAnEpochIsAMeanToo) {
   expect_same_bits(*net, *plain);
 }
 
-TEST(Trainer, AScheduleMovesOncePerUpdateOrEpoch) {
+TEST(Trainer, ScheduleAdvancesPerStepOrEpoch) {
   for (const bool by_epoch : {false, true}) {
     std::shared_ptr<torch::optim::SGD> optimizer;
-    Net net = make_net([&](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+    Net net = make_net([&](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
       optimizer = std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(1e-3));
       EXPECT_EQ(setup.total_steps(), 3 * setup.steps_per_epoch());
       return {{.optimizer = optimizer,
-               .schedule = optim::by_factor([](std::int64_t step) { return 1.0 / (1.0 + static_cast<double>(step)); }),
+               .schedule =
+                   optim::lambda_schedule([](std::int64_t step) { return 1.0 / (1.0 + static_cast<double>(step)); }),
                .schedule_by_epoch = by_epoch}};
     });
-    Trainer trainer(quiet({.max_epochs = 3, .accumulate = 2}));
+    Trainer trainer(without_output({.max_epochs = 3, .accumulate_grad_batches = 2}));
     const FitResult result = trainer.fit(net, loader_of());
     const double moved = by_epoch ? 3 : static_cast<double>(result.steps);
     EXPECT_DOUBLE_EQ(optimizer->param_groups()[0].options().get_lr(), 1e-3 / (1 + moved));
   }
 }
 
-TEST(Trainer, TakesFusedOptimizersAndTheirSteps) {
-  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+TEST(Trainer, UsesFusedOptimizersAndTheirSteps) {
+  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {{std::make_shared<optim::AdamW>(setup.ddp(), optim::AdamWOptions{.lr = 0.01})}};
   });
   Net plain = make_net(nullptr);
-  Trainer trainer(quiet({.max_epochs = 1, .clip_norm = 0.5}));
+  Trainer trainer(without_output({.max_epochs = 1, .clip_norm = 0.5}));
   const std::int64_t before = world().steps();
   const FitResult result = trainer.fit(net, loader_of());
   EXPECT_EQ(world().steps() - before, result.steps);
@@ -183,9 +184,9 @@ TEST(Trainer, TakesFusedOptimizersAndTheirSteps) {
   expect_same_bits(*net, *plain);
 }
 
-TEST(Trainer, EndsTheStepOfTheGroupWithOptimizersOfTorch) {
+TEST(Trainer, TorchOptimizersEndGroupStep) {
   Net net = make_net(sgd());
-  Trainer trainer(quiet({.max_steps = 4, .accumulate = 2}));
+  Trainer trainer(without_output({.max_steps = 4, .accumulate_grad_batches = 2}));
   const std::int64_t before = world().steps();
   EXPECT_EQ(trainer.fit(net, loader_of()).steps, 4);
   EXPECT_EQ(world().steps() - before, 4);
@@ -194,7 +195,7 @@ TEST(Trainer, EndsTheStepOfTheGroupWithOptimizersOfTorch) {
 TEST(Trainer, TrainsInLowerPrecision) {
   for (const char* precision : {"bf16-mixed", "bf16", "O2", "fp16-mixed"}) {
     Net net = make_net(sgd());
-    Trainer trainer(quiet({.max_epochs = 3, .precision = precision, .clip_value = 1}));
+    Trainer trainer(without_output({.max_epochs = 3, .precision = precision, .clip_value = 1}));
     const FitResult result = trainer.fit(net, loader_of(), exact_loader(20));
     const auto dtype = amp::parse_precision(precision).weights;
     EXPECT_EQ(net->first->weight.scalar_type(), dtype) << precision;
@@ -204,41 +205,41 @@ TEST(Trainer, TrainsInLowerPrecision) {
 }
 
 /// A generator and a discriminator, each with an optimizer of its own.
-struct PairImpl : torch::nn::Module {
-  Mlp generator{nullptr}, judge{nullptr};
+struct GanImpl : torch::nn::Module {
+  Mlp generator{nullptr}, discriminator{nullptr};
   bool fused = false;
-  PairImpl() : generator(register_module("generator", Mlp())), judge(register_module("judge", Mlp())) {}
+  GanImpl() : generator(register_module("generator", Mlp())), discriminator(register_module("judge", Mlp())) {}
   at::Tensor training_step(Example& batch, StepLog& log) {
     const at::Tensor made = generator->forward(batch.data);
     const at::Tensor looked_at = torch::cat({made, made.slice(1, 0, 2)}, 1);
-    return log.optimizer == 0 ? judge->forward(looked_at).mean()
-                              : torch::mse_loss(judge->forward(looked_at.detach()), batch.target);
+    return log.optimizer == 0 ? discriminator->forward(looked_at).mean()
+                              : torch::mse_loss(discriminator->forward(looked_at.detach()), batch.target);
   }
-  std::vector<OptimizerPlan> configure_optimizers(TrainingSetup& setup) {
+  std::vector<OptimizerConfig> configure_optimizers(TrainingSetup& setup) {
     if (fused)
       return {{std::make_shared<optim::SGD>(setup.ddp(generator), optim::SGDOptions{.lr = 0.05})},
-              {std::make_shared<optim::SGD>(setup.ddp(judge), optim::SGDOptions{.lr = 0.02})}};
+              {std::make_shared<optim::SGD>(setup.ddp(discriminator), optim::SGDOptions{.lr = 0.02})}};
     return {{std::make_shared<torch::optim::SGD>(generator->parameters(), torch::optim::SGDOptions(0.05))},
-            {std::make_shared<torch::optim::SGD>(judge->parameters(), torch::optim::SGDOptions(0.02))}};
+            {std::make_shared<torch::optim::SGD>(discriminator->parameters(), torch::optim::SGDOptions(0.02))}};
   }
 };
-TORCH_MODULE(Pair);
+TORCH_MODULE(Gan);
 
-TEST(Trainer, SeveralOptimizersTakeTurns) {
+TEST(Trainer, SeveralOptimizersAlternate) {
   for (const bool fused : {false, true}) {
     torch::manual_seed(1);
-    Pair pair, plain;
+    Gan gan, plain;
     for (const auto& parameter : plain->named_parameters()) {
       const torch::NoGradGuard no_grad;
-      plain->named_parameters()[parameter.key()].copy_(pair->named_parameters()[parameter.key()]);
+      plain->named_parameters()[parameter.key()].copy_(gan->named_parameters()[parameter.key()]);
     }
-    pair->fused = fused;
-    Trainer trainer(quiet({.max_epochs = 1, .accumulate = 2}));
-    trainer.fit(pair, loader_of());
+    gan->fused = fused;
+    Trainer trainer(without_output({.max_epochs = 1, .accumulate_grad_batches = 2}));
+    trainer.fit(gan, loader_of());
 
-    DistributedDataParallel first(plain->generator, world()), second(plain->judge, world());
+    DistributedDataParallel first(plain->generator, world()), second(plain->discriminator, world());
     torch::optim::SGD generator(plain->generator->parameters(), torch::optim::SGDOptions(0.05)),
-        judge(plain->judge->parameters(), torch::optim::SGDOptions(0.02));
+        discriminator(plain->discriminator->parameters(), torch::optim::SGDOptions(0.02));
     Metrics unused;
     StepLog log(unused, "");
     auto loader = loader_of();
@@ -251,24 +252,24 @@ TEST(Trainer, SeveralOptimizersTakeTurns) {
       for (const int turn : {0, 1}) {
         log.optimizer = turn;
         for (const auto& parameter : plain->generator->parameters()) parameter.requires_grad_(turn == 0);
-        for (const auto& parameter : plain->judge->parameters()) parameter.requires_grad_(turn == 1);
-        auto& optimizer = turn == 0 ? generator : judge;
+        for (const auto& parameter : plain->discriminator->parameters()) parameter.requires_grad_(turn == 1);
+        auto& optimizer = turn == 0 ? generator : discriminator;
         if (index % 2 == 0) optimizer.zero_grad();
         (plain->training_step(batch, log) / (alone ? 1.0 : 2.0)).backward();
         if (last) optimizer.step();
       }
       ++index;
     }
-    const auto a = pair->parameters(), b = plain->parameters();
+    const auto a = gan->parameters(), b = plain->parameters();
     for (std::size_t i = 0; i < a.size(); ++i)
       EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-5, 1e-6)) << fused << " " << i;
   }
 }
 
-TEST(Trainer, MeansOfAValidationAreOfSamples) {
+TEST(Trainer, ValidationMeansAreWeightedBySamples) {
   for (const std::uint64_t samples : {1, 7, 20}) {
     Net net = make_net(sgd());
-    Trainer trainer(quiet());
+    Trainer trainer(without_output());
     const NamedValues values = trainer.validate(net, exact_loader(samples));
     double loss = 0, first = 0;
     const torch::NoGradGuard no_grad;
@@ -283,10 +284,10 @@ TEST(Trainer, MeansOfAValidationAreOfSamples) {
   }
 }
 
-TEST(Trainer, AValidationThatCountsSamplesTwiceIsRefused) {
+TEST(Trainer, ValidationWithPaddedSamplerIsRejected) {
   if (world().size() == 1) return;
   Net net = make_net(sgd());
-  Trainer trainer(quiet());
+  Trainer trainer(without_output());
   const auto padded =
       data::make_loader(kSamples * static_cast<std::uint64_t>(world().size()) + 1, sample, world(), {.batch_size = 2});
   try {
@@ -297,63 +298,64 @@ TEST(Trainer, AValidationThatCountsSamplesTwiceIsRefused) {
   }
 }
 
-/// Notes what it is told.
-struct Notes : Callback {
-  std::vector<std::string> told;
+/// EventRecorder what it is told.
+struct EventRecorder : Callback {
+  std::vector<std::string> events;
   std::int64_t end_at = -1;
-  void on_fit_start(Fit&) override { told.emplace_back("start"); }
-  void on_step(Fit& fit) override {
-    told.push_back("step " + std::to_string(fit.step()));
-    if (fit.step() == end_at) fit.end(EndReason::kCallback);
+  void on_fit_start(FitContext&) override { events.emplace_back("start"); }
+  void on_step(FitContext& fit) override {
+    events.push_back("step " + std::to_string(fit.step()));
+    if (fit.step() == end_at) fit.end(StopReason::kCallback);
   }
-  void on_validation_end(Fit&, const NamedValues&) override { told.emplace_back("validation"); }
-  void on_epoch_end(Fit& fit) override { told.push_back("epoch " + std::to_string(fit.epoch())); }
-  void on_fit_end(Fit&, EndReason) override { told.emplace_back("end"); }
+  void on_validation_end(FitContext&, const NamedValues&) override { events.emplace_back("validation"); }
+  void on_epoch_end(FitContext& fit) override { events.push_back("epoch " + std::to_string(fit.epoch())); }
+  void on_fit_end(FitContext&, StopReason) override { events.emplace_back("end"); }
 };
 
-TEST(Trainer, TellsCallbacksInOrder) {
+TEST(Trainer, CallsCallbacksInOrder) {
   Net net = make_net(sgd());
-  Trainer trainer(quiet({.max_epochs = 2, .limit_train_batches = 2, .limit_val_batches = 1, .val_check_interval = 1}));
-  const auto notes = std::make_shared<Notes>();
-  trainer.add(notes);
+  Trainer trainer(
+      without_output({.max_epochs = 2, .limit_train_batches = 2, .limit_val_batches = 1, .val_check_interval = 1}));
+  const auto recorder = std::make_shared<EventRecorder>();
+  trainer.add(recorder);
   trainer.fit(net, loader_of(), exact_loader(20));
-  EXPECT_THAT(notes->told, ElementsAre("start", "step 1", "validation", "step 2", "validation", "epoch 0", "step 3",
-                                       "validation", "step 4", "validation", "epoch 1", "end"));
+  EXPECT_THAT(recorder->events, ElementsAre("start", "step 1", "validation", "step 2", "validation", "epoch 0",
+                                            "step 3", "validation", "step 4", "validation", "epoch 1", "end"));
   EXPECT_TRUE(net->was_in_eval);
 }
 
-TEST(Trainer, EndsWhenACallbackHasSeenEnough) {
+TEST(Trainer, CallbackEndsTraining) {
   Net net = make_net(sgd());
-  Trainer trainer(quiet({.max_epochs = 10}));
-  const auto notes = std::make_shared<Notes>();
-  notes->end_at = 3;
-  trainer.add(notes);
+  Trainer trainer(without_output({.max_epochs = 10}));
+  const auto recorder = std::make_shared<EventRecorder>();
+  recorder->end_at = 3;
+  trainer.add(recorder);
   const FitResult result = trainer.fit(net, loader_of());
-  EXPECT_EQ(result.reason, EndReason::kCallback);
+  EXPECT_EQ(result.reason, StopReason::kCallback);
   EXPECT_EQ(result.steps, 3);
   EXPECT_EQ(result.epochs, 0);
-  EXPECT_EQ(notes->told.back(), "end");
-  EXPECT_EQ(notes->told[notes->told.size() - 2], "step 3");
+  EXPECT_EQ(recorder->events.back(), "end");
+  EXPECT_EQ(recorder->events[recorder->events.size() - 2], "step 3");
   EXPECT_EQ(result.exit_code(), 0);
 }
 
-TEST(Trainer, StopsEarlyWhenNothingGetsBetter) {
-  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+TEST(Trainer, StopsEarlyWithoutImprovement) {
+  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}};
   });
-  Trainer trainer(quiet({.max_epochs = 50}));
+  Trainer trainer(without_output({.max_epochs = 50}));
   trainer.add(std::make_shared<EarlyStopping>(EarlyStoppingOptions{.patience = 2}));
   const FitResult result = trainer.fit(net, loader_of(), exact_loader(20));
-  EXPECT_EQ(result.reason, EndReason::kCallback);
+  EXPECT_EQ(result.reason, StopReason::kCallback);
   EXPECT_EQ(result.epochs, 4);  // the first is the best, two may be no better
 }
 
-TEST(Trainer, EndsAfterItsTime) {
+TEST(Trainer, MaxTime) {
   Net net = make_net(sgd());
-  Trainer trainer(quiet({.max_time = std::chrono::seconds(1)}));
+  Trainer trainer(without_output({.max_time = std::chrono::seconds(1)}));
   const auto began = std::chrono::steady_clock::now();
   const FitResult result = trainer.fit(net, loader_of());
-  EXPECT_EQ(result.reason, EndReason::kMaxTime);
+  EXPECT_EQ(result.reason, StopReason::kMaxTime);
   EXPECT_EQ(result.exit_code(), 0);
   if (world().rank() == 0) {
     EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::seconds(1));  // it is its clock that counts
@@ -364,15 +366,15 @@ TEST(Trainer, EndsAfterItsTime) {
 }
 
 TEST(Trainer, LogsMeansOverRanksAndSamples) {
-  struct Seen : Callback {
+  struct LogRecorder : Callback {
     std::vector<NamedValues> values;
-    void on_log(Fit&, const NamedValues& now) override { values.push_back(now); }
+    void on_log(FitContext&, const NamedValues& now) override { values.push_back(now); }
   };
-  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerPlan> {
+  Net net = make_net([](torch::nn::Module&, TrainingSetup& setup) -> std::vector<OptimizerConfig> {
     return {{std::make_shared<torch::optim::SGD>(setup.parameters(), torch::optim::SGDOptions(0.0))}};
   });
-  Trainer trainer(quiet({.max_epochs = 1, .log_every_n_steps = 2}));
-  const auto seen = std::make_shared<Seen>();
+  Trainer trainer(without_output({.max_epochs = 1, .log_every_n_steps = 2}));
+  const auto seen = std::make_shared<LogRecorder>();
   trainer.add(seen);
   const FitResult result = trainer.fit(net, loader_of());
   ASSERT_EQ(static_cast<std::int64_t>(seen->values.size()), (result.steps + 1) / 2);
@@ -382,21 +384,21 @@ TEST(Trainer, LogsMeansOverRanksAndSamples) {
   EXPECT_NEAR(value_of(result.train_values, "loss", "test"), mean_over_ranks(expected, world())[0].second, 1e-6);
 }
 
-TEST(Trainer, OverfitsTheSameBatches) {
+TEST(Trainer, OverfitBatches) {
   Net net = make_net(sgd());
-  Trainer trainer(quiet({.max_epochs = 3, .overfit_batches = 2}));
+  Trainer trainer(without_output({.max_epochs = 3, .overfit_batches = 2}));
   trainer.fit(net, loader_of());
   EXPECT_THAT(net->trained, ElementsAre(0, 1, 0, 1, 0, 1));
 }
 
-TEST(Trainer, AnExceptionOfTheUserComesOutWithItsPlace) {
+TEST(Trainer, UserExceptionReportsStepAndSamples) {
   if (world().size() > 1) return;  // others would learn that this rank has failed: that is what other suites show
   struct Broken : NetImpl {
     at::Tensor training_step(Example&, StepLog&) { throw std::out_of_range("mine"); }
   };
   auto net = std::make_shared<Broken>();
   net->make = sgd();
-  Trainer trainer(quiet({.max_epochs = 1}));
+  Trainer trainer(without_output({.max_epochs = 1}));
   try {
     trainer.fit(net, loader_of());
     FAIL();
@@ -409,9 +411,9 @@ TEST(Trainer, AnExceptionOfTheUserComesOutWithItsPlace) {
   }
 }
 
-TEST(Trainer, RefusesAnotherNumberOfHosts) {
+TEST(Trainer, RejectsDifferentNumberOfHosts) {
   try {
-    const Trainer trainer(quiet({.nodes = 9}));
+    const Trainer trainer(without_output({.nodes = 9}));
     ADD_FAILURE() << "not refused";
   } catch (const base::UsageError& error) {
     EXPECT_THAT(error.what(),
@@ -419,24 +421,24 @@ TEST(Trainer, RefusesAnotherNumberOfHosts) {
   }
 }
 
-TEST(Trainer, RefusesAModuleWithoutOptimizers) {
-  Net net = make_net([](torch::nn::Module&, TrainingSetup&) -> std::vector<OptimizerPlan> { return {}; });
-  Trainer trainer(quiet({.max_epochs = 1}));
+TEST(Trainer, RejectsModuleWithoutOptimizers) {
+  Net net = make_net([](torch::nn::Module&, TrainingSetup&) -> std::vector<OptimizerConfig> { return {}; });
+  Trainer trainer(without_output({.max_epochs = 1}));
   EXPECT_THROW(trainer.fit(net, loader_of()), base::UsageError);
 }
 
 /// The last: what this process was asked for, it goes on being asked for.
-TEST(Trainer, LeavesInTheSameStepWhenOneRankIsAskedTo) {
-  struct Asked : Callback {
-    void on_step(Fit& fit) override {
+TEST(Trainer, StopRequestToOneRankEndsAllInSameStep) {
+  struct RaiseStopSignal : Callback {
+    void on_step(FitContext& fit) override {
       if (fit.step() == 3 && fit.world().rank() == fit.world().size() - 1) std::raise(SIGUSR1);
     }
   };
   Net net = make_net(sgd());
-  Trainer trainer(quiet({.max_epochs = 100}));
-  trainer.add(std::make_shared<Asked>());
+  Trainer trainer(without_output({.max_epochs = 100}));
+  trainer.add(std::make_shared<RaiseStopSignal>());
   const FitResult result = trainer.fit(net, loader_of());
-  EXPECT_EQ(result.reason, EndReason::kStopped);
+  EXPECT_EQ(result.reason, StopReason::kStopRequested);
   EXPECT_EQ(result.exit_code(), 75);
   EXPECT_LE(result.steps, 5);
   for (const std::string& other : world().all_gather_bytes(std::to_string(result.steps)))

@@ -35,7 +35,7 @@ WITHOUT_TORCH = ("base", "job", "launch")
 TORCH = ("torch/", "ATen/", "c10/")
 
 
-def room_of(path):
+def module_of(path):
     """'lockstep/comm/gloo/x.h' -> 'comm/gloo'; None for a folder that is no room."""
     folders = path.split("/")[1:-1]
     room = "/".join(folders)
@@ -45,13 +45,13 @@ def room_of(path):
 def check(tree):
     for path in tree.cpp("lockstep", "programs", "examples", "bench"):
         if path.startswith("lockstep/"):
-            yield from check_room(tree, path)
+            yield from check_module(tree, path)
         else:
             yield from check_program(tree, path)
 
 
-def check_room(tree, path):
-    room = room_of(path)
+def check_module(tree, path):
+    room = module_of(path)
     if room is None:
         yield Finding(path, 1, f"is in no room of the house: {', '.join(sorted(filter(None, MAY_INCLUDE)))}")
         return
@@ -62,7 +62,7 @@ def check_room(tree, path):
             if quoted:
                 yield Finding(path, line, f'"{file}": quotes are for "lockstep/ROOM/FILE.h"')
             continue
-        target = room_of(file)
+        target = module_of(file)
         allowed = target == room or target in MAY_INCLUDE[room] or (room in L3 and file in LEAF_HEADERS)
         if path == CHOOSER and target in TRANSPORTS:
             allowed = True
@@ -74,10 +74,10 @@ def check_room(tree, path):
 def check_program(tree, path):
     alone = path == "programs/lockstep.cc" or path.startswith("programs/lockstep/")
     for line, file, _ in includes(tree.text(path)):
-        if file.startswith("lockstep/") and room_of(file) in TRANSPORTS:
+        if file.startswith("lockstep/") and module_of(file) in TRANSPORTS:
             yield Finding(path, line, f"{file} belongs to a transport; only {CHOOSER} includes it")
         elif alone and (
-            file.startswith(TORCH) or (file.startswith("lockstep/") and room_of(file) not in WITHOUT_TORCH)
+            file.startswith(TORCH) or (file.startswith("lockstep/") and module_of(file) not in WITHOUT_TORCH)
         ):
             yield Finding(path, line, f"the program lockstep is {', '.join(WITHOUT_TORCH)} alone, but includes {file}")
 

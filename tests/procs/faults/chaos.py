@@ -30,15 +30,17 @@ import tally
 from marked import marked
 
 MARK = "LOCKSTEP_TEST_CHAOS"
-TOLD_S = 1.0
+REPORT_LIMIT_S = 1.0
 STEPS = 400  # 2 s and more
 EDGE = 25  # a fault comes after this many steps
 # `after`: the victim has come so far when it is disturbed. `place`: what the FATAL line must say of where it was. `busy`: a rank that is in its own code then, where
 # nobody can tell it anything.
-Plan = collections.namedtuple(
-    "Plan", "options words disturb cause code told_s gone_s after place env busy", defaults=(EDGE, "", {}, None)
+FaultPlan = collections.namedtuple(
+    "FaultPlan",
+    "options words disturb cause code reported_s ended_s after place env busy",
+    defaults=(EDGE, "", {}, None),
 )
-PRETEND_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "support/pretend_hosts.sh"
+FAKE_HOSTS = pathlib.Path(__file__).resolve().parent.parent / "support/fake_hosts.sh"
 LIBFAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"  # Debian: libfaketime
 DESYNCS = ("skip", "extra", "order", "shape", "dtype", "kind", "name")
 
@@ -51,11 +53,11 @@ class Run:
         self.mark = f"{os.getpid()}.{rng.randrange(1 << 48)}"
         self.known_ns = None
 
-    def pretend_hosts(self):
+    def fake_hosts(self):
         """For a transport between hosts half of the ranks take themselves to be on another one."""
         if self.transport != "hierarchy":
             return []
-        return [PRETEND_HOSTS, " ".join(str(2 * rank // self.args.ranks) for rank in range(self.args.ranks))]
+        return [FAKE_HOSTS, " ".join(str(2 * rank // self.args.ranks) for rank in range(self.args.ranks))]
 
     def judge(self, reference):
         """(what is wrong, seconds until all were told, seconds until the launcher had gone)"""
@@ -64,7 +66,7 @@ class Run:
             (folder / "tmp").mkdir()
             shm = in_dev_shm()
             command = [self.args.lockstep, "run", "-n", str(self.args.ranks), "--bind", "none", *self.plan.options]
-            command += ["--transport", self.transport, "--", *self.pretend_hosts()]
+            command += ["--transport", self.transport, "--", *self.fake_hosts()]
             command += [self.args.program, "chaos", str(folder), str(STEPS), *self.plan.words]
             (folder / "clock").write_text("+0\n")
             env = {
@@ -86,13 +88,13 @@ class Run:
                     return ["the launcher did not end in 60 s"], None, None
                 gone_ns = time.monotonic_ns()
                 histories = [history.read(folder, rank) for rank in range(self.args.ranks)]
-                wrong, told_s = self.check_histories(histories, reference)
-                gone_s = (gone_ns - self.known(histories)) / 1e9 if self.plan.cause else 0
-                wrong += self.check_end(job.returncode, err, gone_s)
+                wrong, reported_s = self.check_histories(histories, reference)
+                ended_s = (gone_ns - self.known(histories)) / 1e9 if self.plan.cause else 0
+                wrong += self.check_end(job.returncode, err, ended_s)
                 left = list(marked(MARK, self.mark)) + list((folder / "tmp").iterdir()) + sorted(in_dev_shm() - shm)
                 if left:
                     wrong.append(f"left: {left}")
-                return wrong, told_s, gone_s
+                return wrong, reported_s, ended_s
             finally:
                 for pid in marked(MARK, self.mark):
                     os.kill(pid, signal.SIGKILL)
@@ -120,7 +122,7 @@ class Run:
         # Where a replica was made to differ, that is what must be found, not what must not be.
         wrong = [] if self.plan.cause == "REPLICA_DIVERGED" else history.check_hashes(histories, reference)
         wrong += history.check_samples(histories, not self.plan.cause)
-        told_s = None
+        reported_s = None
         for rank, lines in enumerate(histories):
             told = [line for line in lines if "told" in line]
             done = any("done" in line for line in lines)
@@ -131,17 +133,17 @@ class Run:
                 if [line["told"] for line in told] != [self.plan.cause]:
                     wrong.append(f"rank {rank} was told {[line['told'] for line in told]}")
                 for line in told:
-                    told_s = max(told_s or 0, (line["ns"] - self.known(histories)) / 1e9)
+                    reported_s = max(reported_s or 0, (line["ns"] - self.known(histories)) / 1e9)
                     if self.plan.cause == "DESYNC" and (
                         f"rank {self.victim} " not in line["text"]
                         or len(set(re.findall(r"\brank (\d+)", line["text"]))) < 2
                     ):
                         wrong.append(f"rank {rank} was told: {line['text']}")
-        if told_s is not None and told_s > self.plan.told_s:
-            wrong.append(f"told after {told_s:.2f} s")
-        return wrong, told_s
+        if reported_s is not None and reported_s > self.plan.reported_s:
+            wrong.append(f"told after {reported_s:.2f} s")
+        return wrong, reported_s
 
-    def check_end(self, code, err, gone_s):
+    def check_end(self, code, err, ended_s):
         fatal = re.findall(r"^FATAL cause=(\w+) rank=(\S+)", err, re.M)
         wrong = []
         if code != self.plan.code:
@@ -157,8 +159,8 @@ class Run:
             wrong.append(f"FATAL lines: {fatal}; the last line is {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
         if not re.search(self.plan.place, err.rstrip().rsplit("\n", 1)[-1]):
             wrong.append(f"the FATAL line does not say where the rank was: {err.rstrip().rsplit(chr(10), 1)[-1][:300]}")
-        if gone_s > self.plan.gone_s:
-            wrong.append(f"gone after {gone_s:.2f} s")
+        if ended_s > self.plan.ended_s:
+            wrong.append(f"gone after {ended_s:.2f} s")
         return wrong
 
 
@@ -186,36 +188,36 @@ def plan_for(name, victim, rng, args):
     kill = lambda number: lambda pid, _: os.kill(pid, number)
     limits = ["--hang-timeout", "10", "--stall-timeout", "10"]
     if name == "none":
-        return Plan([], [], None, None, 0, 0, 0)
+        return FaultPlan([], [], None, None, 0, 0, 0)
     if name == "kill":
-        return Plan(
+        return FaultPlan(
             [],
             [],
             kill(signal.SIGKILL),
             "RANK_DIED",
             137,
-            TOLD_S,
+            REPORT_LIMIT_S,
             5,
             place=r" op=\w+\S*#\d+ |the last operation that it finished was \w+\S*#\d+ of ",
         )
     if name == "killin":  # while it waits in an all_reduce for a rank that is late
         late = rng.choice([rank for rank in range(args.ranks) if rank != victim])
-        return Plan(
+        return FaultPlan(
             [],
             ["late", str(late), str(step)],
             kill(signal.SIGKILL),
             "RANK_DIED",
             137,
-            TOLD_S,
+            REPORT_LIMIT_S,
             5,
             after=step,
             place=r"op=all_reduce\(votes\)#\d+ ",
             busy=late,
         )
     if name == "pause":
-        return Plan([], [], pause, None, 0, 0, 0)
+        return FaultPlan([], [], pause, None, 0, 0, 0)
     if name == "clock":
-        return Plan(
+        return FaultPlan(
             [],
             [],
             set_clocks,
@@ -226,21 +228,21 @@ def plan_for(name, victim, rng, args):
             env={"LD_PRELOAD": LIBFAKETIME, "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"},
         )
     if name == "stop":  # both clocks run, and the one that is first tells
-        return Plan(
+        return FaultPlan(
             ["--hang-timeout", "30", "--stall-timeout", "10"], [], kill(signal.SIGSTOP), "RANK_STALLED", 124, 13, 15
         )
     if name == "loop":
-        return Plan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(options=limits + inject("loop"))
+        return FaultPlan(limits, [], None, "RANK_STUCK", 124, 13, 15)._replace(options=limits + inject("loop"))
     if name == "deadlock":
-        return Plan(limits, ["deadlock", str(victim), str(step)], None, "RANK_STUCK", 124, 13, 15)
+        return FaultPlan(limits, ["deadlock", str(victim), str(step)], None, "RANK_STUCK", 124, 13, 15)
     if name == "throw":
-        return Plan(inject("throw"), [], None, "RANK_EXITED", 1, TOLD_S, 5)
+        return FaultPlan(inject("throw"), [], None, "RANK_EXITED", 1, REPORT_LIMIT_S, 5)
     if name == "segv":
-        return Plan(inject("segv"), [], None, "RANK_DIED", 139, TOLD_S, 5)
+        return FaultPlan(inject("segv"), [], None, "RANK_DIED", 139, REPORT_LIMIT_S, 5)
     if name == "flip":
-        return Plan(inject("flip"), [], None, "REPLICA_DIVERGED", 70, 60, 60)
+        return FaultPlan(inject("flip"), [], None, "REPLICA_DIVERGED", 70, 60, 60)
     if name == "desync":
-        return Plan([], [rng.choice(DESYNCS), str(victim), str(step)], None, "DESYNC", 70, TOLD_S, 5)
+        return FaultPlan([], [rng.choice(DESYNCS), str(victim), str(step)], None, "DESYNC", 70, REPORT_LIMIT_S, 5)
     sys.exit(f"there is no fault {name}")
 
 

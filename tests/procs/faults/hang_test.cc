@@ -16,10 +16,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// lockstep run OPTIONS... rank_probe WORDS..., in `folder`.
+/// lockstep run OPTIONS... fault_probe WORDS..., in `folder`.
 SpawnOptions job(const TempDir& folder, const Words& options, const Words& words) {
   SpawnOptions spawn = lockstep_run(options);
-  spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_RANK_PROBE_PATH});
+  spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_FAULT_PROBE_PATH});
   spawn.argv.insert(spawn.argv.end(), words.begin(), words.end());
   spawn.argv.insert(spawn.argv.begin(), {"sh", "-c", "cd " + folder.path() + " && exec \"$@\"", "sh"});
   return spawn;
@@ -37,17 +37,17 @@ std::size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-struct Stuck {
+struct HangCase {
   const char* what;
   const char* function;  // in its stack
-  friend void PrintTo(const Stuck& one, std::ostream* out) { *out << one.what; }
+  friend void PrintTo(const HangCase& one, std::ostream* out) { *out << one.what; }
 };
 
-class Hang : public ::testing::TestWithParam<Stuck> {};
+class Hang : public ::testing::TestWithParam<HangCase> {};
 
-TEST_P(Hang, TheOneThatWaitsForNobodyIsNamedWithItsStack) {
+TEST_P(Hang, StuckRankIsReportedWithStack) {
   const TempDir folder;
-  const Exit exit = run_process(
+  const ProcessResult exit = run_process(
       job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {GetParam().what, "1"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
@@ -66,16 +66,16 @@ TEST_P(Hang, TheOneThatWaitsForNobodyIsNamedWithItsStack) {
                               HasSubstr("rank 1, step 0: in user code; last finished all_reduce(votes)#3"),
                               HasSubstr("rank 1 never came to all_reduce(votes)#4")));
   EXPECT_EQ(count(exit.out, "told: RANK_STUCK all_reduce(votes)#4: no progress for 3 s"), 2u) << exit.out;
-  EXPECT_LT(exit.after, 11s);
+  EXPECT_LT(exit.elapsed, 11s);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Hang,
-                         ::testing::Values(Stuck{"loop", "loop_for_ever"}, Stuck{"deadlock", "wait_for_itself"}),
+                         ::testing::Values(HangCase{"loop", "loop_for_ever"}, HangCase{"deadlock", "wait_for_itself"}),
                          [](const auto& one) { return std::string(one.param.what); });
 
-TEST(Stall, AStoppedRankIsNamedWithItsStack) {
+TEST(Stall, StoppedRankIsReportedWithStack) {
   const TempDir folder;
-  const Exit exit =
+  const ProcessResult exit =
       run_process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6", "--name", "it"}, {"stop", "2"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
@@ -85,45 +85,46 @@ TEST(Stall, AStoppedRankIsNamedWithItsStack) {
                                   HasSubstr("ranks 0,1 wait in all_reduce(votes)#4")));
   EXPECT_THAT(content(folder.path() + "/runs/it/stack.2.txt"), AllOf(HasSubstr("state T"), HasSubstr("raise")));
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=RANK_STALLED rank=2"));
-  EXPECT_LT(exit.after, 14s);
+  EXPECT_LT(exit.elapsed, 14s);
 }
 
-TEST(Stall, AShortStopIsNoMatter) {
+TEST(Stall, ShortStopIsTolerated) {
   const TempDir folder;
   Process process(job(folder, {"-n", "3", "--bind", "none", "--stall-timeout", "6"}, {"stop", "2"}));
   std::vector<pid_t> stopped;
   ASSERT_TRUE(eventually(Deadline::in(20s), [&] {
-    for (const pid_t pid : process.alive())
+    for (const pid_t pid : process.live_processes())
       if (content("/proc/" + std::to_string(pid) + "/stat").find(") T ") != std::string::npos) stopped.push_back(pid);
     return !stopped.empty();
   }));
   const auto since = std::chrono::steady_clock::now();
   ASSERT_TRUE(eventually(Deadline::in(3s), [&] { return std::chrono::steady_clock::now() - since > 2s; }));
   ::kill(stopped[0], SIGCONT);
-  const Exit exit = process.wait(Deadline::in(20s));
+  const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_EQ(count(exit.out, "sum 3072"), 3u) << exit.out;
 }
 
-TEST(LongWork, ThatSaysThatItGoesOnIsNotAHang) {
+TEST(LongWork, AnnouncedWorkIsNotAHang) {
   for (const char* how : {"alive", "busy"}) {
     const TempDir folder;
-    const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {how, "0", "7"}));
+    const ProcessResult exit =
+        run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {how, "0", "7"}));
     EXPECT_EQ(exit.code, 0) << exit.err;
     EXPECT_EQ(count(exit.out, "sum 2048"), 2u) << exit.out;
   }
 }
 
-TEST(LongWork, BatchesThatOneRankDrawsToEvaluateAreNoHang) {
+TEST(LongWork, EvaluationOnOneRankIsNotAHang) {
   const auto hashes_of = [](const char* seconds) {
     SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--hang-timeout", "5"});
     spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_TRAIN_PROBE_PATH, "evaluates", seconds});
-    const Exit exit = run_process(spawn);
+    const ProcessResult exit = run_process(spawn);
     EXPECT_EQ(exit.code, 0) << exit.err;
     const std::size_t at = exit.out.find("hash ");
     const std::string hash = at == std::string::npos ? "none" : exit.out.substr(at, 21);
     EXPECT_EQ(count(exit.out, hash), 3u) << exit.out;
-    return std::pair(hash, exit.after);
+    return std::pair(hash, exit.elapsed);
   };
   const auto [without, quick] = hashes_of("0");
   const auto [with, slow] = hashes_of("20");
@@ -131,46 +132,49 @@ TEST(LongWork, BatchesThatOneRankDrawsToEvaluateAreNoHang) {
   EXPECT_GE(slow, 20s);
 }
 
-TEST(LongWork, ALastRankThatNobodyWaitsForEndsByALimitThatSomebodyAskedFor) {
+TEST(LongWork, HangTimeoutAppliesToLastRank) {
   for (const char* ranks : {"1", "3"}) {
     const TempDir folder;
-    const Exit exit = run_process(
+    const ProcessResult exit = run_process(
         job(folder, {"-n", ranks, "--bind", "none", "--hang-timeout", "2", "--name", "it"}, {"after", "0"}));
     EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck) << exit.err;
     EXPECT_EQ(fatal_in(exit.err).rank, 0);
     EXPECT_THAT(content(folder.path() + "/runs/it/stack.0.txt"), HasSubstr("loop_for_ever"));
-    EXPECT_LT(exit.after, 10s);
+    EXPECT_LT(exit.elapsed, 10s);
   }
 }
 
-TEST(LongWork, ThatSaysNothingIs) {
+TEST(LongWork, SilentWorkIsAHang) {
   const TempDir folder;
-  const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
+  const ProcessResult exit =
+      run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "2"}, {"work", "0", "20"}));
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal_in(exit.err).rank, 0);
   EXPECT_THAT(fatal_in(exit.err).hint, HasSubstr("world.busy()"));
 }
 
-TEST(LongWork, NoLimitNoEnd) {
+TEST(LongWork, HangTimeoutZeroDisablesDetection) {
   const TempDir folder;
-  const Exit exit = run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "0"}, {"work", "0", "4"}));
+  const ProcessResult exit =
+      run_process(job(folder, {"-n", "2", "--bind", "none", "--hang-timeout", "0"}, {"work", "0", "4"}));
   EXPECT_EQ(exit.code, 0) << exit.err;
 }
 
-TEST(Hang, ARankThatHangsInTheKernelEndsTheJobAllTheSame) {
+TEST(Hang, RankStuckInKernelEndsJob) {
   const TempDir folder;
-  const Exit exit =
+  const ProcessResult exit =
       run_process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "3", "--name", "it"}, {"kernel", "1"}));
   EXPECT_EQ(exit.code, 124);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankStuck);
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
   EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("state D"));
-  EXPECT_LT(exit.after, 15s);
+  EXPECT_LT(exit.elapsed, 15s);
 }
 
-TEST(Hang, ARankThatTheOthersGiveUpHasItsStackWritten) {
+TEST(Hang, StackIsWrittenWhenOthersTimeOut) {
   const TempDir folder;
-  const Exit exit = run_process(job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"wait_less", "1", "1.5"}));
+  const ProcessResult exit =
+      run_process(job(folder, {"-n", "3", "--bind", "none", "--name", "it"}, {"wait_less", "1", "1.5"}));
   EXPECT_EQ(exit.code, 124);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankStuck);
@@ -178,40 +182,41 @@ TEST(Hang, ARankThatTheOthersGiveUpHasItsStackWritten) {
   EXPECT_THAT(fatal.detail, HasSubstr("ranks that have not come: 1"));
   EXPECT_THAT(fatal.hint, HasSubstr("its stack is in runs/it/stack.1.txt"));
   EXPECT_THAT(content(folder.path() + "/runs/it/stack.1.txt"), HasSubstr("loop_for_ever"));
-  EXPECT_LT(exit.after, 10s);
+  EXPECT_LT(exit.elapsed, 10s);
 }
 
-TEST(Hang, ALauncherThatAPersonHasStoppedIsNoFault) {
+TEST(Hang, StoppedLauncherIsTolerated) {
   const TempDir folder;
   Process process(job(folder, {"-n", "3", "--bind", "none", "--hang-timeout", "60"}, {"busy", "0", "16"}));
-  ASSERT_TRUE(eventually(Deadline::in(20s), [&] { return process.alive().size() >= 5; }));  // launcher, agent, ranks
+  ASSERT_TRUE(
+      eventually(Deadline::in(20s), [&] { return process.live_processes().size() >= 5; }));  // launcher, agent, ranks
   const auto since = std::chrono::steady_clock::now();
   const auto passed = [&](auto time) { return [=] { return std::chrono::steady_clock::now() - since > time; }; };
   ASSERT_TRUE(eventually(Deadline::in(5s), passed(2s)));
   process.signal(SIGSTOP);
   ASSERT_TRUE(eventually(Deadline::in(20s), passed(15s)));  // longer than a store that runs takes to answer
   process.signal(SIGCONT);
-  const Exit exit = process.wait(Deadline::in(20s));
+  const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_EQ(count(exit.out, "sum 3072"), 3u) << exit.out;
 }
 
-struct End {
+struct ExitCase {
   const char* what;
   int code;
   base::Cause cause;
   const char* detail;
-  friend void PrintTo(const End& one, std::ostream* out) { *out << one.what; }
+  friend void PrintTo(const ExitCase& one, std::ostream* out) { *out << one.what; }
 };
 
-class FirstCause : public ::testing::TestWithParam<End> {};
+class FirstCause : public ::testing::TestWithParam<ExitCase> {};
 
 TEST_P(FirstCause, IsTheSameOnAllRanks) {
-  const End& end = GetParam();
+  const ExitCase& end = GetParam();
   const TempDir folder;
   SpawnOptions spawn = job(folder, {"-n", "4", "--bind", "none"}, {end.what, "2"});
   spawn.argv[2] = "ulimit -c 0; " + spawn.argv[2];
-  const Exit exit = run_process(spawn);
+  const ProcessResult exit = run_process(spawn);
   EXPECT_EQ(exit.code, end.code);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, end.cause);
@@ -221,20 +226,20 @@ TEST_P(FirstCause, IsTheSameOnAllRanks) {
   EXPECT_EQ(fatal.step, 0);
   EXPECT_EQ(count(exit.out, "told: " + std::string(name(end.cause)) + " all_reduce(votes)#4: "), 3u) << exit.out;
   EXPECT_EQ(count(exit.out, end.detail), 3u) << exit.out;
-  EXPECT_LT(exit.after, 5s);
+  EXPECT_LT(exit.elapsed, 5s);
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, FirstCause,
-    ::testing::Values(End{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
-                      End{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
-                      End{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
-                      End{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
-                      End{"bare", 134, base::Cause::kRankDied,
-                          "an exception that nobody caught: std::runtime_error: no such thing"},
-                      End{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
-                      End{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},
-                      End{"exit", 9, base::Cause::kRankExited, "exited with code 9"}),
+    ::testing::Values(ExitCase{"throw", 1, base::Cause::kRankExited, "std::runtime_error: no such thing"},
+                      ExitCase{"usage", 64, base::Cause::kBadArg, "that is not allowed"},
+                      ExitCase{"memory", 74, base::Cause::kResource, "std::bad_alloc"},
+                      ExitCase{"allocate", 74, base::Cause::kResource, "OutOfMemoryError"},
+                      ExitCase{"bare", 134, base::Cause::kRankDied,
+                               "an exception that nobody caught: std::runtime_error: no such thing"},
+                      ExitCase{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
+                      ExitCase{"abort", 134, base::Cause::kRankDied, "killed by SIGABRT; it said: a reason"},
+                      ExitCase{"exit", 9, base::Cause::kRankExited, "exited with code 9"}),
     [](const auto& one) { return std::string(one.param.what); });
 
 }  // namespace

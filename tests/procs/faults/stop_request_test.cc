@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-SpawnOptions training(const Words& words, const Words& options = {"-n", "3", "--bind", "none"}) {
+SpawnOptions train_probe_job(const Words& words, const Words& options = {"-n", "3", "--bind", "none"}) {
   SpawnOptions spawn = lockstep_run(options);
   spawn.argv.insert(spawn.argv.end(), {"--", LOCKSTEP_TRAIN_PROBE_PATH});
   spawn.argv.insert(spawn.argv.end(), words.begin(), words.end());
@@ -23,7 +23,7 @@ SpawnOptions training(const Words& words, const Words& options = {"-n", "3", "--
 }
 
 /// What ranks say after "left after ", once each.
-std::set<std::string> partings(const std::string& out, int& count) {
+std::set<std::string> departure_messages(const std::string& out, int& count) {
   std::set<std::string> all;
   count = 0;
   for (const std::string& line : base::split(out, '\n')) {
@@ -35,28 +35,28 @@ std::set<std::string> partings(const std::string& out, int& count) {
   return all;
 }
 
-void expect_all_left_together(const Exit& exit) {
+void expect_all_left_in_same_step(const ProcessResult& exit) {
   EXPECT_EQ(exit.code, 75) << exit.err;
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kPreempted);
   int count = 0;
-  EXPECT_EQ(partings(exit.out, count).size(), 1u) << exit.out;
+  EXPECT_EQ(departure_messages(exit.out, count).size(), 1u) << exit.out;
   EXPECT_EQ(count, 3);
 }
 
-TEST(Wish, OneRankIsAskedAndAllLeaveInOneStep) {
+TEST(StopRequest, SignalToOneRankStopsAllInSameStep) {
   for (const int signal : {SIGTERM, SIGUSR1}) {
-    Process process(training({"asks"}));
+    Process process(train_probe_job({"asks"}));
     for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
       ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     const std::size_t at = process.out().find("rank 1 pid ");
     ::kill(std::atoi(process.out().c_str() + at + 11), signal);
-    expect_all_left_together(process.wait(Deadline::in(20s)));
+    expect_all_left_in_same_step(process.wait(Deadline::in(20s)));
   }
 }
 
-TEST(Wish, OverEveryTransport) {
+TEST(StopRequest, EveryTransport) {
   if (!LOCKSTEP_TEST_GLOO) return;  // then there is shm alone
-  for (const Words& how : {Words{"gloo"}, Words{"hierarchy", LOCKSTEP_PRETEND_HOSTS, "0 0 1"}}) {
+  for (const Words& how : {Words{"gloo"}, Words{"hierarchy", LOCKSTEP_FAKE_HOSTS, "0 0 1"}}) {
     SpawnOptions spawn = lockstep_run({"-n", "3", "--bind", "none", "--transport", how[0], "--"});
     spawn.argv.insert(spawn.argv.end(), how.begin() + 1, how.end());
     spawn.argv.insert(spawn.argv.end(), {LOCKSTEP_TRAIN_PROBE_PATH, "asks"});
@@ -65,60 +65,61 @@ TEST(Wish, OverEveryTransport) {
       ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     const std::size_t at = process.out().find("rank 2 pid ");
     ::kill(std::atoi(process.out().c_str() + at + 11), SIGUSR1);
-    expect_all_left_together(process.wait(Deadline::in(20s)));
+    expect_all_left_in_same_step(process.wait(Deadline::in(20s)));
   }
 }
 
-TEST(Wish, WhoHasJoinedIsAskedAndAllLeave) {
-  Process process(training({"joined"}));
+TEST(StopRequest, SignalToJoinedRankStopsAll) {
+  Process process(train_probe_job({"joined"}));
   ASSERT_TRUE(process.wait_for("rank 1 joins as pid ", Deadline::in(20s)));
   ASSERT_TRUE(process.wait_for("rank 0 goes on alone\n", Deadline::in(20s)));
   const std::size_t at = process.out().find("rank 1 joins as pid ");
   ::kill(std::atoi(process.out().c_str() + at + 20), SIGUSR1);
-  expect_all_left_together(process.wait(Deadline::in(20s)));
+  expect_all_left_in_same_step(process.wait(Deadline::in(20s)));
 }
 
-TEST(Wish, TheLauncherIsAskedAndAllLeaveInOneStep) {
-  Process process(training({"asks"}));
+TEST(StopRequest, SignalToLauncherStopsAllInSameStep) {
+  Process process(train_probe_job({"asks"}));
   for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
     ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
   ::kill(process.pid(), SIGTERM);
-  expect_all_left_together(process.wait(Deadline::in(20s)));
+  expect_all_left_in_same_step(process.wait(Deadline::in(20s)));
 }
 
-TEST(Wish, CtrlCIsCtrlCAllTheSame) {
-  Process process(training({"asks"}));
+TEST(StopRequest, CtrlCStillInterrupts) {
+  Process process(train_probe_job({"asks"}));
   for (const char* rank : {"rank 0 pid ", "rank 1 pid ", "rank 2 pid "})
     ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
   ::kill(process.pid(), SIGINT);
-  const Exit exit = process.wait(Deadline::in(20s));
+  const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 130);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kInterrupted);
 }
 
-TEST(Wish, ACodeOf75FromARankThatHasNotLeftIsAFailure) {
-  const Exit exit = run_process(shell_ranks(2, "[ $RANK = 1 ] && exit 75; sleep 100"));
+TEST(StopRequest, ExitCode75WithoutLeavingIsAFailure) {
+  const ProcessResult exit = run_process(shell_ranks(2, "[ $RANK = 1 ] && exit 75; sleep 100"));
   EXPECT_EQ(exit.code, 75);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kRankExited);
 }
 
-struct Injected {
+struct InjectionCase {
   const char* fault;
   int code;
   base::Cause cause;
   const char* detail;
-  friend void PrintTo(const Injected& one, std::ostream* out) { *out << one.fault; }
+  friend void PrintTo(const InjectionCase& one, std::ostream* out) { *out << one.fault; }
 };
 
-class Inject : public ::testing::TestWithParam<Injected> {};
+class FaultInjection : public ::testing::TestWithParam<InjectionCase> {};
 
-TEST_P(Inject, EndsTheJobByItsName) {
-  const Injected& injected = GetParam();
-  SpawnOptions spawn = training({"injected"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout",
-                                               "3", "--inject", std::string(injected.fault) + "@rank=1,step=12"});
+TEST_P(FaultInjection, EndsJobWithExpectedCause) {
+  const InjectionCase& injected = GetParam();
+  SpawnOptions spawn =
+      train_probe_job({"injected"}, {"-n", "3", "--bind", "none", "--hang-timeout", "5", "--stall-timeout", "3",
+                                     "--inject", std::string(injected.fault) + "@rank=1,step=12"});
   const TempDir folder;
   spawn.argv.insert(spawn.argv.begin(), {"sh", "-c", "ulimit -c 0; cd " + folder.path() + " && exec \"$@\"", "sh"});
-  const Exit exit = run_process(spawn);
+  const ProcessResult exit = run_process(spawn);
   EXPECT_EQ(exit.code, injected.code) << exit.err;
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(name(fatal.cause), name(injected.cause));
@@ -129,40 +130,40 @@ TEST_P(Inject, EndsTheJobByItsName) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    All, Inject,
-    ::testing::Values(Injected{"kill", 137, base::Cause::kRankDied, "killed by SIGKILL"},
-                      Injected{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
-                      Injected{"stop", 124, base::Cause::kRankStalled, "stopped by a signal"},
-                      Injected{"loop", 124, base::Cause::kRankStuck, "is in user code"},
-                      Injected{"throw", 1, base::Cause::kRankExited, "the exception that was asked for"},
-                      Injected{"desync", 70, base::Cause::kDesync, "rank 1 has drawn 1 batch"},
-                      Injected{"corrupt", 70, base::Cause::kNonFinite, "on rank 1 has values that are not finite"},
-                      Injected{"flip", 70, base::Cause::kReplicaDiverged, "differs between ranks"}),
+    All, FaultInjection,
+    ::testing::Values(InjectionCase{"kill", 137, base::Cause::kRankDied, "killed by SIGKILL"},
+                      InjectionCase{"segv", 139, base::Cause::kRankDied, "killed by SIGSEGV"},
+                      InjectionCase{"stop", 124, base::Cause::kRankStalled, "stopped by a signal"},
+                      InjectionCase{"loop", 124, base::Cause::kRankStuck, "is in user code"},
+                      InjectionCase{"throw", 1, base::Cause::kRankExited, "the exception that was asked for"},
+                      InjectionCase{"desync", 70, base::Cause::kDesync, "rank 1 has drawn 1 batch"},
+                      InjectionCase{"corrupt", 70, base::Cause::kNonFinite, "on rank 1 has values that are not finite"},
+                      InjectionCase{"flip", 70, base::Cause::kReplicaDiverged, "differs between ranks"}),
     [](const auto& one) { return std::string(one.param.fault); });
 
-TEST(Inject, SlowIsReportedAndNotEnded) {
-  const Exit exit =
-      run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
+TEST(FaultInjection, SlowRankIsReportedWithoutEndingJob) {
+  const ProcessResult exit =
+      run_process(train_probe_job({"injected"}, {"-n", "3", "--bind", "none", "--inject", "slow@rank=2,step=130"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=STRAGGLER rank=2"));
 }
 
-TEST(Inject, ARankThatIsNotThereIsRefused) {
-  const Exit exit =
-      run_process(training({"injected"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
+TEST(FaultInjection, NonexistentRankIsRejected) {
+  const ProcessResult exit =
+      run_process(train_probe_job({"injected"}, {"-n", "3", "--bind", "none", "--inject", "kill@rank=3,step=5"}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(fatal_in(exit.err).detail, HasSubstr("the fault to inject is for rank 3; allowed are 0 to 2"));
 }
 
-TEST(Straggler, IsReportedByRankAndNotEnded) {
-  const Exit exit = run_process(training({"slow", "1"}));
+TEST(Straggler, IsReportedByRankWithoutEndingJob) {
+  const ProcessResult exit = run_process(train_probe_job({"slow", "1"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.err, HasSubstr("WARN cause=STRAGGLER rank=1"));
   EXPECT_EQ(exit.err.find("STRAGGLER"), exit.err.rfind("STRAGGLER"));
 }
 
-TEST(Straggler, NobodyIsWhenAllAreAlike) {
-  const Exit exit = run_process(training({"slow"}));
+TEST(Straggler, EqualRanksAreNotReported) {
+  const ProcessResult exit = run_process(train_probe_job({"slow"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.err, Not(HasSubstr("STRAGGLER")));
 }

@@ -25,9 +25,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import history  # noqa: E402
-import hosts_bed  # noqa: E402
+import host_cluster  # noqa: E402
 import tally  # noqa: E402
-from hosts_job import Job, MpiJob, places  # noqa: E402
+from cluster_job import Job, MpiJob, places  # noqa: E402
 from marked import marked  # noqa: E402
 
 MARK = "LOCKSTEP_TEST_CHAOS"
@@ -35,10 +35,10 @@ STEPS = 400
 EDGE = 25
 LIMIT_S = 90
 # `causes`: of a rank of the victim's host, and of the others; none: the job goes on. `within_s`: until all ranks have ended.
-# `told_by_mpirun`: mpirun sees the fault or the first rank that ends by it, and then ends the others, which may be before they are told; so many are.
-Plan = collections.namedtuple(
-    "Plan",
-    "disturb undo causes within_s words limit_s env told_by_mpirun",
+# `reported_under_mpirun`: mpirun sees the fault or the first rank that ends by it, and then ends the others, which may be before they are told; so many are.
+FaultPlan = collections.namedtuple(
+    "FaultPlan",
+    "disturb undo causes within_s words limit_s env reported_under_mpirun",
     defaults=(None, None, None, 0, [], LIMIT_S, {}, None),
 )
 
@@ -119,24 +119,24 @@ class Run:
                 if not any("done" in line for line in lines)
             ]
             return wrong + unfinished, None, ended_s
-        told_s = None
+        reported_s = None
         for rank, lines in enumerate(histories):
             if rank == self.victim and self.plan.causes.get("victim") is None:
                 continue
             near = self.where[rank] == self.where[self.victim]
             told = [line for line in lines if "told" in line]
-            if not told and self.args.mpi and self.plan.told_by_mpirun is not None:
+            if not told and self.args.mpi and self.plan.reported_under_mpirun is not None:
                 continue
             expected = self.plan.causes["near" if near else "far"]
             if not told or not re.search(expected(self, rank), told[0]["told"] + " " + told[0]["text"]):
                 wrong.append(f"rank {rank} was told {[(line['told'], line['text']) for line in told]}")
                 continue
-            told_s = max(told_s or 0, (told[0]["ns"] - began_ns) / 1e9)
-        if told_s is None and self.plan.told_by_mpirun != 0:
+            reported_s = max(reported_s or 0, (told[0]["ns"] - began_ns) / 1e9)
+        if reported_s is None and self.plan.reported_under_mpirun != 0:
             wrong.append("no rank was told")
         if ended_s > self.plan.within_s:
             wrong.append(f"ended after {ended_s:.2f} s")
-        return wrong, told_s, ended_s
+        return wrong, reported_s, ended_s
 
     def pid_of_victim(self, folder):
         return history.read(folder, self.victim)[0]["pid"]
@@ -167,18 +167,26 @@ def plan_for(name, args, bed):
         bed.heal(host)
 
     plans = {
-        "kill": Plan(kill(signal.SIGKILL), None, {"near": dead, "far": dead}, 5, told_by_mpirun=0),
-        "pause": Plan(pause),
-        "cut": Plan(lambda run, folder: bed.cut(host), lambda: bed.heal(host), both, 10),
-        "cut_to": Plan(
-            lambda run, folder: bed.cut_one_way(1, host), lambda: bed.heal_one_way(1, host), both, 10, told_by_mpirun=1
+        "kill": FaultPlan(kill(signal.SIGKILL), None, {"near": dead, "far": dead}, 5, reported_under_mpirun=0),
+        "pause": FaultPlan(pause),
+        "cut": FaultPlan(lambda run, folder: bed.cut(host), lambda: bed.heal(host), both, 10),
+        "cut_to": FaultPlan(
+            lambda run, folder: bed.cut_one_way(1, host),
+            lambda: bed.heal_one_way(1, host),
+            both,
+            10,
+            reported_under_mpirun=1,
         ),
-        "cut_from": Plan(
-            lambda run, folder: bed.cut_one_way(host, 1), lambda: bed.heal_one_way(host, 1), both, 10, told_by_mpirun=1
+        "cut_from": FaultPlan(
+            lambda run, folder: bed.cut_one_way(host, 1),
+            lambda: bed.heal_one_way(host, 1),
+            both,
+            10,
+            reported_under_mpirun=1,
         ),
-        "blink": Plan(blink),
+        "blink": FaultPlan(blink),
         # 10 min on a link on which each of the last five steps takes longer than a rank waits for others that do not get on.
-        "slow": Plan(
+        "slow": FaultPlan(
             lambda run, folder: bed.shape("1mbit", [host]),
             lambda: bed.unshape([host]),
             words=["heavy", "0", str(STEPS - 5)],
@@ -201,19 +209,19 @@ def main():
     parser.add_argument("--mpi", action="store_true")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
-    if not os.environ.get(hosts_bed.IN_CELL):
+    if not os.environ.get(host_cluster.IN_SANDBOX):
         sys.argv += ["--seed", str(seed)]  # it starts again in its cell
         print(
             f"seed {seed}, {args.hosts} hosts x {args.ranks_per_host} ranks, transport {args.transport}{' by mpirun' if args.mpi else ''}",
             flush=True,
         )
-    hosts_bed.enter_cell(("ip", "tc", *(["mpirun"] if args.mpi else [])))
+    host_cluster.enter_sandbox(("ip", "tc", *(["mpirun"] if args.mpi else [])))
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         args.key = f"{folder}/key"
         with open(os.open(args.key, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as key:
             key.write(rng.randbytes(32))
-        sys.exit(1 if run_all(args, hosts_bed.Bed(args.hosts, folder), rng) else 0)
+        sys.exit(1 if run_all(args, host_cluster.HostCluster(args.hosts, folder), rng) else 0)
 
 
 def run_all(args, bed, rng):

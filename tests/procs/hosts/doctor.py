@@ -15,8 +15,8 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-import hosts_bed  # noqa: E402
-import ssh_bed  # noqa: E402
+import host_cluster  # noqa: E402
+import ssh_cluster  # noqa: E402
 
 NUM_HOSTS = 5
 LIMIT_S = 100
@@ -70,7 +70,7 @@ def script(path, text):
     return path
 
 
-def a_training(bed):
+def make_training_script(bed):
     """A program that is a script of Python, and an interpreter that knows what torch it has."""
     python = script(f"{bed.folder}/py/python3", f"echo '{TORCH}'\n")
     train = script(f"{bed.folder}/app/train", "")
@@ -78,19 +78,19 @@ def a_training(bed):
     return train
 
 
-def eight_faults_are_named(bed):
+def eight_faults_are_reported(bed):
     if not os.path.exists(FAKETIME):
-        hosts_bed.skip("libfaketime is not installed (Debian: faketime)")
-    train = a_training(bed)
-    bed.run_inside(4, "mount", "-t", "tmpfs", "tmpfs", train.parent)
+        host_cluster.skip("libfaketime is not installed (Debian: faketime)")
+    train = make_training_script(bed)
+    bed.run_on_host(4, "mount", "-t", "tmpfs", "tmpfs", train.parent)
     other = pathlib.Path(bed.folder, "other")
     shutil.copy(ARGUMENTS.lockstep, other)
     subprocess.run(["objcopy", "--remove-section", ".note.gnu.build-id", other], check=True)
-    bed.run_inside(5, "mount", "--bind", other, ARGUMENTS.lockstep)
+    bed.run_on_host(5, "mount", "--bind", other, ARGUMENTS.lockstep)
     older = script(f"{bed.folder}/older/python3", "echo '" + TORCH.replace("2.11.0", "2.10.0") + "'\n")
-    bed.run_inside(2, "mount", "--bind", older, f"{bed.folder}/py/python3")
-    bed.run_inside(2, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm")
-    bed.run_inside(2, "dd", "if=/dev/zero", "of=/dev/shm/left", "bs=64k", "count=1")
+    bed.run_on_host(2, "mount", "--bind", older, f"{bed.folder}/py/python3")
+    bed.run_on_host(2, "mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/dev/shm")
+    bed.run_on_host(2, "dd", "if=/dev/zero", "of=/dev/shm/left", "bs=64k", "count=1")
     script(f"{bed.folder}/old_driver/nvidia-smi", "echo 'Tesla T4, 15360, 470.57.02'\n")
     late = script(
         f"{bed.folder}/late",
@@ -98,7 +98,7 @@ def eight_faults_are_named(bed):
     )
     names = pathlib.Path(bed.folder, "names")
     names.write_text("127.0.0.1 localhost\n127.0.1.1 h4\n", encoding="ascii")
-    bed.run_inside(4, "mount", "--bind", names, "/etc/hosts")
+    bed.run_on_host(4, "mount", "--bind", names, "/etc/hosts")
     bed.cut_one_way(1, 2)
     hosts = pathlib.Path(bed.folder, "machines")
     hosts.write_text(f"h1\nh2\nh3 path={late}\nh4\nh5\n", encoding="ascii")
@@ -107,11 +107,11 @@ def eight_faults_are_named(bed):
         code, table, _ = run("--hostfile", hosts, train)
     finally:
         bed.heal_one_way(1, 2)
-        bed.run_inside(2, "umount", "/dev/shm")
-        bed.run_inside(2, "umount", "-l", f"{bed.folder}/py/python3")
-        bed.run_inside(4, "umount", "-l", train.parent)
-        bed.run_inside(4, "umount", "/etc/hosts")
-        bed.run_inside(5, "umount", "-l", ARGUMENTS.lockstep)
+        bed.run_on_host(2, "umount", "/dev/shm")
+        bed.run_on_host(2, "umount", "-l", f"{bed.folder}/py/python3")
+        bed.run_on_host(4, "umount", "-l", train.parent)
+        bed.run_on_host(4, "umount", "/etc/hosts")
+        bed.run_on_host(5, "umount", "-l", ARGUMENTS.lockstep)
     print(table)
     named(found, "h4", "program", "bad", [str(train), "No such file"], "copy it to this host")
     named(found, "h5", "lockstep", "bad", ["another build"], "install the same one there")
@@ -136,8 +136,8 @@ def eight_faults_are_named(bed):
     check(all(not bed.processes(host) for host in range(1, NUM_HOSTS + 1)), "nobody is left")
 
 
-def a_healthy_bed_has_nothing_bad(bed):
-    found = findings("-H", "h1,h2", a_training(bed), code=0)
+def healthy_hosts_have_no_bad_findings(bed):
+    found = findings("-H", "h1,h2", make_training_script(bed), code=0)
     checks = {
         "reached",
         "lockstep",
@@ -169,7 +169,7 @@ def a_healthy_bed_has_nothing_bad(bed):
     check(all(len(line) <= 80 for line in out.splitlines() if "/" not in line), "80 columns")
 
 
-def a_host_that_cannot_be_reached_stops_nobody(bed):
+def unreachable_host_does_not_stop_others(bed):
     bed.cut(3)
     found = findings("-H", "nohost,h1,h3", "--connect-timeout", 2, code=1)
     bed.heal(3)
@@ -180,18 +180,18 @@ def a_host_that_cannot_be_reached_stops_nobody(bed):
     named(found, "ctl", "program", "bad", ["/nowhere/train: No such file"], "copy it")
 
 
-def an_agent_that_dies_is_a_finding(bed):
-    train = a_training(bed)
+def dead_agent_is_reported(bed):
+    train = make_training_script(bed)
     deadly = script(f"{bed.folder}/deadly/python3", "kill -9 $PPID\n")
-    bed.run_inside(2, "mount", "--bind", deadly, f"{bed.folder}/py/python3")
+    bed.run_on_host(2, "mount", "--bind", deadly, f"{bed.folder}/py/python3")
     found = findings("-H", "h1,h2", train, code=1)
-    bed.run_inside(2, "umount", "-l", f"{bed.folder}/py/python3")
+    bed.run_on_host(2, "umount", "-l", f"{bed.folder}/py/python3")
     named(found, "h2", "agent", "bad", ["ended before it answered"], "Ask again")
     named(found, "h1", "Python", "ok", ["2.11.0"], "")
 
 
-def a_doctor_that_is_killed_leaves_nobody(bed):
-    train = a_training(bed)
+def killed_doctor_leaves_no_processes(bed):
+    train = make_training_script(bed)
     script(f"{bed.folder}/py/python3", "sleep 300 & sleep 300\n")
     doctor = subprocess.Popen(
         [ARGUMENTS.lockstep, "doctor", "-H", "h1,h2", train],
@@ -200,17 +200,17 @@ def a_doctor_that_is_killed_leaves_nobody(bed):
         stderr=subprocess.DEVNULL,
     )
     for host in (1, 2):
-        ssh_bed.until(
+        ssh_cluster.until(
             lambda host=host: sum("sleep 300" in words for words in bed.processes(host).values()) == 2,
             "Python is not asked",
         )
     doctor.kill()
     doctor.wait(10)
-    took = ssh_bed.until(lambda: not any(bed.processes(host) for host in (1, 2)), "processes are left", 10)
+    took = ssh_cluster.until(lambda: not any(bed.processes(host) for host in (1, 2)), "processes are left", 10)
     check(True, f"gone after {took:.2f} s")
 
 
-def a_gigabit_network_is_called_one(bed):
+def gigabit_network_is_detected(bed):
     bed.shape("1gbit", (1, 2))
     found = findings("-H", "h1,h2", "--model-bytes", "100M", code=0)
     bed.unshape((1, 2))
@@ -220,37 +220,37 @@ def a_gigabit_network_is_called_one(bed):
         "network",
         "warn",
         ["this is a gigabit network", "a step for 100 MB", "at 10 Gb/s 80 ms", "on one host", "every 8 steps"],
-        "host_sync_every",
+        "average_hosts_every",
     )
 
 
-def mpi_is_looked_for(bed):
-    if not ssh_bed.has_mpirun() or not shutil.which("orted"):
-        hosts_bed.skip("Open MPI is not installed (Debian: openmpi-bin)")
+def mpi_installation_is_checked(bed):
+    if not ssh_cluster.has_mpirun() or not shutil.which("orted"):
+        host_cluster.skip("Open MPI is not installed (Debian: openmpi-bin)")
     orted, mpirun = (os.path.realpath(shutil.which(name)) for name in ("orted", "mpirun"))
     found = findings("--mpi", "-H", "h1,h2", code=0)
     named(found, "h1", "MPI", "ok", ["orted of Open MPI "], "")
     other = script(f"{bed.folder}/mpirun", "echo 'mpirun (Open MPI) 3.0.1'\n")
-    bed.run_inside(2, "mount", "--bind", other, mpirun)
+    bed.run_on_host(2, "mount", "--bind", other, mpirun)
     found = findings("--mpi", "-H", "h1,h2", code=1)
     named(found, "h2", "MPI", "bad", ["is of Open MPI 3.0.1", "mpirun here"], "mpirun --prefix DIR")
-    bed.run_inside(2, "umount", mpirun)
-    bed.run_inside(2, "mount", "--bind", "/dev/null", orted)
+    bed.run_on_host(2, "umount", mpirun)
+    bed.run_on_host(2, "mount", "--bind", "/dev/null", orted)
     found = findings("--mpi", "-H", "h1,h2", code=1)
-    bed.run_inside(2, "umount", orted)
+    bed.run_on_host(2, "umount", orted)
     named(found, "h2", "MPI", "bad", ["no orted"], "mpirun --prefix DIR")
 
 
 CASES = {
     case.__name__: case
     for case in (
-        eight_faults_are_named,
-        a_healthy_bed_has_nothing_bad,
-        a_host_that_cannot_be_reached_stops_nobody,
-        an_agent_that_dies_is_a_finding,
-        a_doctor_that_is_killed_leaves_nobody,
-        a_gigabit_network_is_called_one,
-        mpi_is_looked_for,
+        eight_faults_are_reported,
+        healthy_hosts_have_no_bad_findings,
+        unreachable_host_does_not_stop_others,
+        dead_agent_is_reported,
+        killed_doctor_leaves_no_processes,
+        gigabit_network_is_detected,
+        mpi_installation_is_checked,
     )
 }
 
@@ -262,9 +262,9 @@ def main():
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
     ARGUMENTS.lockstep = os.path.abspath(ARGUMENTS.lockstep)
-    hosts_bed.enter_cell((*ssh_bed.TOOLS, "objcopy"))
+    host_cluster.enter_sandbox((*ssh_cluster.TOOLS, "objcopy"))
     with tempfile.TemporaryDirectory() as folder:
-        bed = ssh_bed.SshBed(NUM_HOSTS, folder)
+        bed = ssh_cluster.SshCluster(NUM_HOSTS, folder)
         for name in ARGUMENTS.cases or CASES:
             print(f"-- {name}", flush=True)
             CASES[name](bed)

@@ -15,9 +15,9 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-import hosts_bed  # noqa: E402
-import ssh_bed  # noqa: E402
-from ssh_bed import until  # noqa: E402
+import host_cluster  # noqa: E402
+import ssh_cluster  # noqa: E402
+from ssh_cluster import until  # noqa: E402
 
 NUM_HOSTS = 3
 LIMIT_S = 100
@@ -84,7 +84,7 @@ def kill_agent(bed, host):
     os.kill(agents[1], signal.SIGKILL)
 
 
-def with_min_hosts_the_others_go_on(bed):
+def min_hosts_continues_without_lost_host(bed):
     job = Run(bed, "h1:1,h2:2,h3:1", "--max-restarts", "3", "--min-hosts", "2")
     bed.cut(2)
     cut = time.monotonic()
@@ -105,7 +105,7 @@ def with_min_hosts_the_others_go_on(bed):
     until(lambda: not bed.processes(2), "its ranks there have ended", 20)
 
 
-def fewer_than_n_where_slots_are_missing(bed):
+def min_hosts_runs_fewer_than_n_ranks(bed):
     job = Run(bed, "h1:1,h2:1,h3:2", "-n", "3", "--max-restarts", "1", "--min-hosts", "1")
     bed.cut(3)
     code, out = job.end()
@@ -116,7 +116,7 @@ def fewer_than_n_where_slots_are_missing(bed):
     )
 
 
-def a_spare_host_takes_its_place(bed):
+def spare_host_replaces_lost_host(bed):
     job = Run(bed, "h1:1,h2:1,h3:1", "-n", "2", "--max-restarts", "1", "--min-hosts", "2", used=(1, 2))
     bed.cut(2)
     code, out = job.end()
@@ -128,7 +128,7 @@ def a_spare_host_takes_its_place(bed):
     check("goes on with" not in job.err(), "the world is as large as before")
 
 
-def without_it_the_job_waits_for_all(bed):
+def waits_for_all_hosts_without_min_hosts(bed):
     job = Run(bed, "h1:1,h2:1", "--max-restarts", "3")
     killed = time.monotonic()
     kill_agent(bed, 2)
@@ -146,7 +146,7 @@ def without_it_the_job_waits_for_all(bed):
     check(time.monotonic() - killed >= 10, "the host has rested")
 
 
-def a_host_that_does_not_come_back_is_waited_for(bed):
+def waits_for_unreachable_host(bed):
     job = Run(bed, "h1:1,h2:1", "--max-restarts", "5")
     bed.power_off(2)
     line = job.line("restart 1 of 5")
@@ -161,7 +161,7 @@ def a_host_that_does_not_come_back_is_waited_for(bed):
     )
 
 
-def one_that_another_does_not_reach_is_left_out(bed):
+def excludes_host_unreachable_from_peer(bed):
     job = Run(bed, "h1:1,h2:1,h3:1", "--max-restarts", "2", "--min-hosts", "2")
     bed.cut_one_way(1, 3)  # both reach the launcher
     os.kill(next(pid for pid, words in bed.processes(2).items() if words.startswith("sh -c")), signal.SIGKILL)
@@ -178,12 +178,12 @@ def one_that_another_does_not_reach_is_left_out(bed):
 CASES = {
     case.__name__: case
     for case in (
-        with_min_hosts_the_others_go_on,
-        fewer_than_n_where_slots_are_missing,
-        a_spare_host_takes_its_place,
-        without_it_the_job_waits_for_all,
-        a_host_that_does_not_come_back_is_waited_for,
-        one_that_another_does_not_reach_is_left_out,
+        min_hosts_continues_without_lost_host,
+        min_hosts_runs_fewer_than_n_ranks,
+        spare_host_replaces_lost_host,
+        waits_for_all_hosts_without_min_hosts,
+        waits_for_unreachable_host,
+        excludes_host_unreachable_from_peer,
     )
 }
 
@@ -194,9 +194,9 @@ def main():
     parser.add_argument("cases", nargs="*")
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
-    hosts_bed.enter_cell(ssh_bed.TOOLS)
+    host_cluster.enter_sandbox(ssh_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        bed = ssh_bed.SshBed(NUM_HOSTS, folder)
+        bed = ssh_cluster.SshCluster(NUM_HOSTS, folder)
         for name in ARGUMENTS.cases or CASES:
             print(f"-- {name}", flush=True)
             CASES[name](bed)

@@ -18,9 +18,9 @@ from random import Random
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import digits  # noqa: E402
-import hosts_bed  # noqa: E402
-import ssh_bed  # noqa: E402
-from ssh_bed import until  # noqa: E402
+import host_cluster  # noqa: E402
+import ssh_cluster  # noqa: E402
+from ssh_cluster import until  # noqa: E402
 
 NUM_HOSTS = 4
 MANY = 64
@@ -87,7 +87,7 @@ def lines(out):
 # Where ranks run, and with what.
 
 
-def ranks_are_neighbours_on_their_hosts(bed):
+def ranks_are_contiguous_per_host(bed):
     before = [bed.connections(host) for host in (1, 2)]
     out = good(
         "-H",
@@ -110,12 +110,12 @@ def ranks_are_neighbours_on_their_hosts(bed):
     check([bed.connections(host) for host in (1, 2)] == [before[0] + 1, before[1] + 1], "one connection a host")
 
 
-def the_launchers_host_may_be_one_of_them(bed):
+def launcher_host_runs_ranks(bed):
     out = good("-H", "ctl:1,h2:1", "--", "sh", "-c", "echo $RANK $(hostname) $MASTER_ADDR")
     check(lines(out) == ["[ctl:0] 0 ctl 10.77.0.254", "[h2:1] 1 h2 10.77.0.254"], out)
 
 
-def n_is_the_total(bed):
+def n_is_total_over_hosts(bed):
     check(
         lines(good("-n", 3, "-H", "h1:2,h2:2,h3:2", "hostname")) == ["[h1:0] h1", "[h1:1] h1", "[h2:2] h2"],
         "-n fills hosts in order",
@@ -123,7 +123,7 @@ def n_is_the_total(bed):
     fatal("-n", 7, "-H", "h1:2,h2:2", "true", code=64, has=["-n is 7, but the hosts have 4 slots"])
 
 
-def a_host_file_says_the_same(bed):
+def hostfile_equals_host_list(bed):
     path = f"{bed.folder}/machines"
     pathlib.Path(path).write_text(
         f"# two\nh1 slots=1 user=root port=22\n10.77.0.2:1 path={ARGUMENTS.lockstep}  # by number\n", encoding="ascii"
@@ -134,7 +134,7 @@ def a_host_file_says_the_same(bed):
     fatal("--hostfile", "/nowhere", "true", code=64, has=['--hostfile is \\"/nowhere\\": No such file'])
 
 
-def directories_and_programs(bed):
+def working_directory_and_program_path(bed):
     folder = pathlib.Path(bed.folder, "deep er")
     folder.mkdir()
     script = folder / "prog"
@@ -166,7 +166,7 @@ def directories_and_programs(bed):
 # What ranks get.
 
 
-def nasty_words(count):
+def special_arguments(count):
     random = Random(4)
     fixed = [
         "",
@@ -206,8 +206,8 @@ def nasty_words(count):
     return fixed[:count]
 
 
-def arguments_and_variables_arrive_byte_for_byte(bed):
-    words = nasty_words(200)
+def arguments_and_environment_are_unchanged(bed):
+    words = special_arguments(200)
     target = f"{bed.folder}/got"
     env = {f"LOCKSTEP_TEST_{index}": word for index, word in enumerate(words)}
     big = {f"ALSO_{index}": word for index, word in enumerate(words)}
@@ -224,7 +224,7 @@ def arguments_and_variables_arrive_byte_for_byte(bed):
         check(same and kept == 400, f"rank {rank}: 200 arguments, {kept} of 400 variables")
 
 
-def secrets_stay_at_home(bed):
+def secrets_are_not_forwarded(bed):
     script = "echo ${TORCH_TOKEN-none} ${MY_PASSWORD-none} ${HOME_GROWN-none}"
     env = {"TORCH_TOKEN": "t", "MY_PASSWORD": "p", "HOME_GROWN": "h"}
     check(
@@ -239,7 +239,7 @@ def secrets_stay_at_home(bed):
     )
 
 
-def the_same_interpreter_everywhere(bed):
+def same_python_on_all_hosts(bed):
     venv = f"{bed.folder}/venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     out = good(
@@ -253,7 +253,7 @@ def the_same_interpreter_everywhere(bed):
     check(lines(out) == [f"[h1:0] {venv}/bin/python {venv} {venv}", f"[h2:1] {venv}/bin/python {venv} {venv}"], out)
 
 
-def gpus_are_the_hosts_list(bed):
+def gpu_list_per_host(bed):
     script = "echo $CUDA_VISIBLE_DEVICES $LOCAL_RANK"
     check(
         lines(good("-H", "h1:2,h2:1", "sh", "-c", script, env={"CUDA_VISIBLE_DEVICES": "4,5"}))
@@ -273,7 +273,7 @@ def gpus_are_the_hosts_list(bed):
     fatal("-H", "h1:2,h2:3", "--gpus", "6,7", "true", code=64, has=['host \\"h2\\" has 2 GPUs in its list for 3 ranks'])
 
 
-def what_is_missing_is_shipped(bed):
+def ship_stages_missing_files(bed):
     folder = pathlib.Path(bed.folder, "only here")
     folder.mkdir()
     program = folder / "my train"
@@ -281,10 +281,10 @@ def what_is_missing_is_shipped(bed):
     program.chmod(0o755)
     homes = {}
     for host in (1, 2):
-        homes[host] = bed.run_inside(host, "sh", "-c", "echo $HOME").strip() or "/root"
-        bed.run_inside(host, "mount", "-t", "tmpfs", "tmpfs", folder)  # which hides it
-        bed.run_inside(host, "mount", "-t", "tmpfs", "tmpfs", homes[host] if homes[host] != "/" else "/root")
-        bed.run_inside(host, "mount", "--bind", "/dev/null", ARGUMENTS.lockstep)
+        homes[host] = bed.run_on_host(host, "sh", "-c", "echo $HOME").strip() or "/root"
+        bed.run_on_host(host, "mount", "-t", "tmpfs", "tmpfs", folder)  # which hides it
+        bed.run_on_host(host, "mount", "-t", "tmpfs", "tmpfs", homes[host] if homes[host] != "/" else "/root")
+        bed.run_on_host(host, "mount", "--bind", "/dev/null", ARGUMENTS.lockstep)
     for _ in range(2):  # the second time it is there
         out = lines(good("-H", "h1:1,h2:1", "--ship", "--cwd", "/", program, "a b"))
         check(
@@ -294,19 +294,19 @@ def what_is_missing_is_shipped(bed):
             and "/.cache/lockstep/" in out[0],
             str(out),
         )
-    listed = bed.run_inside(2, "find", homes[2] if homes[2] != "/" else "/root", "-type", "f")
+    listed = bed.run_on_host(2, "find", homes[2] if homes[2] != "/" else "/root", "-type", "f")
     check(len(listed.splitlines()) == 2 and listed.count("program") == 1, listed)
     fatal("-H", "h1:1,h2:1", "--cwd", "/", program, code=64, has=["cannot be executed there"])
     for host in (1, 2):
-        bed.run_inside(host, "umount", "-l", ARGUMENTS.lockstep)
-        bed.run_inside(host, "umount", "-l", homes[host] if homes[host] != "/" else "/root")
-        bed.run_inside(host, "umount", "-l", folder)
+        bed.run_on_host(host, "umount", "-l", ARGUMENTS.lockstep)
+        bed.run_on_host(host, "umount", "-l", homes[host] if homes[host] != "/" else "/root")
+        bed.run_on_host(host, "umount", "-l", folder)
 
 
 # Output.
 
 
-def output_is_whole_lines_and_files_are_here(bed):
+def output_lines_and_files_are_complete(bed):
     folder = f"{bed.folder}/logs"
     script = "i=0; while [ $i -lt 2000 ]; do echo line $i of $RANK; i=$((i+1)); done; echo last >&2"
     code, out, err = run("-H", "h1:2,h2:2", "--output", folder, "sh", "-c", script)
@@ -324,11 +324,11 @@ def output_is_whole_lines_and_files_are_here(bed):
 # What is wrong is said, host by host, before a rank runs.
 
 
-def one_machine_is_named_once(bed):
+def duplicate_host_is_rejected(bed):
     fatal("-H", "h1:1,10.77.0.1:1", "true", code=64, has=['host \\"10.77.0.1\\": it is the same machine as \\"h1\\"'])
 
 
-def what_ssh_says_in_words(bed):
+def ssh_errors_are_explained(bed):
     fatal("-H", "h1:1,nohost:1", "true", code=64, has=['host \\"nohost\\": unknown host'])
     machines = pathlib.Path(bed.folder, "ports")
     machines.write_text("h1:1\nh2:1 port=2\n", encoding="ascii")
@@ -371,13 +371,13 @@ def what_ssh_says_in_words(bed):
     bed.heal(3)
 
 
-def another_build_and_a_missing_library(bed):
+def different_build_and_missing_library(bed):
     other = pathlib.Path(bed.folder, "other")
     shutil.copy(ARGUMENTS.lockstep, other)
     subprocess.run(["objcopy", "--remove-section", ".note.gnu.build-id", other], check=True)
-    bed.run_inside(2, "mount", "--bind", other, ARGUMENTS.lockstep)
+    bed.run_on_host(2, "mount", "--bind", other, ARGUMENTS.lockstep)
     fatal("-H", "h1:1,h2:1", "true", code=64, has=['host \\"h2\\": its lockstep is another build'])
-    bed.run_inside(2, "umount", "-l", ARGUMENTS.lockstep)
+    bed.run_on_host(2, "umount", "-l", ARGUMENTS.lockstep)
     library = next(
         line.split()[2]
         for line in subprocess.run(
@@ -385,12 +385,12 @@ def another_build_and_a_missing_library(bed):
         ).stdout.splitlines()
         if "libstdc++" in line
     )
-    bed.run_inside(2, "mount", "--bind", "/dev/null", os.path.realpath(library))
+    bed.run_on_host(2, "mount", "--bind", "/dev/null", os.path.realpath(library))
     fatal("-H", "h1:1,h2:1", "true", code=64, has=['host \\"h2\\": a library is missing there', "libstdc++"])
-    bed.run_inside(2, "umount", "-l", os.path.realpath(library))
+    bed.run_on_host(2, "umount", "-l", os.path.realpath(library))
 
 
-def one_of_many_that_fail_is_seen(bed):
+def unusable_hosts_are_listed(bed):
     err = fatal(
         "-H", "h1:1,h2:1,nohost:1,h3:1,h4:1,neither:1", "true", code=64, has=["2 of 6 hosts cannot be used", "nohost"]
     )
@@ -399,7 +399,7 @@ def one_of_many_that_fail_is_seen(bed):
     until(lambda: not any(bed.processes(host) for host in (1, 2, 3, 4)), "something runs", 5)
 
 
-def a_failure_among_sixty_four_hosts_is_seen(bed):
+def failures_among_sixty_four_hosts(bed):
     bed.introduce()
     everywhere = ["-H", ",".join(f"h{host}:1" for host in range(1, MANY + 1))]
     job = Run(*everywhere, "sh", "-c", "echo $RANK/$WORLD_SIZE $(hostname)")
@@ -419,7 +419,7 @@ def a_failure_among_sixty_four_hosts_is_seen(bed):
     until(lambda: not any(bed.processes(host) for host in range(1, MANY + 1) if host != 17), "something runs", 10)
 
 
-def hosts_that_do_not_reach_each_other(bed):
+def hosts_unreachable_from_each_other(bed):
     bed.cut_one_way(1, 2)  # both reach the launcher
     fatal(
         "-H",
@@ -431,11 +431,11 @@ def hosts_that_do_not_reach_each_other(bed):
     bed.heal_one_way(1, 2)
 
 
-def which_interface(bed):
+def interface_selection(bed):
     for host in (1, 2):
-        hosts_bed.sh("ip", "-n", f"h{host}", "link", "add", "docker0", "type", "bridge")
-        hosts_bed.sh("ip", "-n", f"h{host}", "addr", "add", "172.17.0.1/16", "dev", "docker0")
-        hosts_bed.sh("ip", "-n", f"h{host}", "link", "set", "docker0", "up")
+        host_cluster.sh("ip", "-n", f"h{host}", "link", "add", "docker0", "type", "bridge")
+        host_cluster.sh("ip", "-n", f"h{host}", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        host_cluster.sh("ip", "-n", f"h{host}", "link", "set", "docker0", "up")
     show = ["sh", "-c", "echo $MASTER_ADDR $GLOO_SOCKET_IFNAME ${LOCKSTEP_INTERFACE-}"]
     check(
         lines(good("-H", "h1:1,h2:1", *show)) == ["[h1:0] 10.77.0.1 eth0", "[h2:1] 10.77.0.1 eth0"],
@@ -447,13 +447,13 @@ def which_interface(bed):
             == ["[h1:0] 10.77.0.1 eth0 eth0", "[h2:1] 10.77.0.1 eth0 eth0"],
             choice,
         )
-    hosts_bed.sh("ip", "-n", "h1", "addr", "add", "10.77.0.101/24", "dev", "eth0")  # two that fit
+    host_cluster.sh("ip", "-n", "h1", "addr", "add", "10.77.0.101/24", "dev", "eth0")  # two that fit
     check(
         lines(good("-H", "h1:1,h2:1", "--interface", "10.77.0.0/24", "sh", "-c", "sleep 0.5; echo $RANK"))
         == ["[h1:0] 0", "[h2:1] 1"],
         "a host with two addresses",
     )
-    hosts_bed.sh("ip", "-n", "h1", "addr", "del", "10.77.0.101/24", "dev", "eth0")
+    host_cluster.sh("ip", "-n", "h1", "addr", "del", "10.77.0.101/24", "dev", "eth0")
     fatal("-H", "h1:1,h2:1", "--interface", "docker0", *show, code=69, has=["does not reach", "172.17.0.1"])
     fatal(
         "-H",
@@ -524,7 +524,7 @@ def all_end(bed, job, limit_s, has, code, hosts=(1, 2)):
     return gone
 
 
-def a_rank_is_killed(bed):
+def rank_killed(bed):
     job = start_sleepers(bed)
     os.kill(pids(bed, 2, "sh -c sleep")[0], signal.SIGKILL)
     all_end(
@@ -532,7 +532,7 @@ def a_rank_is_killed(bed):
     )  # the children of its neighbours have 2 s of grace
 
 
-def an_agent_is_killed(bed):
+def agent_killed(bed):
     job = start_sleepers(bed)
     guard, agent = pids(bed, 2, "lockstep agent")
     os.kill(agent, signal.SIGKILL)
@@ -543,26 +543,26 @@ def an_agent_is_killed(bed):
     all_end(bed, job, 10, ["host=h2"], None)
 
 
-def an_agent_that_is_stopped_ends_with_its_launcher(bed):
+def stopped_agent_ends_with_launcher(bed):
     job = start_sleepers(bed)
     os.kill(pids(bed, 2, "lockstep agent")[1], signal.SIGSTOP)
     job.process.kill()
     all_end(bed, job, 10, [], -9)
 
 
-def an_ssh_is_killed(bed):
+def ssh_killed(bed):
     job = start_sleepers(bed)
     os.kill(child_of(job.process.pid, "h2")[0], signal.SIGKILL)
     all_end(bed, job, 10, ["cause=PEER_UNREACHABLE", "host=h2", "ssh was killed by SIGKILL"], 69)
 
 
-def the_launcher_is_killed(bed):
+def launcher_killed(bed):
     job = start_sleepers(bed)
     job.process.kill()
     all_end(bed, job, 10, [], -9)
 
 
-def a_link_is_cut(bed):
+def link_cut(bed):
     job = start_sleepers(bed)
     bed.cut(2)
     try:
@@ -571,7 +571,7 @@ def a_link_is_cut(bed):
         bed.heal(2)
 
 
-def the_launchers_host_is_powered_off(bed):
+def launcher_host_powered_off(bed):
     words = [ARGUMENTS.lockstep, "run", "-H", "h2:2,h3:2"]
     job = subprocess.Popen(
         bed.inside(1, [*words, *SLEEPERS]),
@@ -602,7 +602,7 @@ def the_launchers_host_is_powered_off(bed):
     )
 
 
-def a_stopped_launcher_ends_nobody(bed):
+def stopped_launcher_keeps_ranks_running(bed):
     job = start_sleepers(bed)
     os.kill(job.process.pid, signal.SIGSTOP)
     time.sleep(8)  # longer than a host may be silent: that nothing happens takes this long to see
@@ -618,13 +618,13 @@ def a_stopped_launcher_ends_nobody(bed):
 
 def torch_distributed_runs_unmodified(bed):
     if not ARGUMENTS.python:
-        hosts_bed.skip("there is no Python with torch (scripts/setup.sh)")
+        host_cluster.skip("there is no Python with torch (scripts/setup.sh)")
     script = pathlib.Path(__file__).resolve().parent / "all_reduce.py"
     out = good("-H", "h1:2,h2:1", ARGUMENTS.python, script)
     check(len(lines(out)) == 3, out)
 
 
-def digits_are_learned_alike(bed):
+def mnist_losses_match(bed):
     folder = pathlib.Path(bed.folder)
     digits.write(folder, 400)
     losses = {}
@@ -656,34 +656,34 @@ def digits_are_learned_alike(bed):
 CASES = {
     case.__name__: case
     for case in (
-        ranks_are_neighbours_on_their_hosts,
-        the_launchers_host_may_be_one_of_them,
-        n_is_the_total,
-        a_host_file_says_the_same,
-        directories_and_programs,
-        arguments_and_variables_arrive_byte_for_byte,
-        secrets_stay_at_home,
-        the_same_interpreter_everywhere,
-        gpus_are_the_hosts_list,
-        what_is_missing_is_shipped,
-        output_is_whole_lines_and_files_are_here,
-        one_machine_is_named_once,
-        what_ssh_says_in_words,
-        another_build_and_a_missing_library,
-        one_of_many_that_fail_is_seen,
-        a_failure_among_sixty_four_hosts_is_seen,
-        hosts_that_do_not_reach_each_other,
-        which_interface,
-        a_rank_is_killed,
-        an_agent_is_killed,
-        an_agent_that_is_stopped_ends_with_its_launcher,
-        an_ssh_is_killed,
-        the_launcher_is_killed,
-        a_link_is_cut,
-        the_launchers_host_is_powered_off,
-        a_stopped_launcher_ends_nobody,
+        ranks_are_contiguous_per_host,
+        launcher_host_runs_ranks,
+        n_is_total_over_hosts,
+        hostfile_equals_host_list,
+        working_directory_and_program_path,
+        arguments_and_environment_are_unchanged,
+        secrets_are_not_forwarded,
+        same_python_on_all_hosts,
+        gpu_list_per_host,
+        ship_stages_missing_files,
+        output_lines_and_files_are_complete,
+        duplicate_host_is_rejected,
+        ssh_errors_are_explained,
+        different_build_and_missing_library,
+        unusable_hosts_are_listed,
+        failures_among_sixty_four_hosts,
+        hosts_unreachable_from_each_other,
+        interface_selection,
+        rank_killed,
+        agent_killed,
+        stopped_agent_ends_with_launcher,
+        ssh_killed,
+        launcher_killed,
+        link_cut,
+        launcher_host_powered_off,
+        stopped_launcher_keeps_ranks_running,
         torch_distributed_runs_unmodified,
-        digits_are_learned_alike,
+        mnist_losses_match,
     )
 }
 
@@ -697,12 +697,10 @@ def main():
     parser.add_argument("cases", nargs="*")
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
-    hosts_bed.enter_cell((*ssh_bed.TOOLS, "objcopy"))
+    host_cluster.enter_sandbox((*ssh_cluster.TOOLS, "objcopy"))
     with tempfile.TemporaryDirectory() as folder:
-        cases = ARGUMENTS.cases or [name for name in CASES if name != a_failure_among_sixty_four_hosts_is_seen.__name__]
-        bed = ssh_bed.SshBed(
-            MANY if cases == [a_failure_among_sixty_four_hosts_is_seen.__name__] else NUM_HOSTS, folder
-        )
+        cases = ARGUMENTS.cases or [name for name in CASES if name != failures_among_sixty_four_hosts.__name__]
+        bed = ssh_cluster.SshCluster(MANY if cases == [failures_among_sixty_four_hosts.__name__] else NUM_HOSTS, folder)
         for name in cases:
             for _ in range(ARGUMENTS.runs):
                 print(f"-- {name}", flush=True)

@@ -12,8 +12,8 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import digits  # noqa: E402
-import hosts_bed  # noqa: E402
-from hosts_job import Job, MpiJob, places, run  # noqa: E402
+import host_cluster  # noqa: E402
+from cluster_job import Job, MpiJob, places, run  # noqa: E402
 
 BYTES = 32 << 20
 QUIET = {"LOCKSTEP_LOG": "quiet"}
@@ -33,18 +33,18 @@ def crossing(bed, binary, order, wire):
     return crossed / runs / BYTES
 
 
-def every_byte_crosses_once(bed, binary):
+def each_byte_is_sent_once_per_host(bed, binary):
     for order in ("contiguous", "interleaved"):
         once = crossing(bed, binary, order, "float32")
         check(0.95 < once <= 1.05, f"{order}: {once:.3f} of the tensor crosses")
 
 
-def half_crosses_as_bfloat16(bed, binary):
+def bfloat16_halves_traffic(bed, binary):
     half = crossing(bed, binary, "contiguous", "bfloat16")
     check(0.45 < half <= 0.525, f"as bfloat16 {half:.3f} of the tensor crosses")
 
 
-def averaging_every_fourth_step_sends_a_quarter(bed, binary):
+def host_sync_every_4_quarters_traffic(bed, binary):
     crossed = {
         every: run(
             bed,
@@ -57,16 +57,16 @@ def averaging_every_fourth_step_sends_a_quarter(bed, binary):
         for every in (1, 4)
     }
     ratio = crossed[4] / crossed[1]
-    check(0.2 < ratio <= 1.05 / 4, f"host_sync_every 4 sends {ratio:.4f} of what 1 does")
+    check(0.2 < ratio <= 1.05 / 4, f"average_hosts_every 4 sends {ratio:.4f} of what 1 does")
 
 
-def a_host_that_dies_ends_the_job(bed, binary):
+def host_failure_ends_job(bed, binary):
     where = places(2, 2, "contiguous")
     bed.shape("100mbit")  # so that it dies in the middle
     # The full queue of the link may lose the one packet that tells of the death: then the operation's deadline ends the others.
     job = Job(bed, where, [binary, "all_reduce", 8 << 20, "float32", 1000], {**QUIET, "LOCKSTEP_TIMEOUT": 10})
     try:
-        job.wait_ready()
+        job.wait_until_ready()
         begun = bed.bytes_of(2)[1]
         job.go()
         while bed.bytes_of(2)[1] < begun + (4 << 20):
@@ -80,9 +80,9 @@ def a_host_that_dies_ends_the_job(bed, binary):
         job.stop()
 
 
-def mnist_learns_alike_over_mpi_and_gloo(bed, binary):
+def mnist_losses_match_over_mpi_and_gloo(bed, binary):
     if not shutil.which("mpirun"):
-        hosts_bed.skip("mpirun is not installed (Debian: openmpi-bin)")
+        host_cluster.skip("mpirun is not installed (Debian: openmpi-bin)")
     folder = pathlib.Path(bed.folder)
     digits.write(folder, 400)
     losses = {}
@@ -119,20 +119,20 @@ def mnist_learns_alike_over_mpi_and_gloo(bed, binary):
 CASES = {
     case.__name__: case
     for case in (
-        every_byte_crosses_once,
-        half_crosses_as_bfloat16,
-        averaging_every_fourth_step_sends_a_quarter,
-        a_host_that_dies_ends_the_job,
-        mnist_learns_alike_over_mpi_and_gloo,
+        each_byte_is_sent_once_per_host,
+        bfloat16_halves_traffic,
+        host_sync_every_4_quarters_traffic,
+        host_failure_ends_job,
+        mnist_losses_match_over_mpi_and_gloo,
     )
 }
 
 
 def main():
     binary, names = sys.argv[1], sys.argv[2:] or list(CASES)
-    hosts_bed.enter_cell(("ip", "tc"))
+    host_cluster.enter_sandbox(("ip", "tc"))
     with tempfile.TemporaryDirectory() as folder:
-        bed = hosts_bed.Bed(2, folder)
+        bed = host_cluster.HostCluster(2, folder)
         for name in names:
             CASES[name](bed, binary)
 

@@ -16,8 +16,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-import hosts_bed  # noqa: E402
-import slurm_bed  # noqa: E402
+import host_cluster  # noqa: E402
+import slurm_cluster  # noqa: E402
 
 LIMIT_S = 60
 NUMBERS = 1024  # that the program adds
@@ -74,9 +74,9 @@ def refused(done, *parts):
     )
 
 
-def open_mpi(args):
+def open_mpi_command(args):
     if not args.mpi.startswith("Open MPI"):
-        hosts_bed.skip("this build's MPI is not Open MPI")
+        host_cluster.skip("this build's MPI is not Open MPI")
     for name in ("mpirun.openmpi", "mpirun"):
         if shutil.which(name):
             root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -89,14 +89,14 @@ def open_mpi(args):
                 "-x",
                 "LSAN_OPTIONS=detect_leaks=0",
             ]  # its plugins leak, and are gone when a sanitizer looks
-    return hosts_bed.skip("mpirun is not installed (Debian: openmpi-bin)")
+    return host_cluster.skip("mpirun is not installed (Debian: openmpi-bin)")
 
 
 def hydra():
     for name in ("mpiexec.mpich", "mpiexec.hydra"):
         if shutil.which(name):
             return [name]
-    return hosts_bed.skip("hydra is not installed (Debian: mpich)")
+    return host_cluster.skip("hydra is not installed (Debian: mpich)")
 
 
 def free_port():
@@ -106,21 +106,21 @@ def free_port():
 
 
 def mpirun(args, folder):
-    agree(run([*open_mpi(args), "-n", 3, args.program, "none", 0]), 3, "mpi")
-    agree(run([*open_mpi(args), "-n", 1, args.program, "none", 0]), 1, "mpi")
+    agree(run([*open_mpi_command(args), "-n", 3, args.program, "none", 0]), 3, "mpi")
+    agree(run([*open_mpi_command(args), "-n", 1, args.program, "none", 0]), 1, "mpi")
 
 
-def mpiexec_of_mpich(args, folder):
+def mpich_mpiexec(args, folder):
     agree(run([*hydra(), "-n", 3, args.program, "none", 0]), 3, "pmi")
     agree(run([*hydra(), "-n", 1, args.program, "none", 0]), 1, "pmi")
     store = environment(LOCKSTEP_STORE=f"127.0.0.1:{free_port()}")
     agree(run([*hydra(), "-n", 2, args.program, "none", 0], env=store), 2, "pmi")
 
 
-def a_launcher_of_another_mpi(args, folder):
+def launcher_of_different_mpi(args, folder):
     """What asks for MPI there is refused: each rank would be a world of one."""
-    open_mpi(args)
-    for variable in ("LOCKSTEP_TRANSPORT", "LOCKSTEP_OUTER"):
+    open_mpi_command(args)
+    for variable in ("LOCKSTEP_TRANSPORT", "LOCKSTEP_CROSS_HOST_TRANSPORT"):
         refused(
             run([*hydra(), "-n", 2, args.program, "none", 0], env=environment(**{variable: "mpi"})),
             "started by a launcher of another MPI",
@@ -145,9 +145,9 @@ def a_launcher_of_another_mpi(args, folder):
     )
 
 
-def another_mpi_library(args, folder):
+def different_mpi_library(args, folder):
     """One that says that it is another than that of the build is not used."""
-    started = open_mpi(args)
+    started = open_mpi_command(args)
     built = "built with Open MPI " + re.search(r"\d+\.\d+", args.mpi).group()
     for text, named in (("Open MPI v9.8.7, package: fake", "Open MPI 9.8"), ("MPICH Version:\t4.0.2", "MPICH 4.0")):
         loaded = [*started, "-x", f"LD_PRELOAD={args.fake_mpi}", "-x", f"FAKE_MPI_VERSION={text}", "-n", 2]
@@ -183,9 +183,9 @@ def torchrun_variables(args, folder):
     agree((max(rank.returncode for rank in ranks), "".join(done)), 2, "torchrun")
 
 
-def a_slurm_step_on_two_hosts(args, folder):
+def slurm_step_on_two_hosts(args, folder):
     """SLURM's variables by hand, and a first host that knows its own name as a loopback address, as Debian's do."""
-    bed = hosts_bed.Bed(2, folder)
+    bed = host_cluster.HostCluster(2, folder)
     ranks = []
     for rank, host in enumerate((1, 1, 2, 2)):
         names = pathlib.Path(folder) / f"hosts.{host}"
@@ -236,7 +236,7 @@ def two_slurm_steps_of_one_job(args, folder):
     agree(run(["salloc", "-N2", "-n4", "bash", "-c", script]), 2, "slurm", worlds=2)
 
 
-def what_is_no_slurm_step(args, folder):
+def batch_script_is_not_a_slurm_step(args, folder):
     """A batch script and the shell of salloc are no ranks, though they have SLURM_PROCID; what they start by srun is."""
     script = pathlib.Path(folder) / "script"
     script.write_text(
@@ -267,21 +267,41 @@ def what_is_no_slurm_step(args, folder):
     check(alone, f"and is a world of one {'' if alone else done.stdout}")
 
 
-def launchers_inside_an_allocation(args, folder):
+def launchers_inside_slurm_allocation(args, folder):
     """Their daemons are the step, and their ranks are not its tasks."""
     # Both nodes have one name here, and Open MPI's shared memory is of a node: by TCP, then.
     agree(
-        run(["salloc", "-N2", "-n4", *open_mpi(args), "--mca", "btl", "tcp,self", "-n", 4, args.program, "none", 0]),
+        run(
+            [
+                "salloc",
+                "-N2",
+                "-n4",
+                *open_mpi_command(args),
+                "--mca",
+                "btl",
+                "tcp,self",
+                "-n",
+                4,
+                args.program,
+                "none",
+                0,
+            ]
+        ),
         4,
         "mpi",
     )
     agree(run(["salloc", "-N2", "-n4", *hydra(), "-n", 4, args.program, "none", 0]), 4, "pmi")
 
 
-PLAIN = (mpirun, mpiexec_of_mpich, a_launcher_of_another_mpi, another_mpi_library, torchrun_variables)
-IN_A_CELL = (a_slurm_step_on_two_hosts,)
-WITH_SLURM = (slurm_step, two_slurm_steps_of_one_job, what_is_no_slurm_step, launchers_inside_an_allocation)
-CASES = {case.__name__: case for case in (*PLAIN, *IN_A_CELL, *WITH_SLURM)}
+PLAIN = (mpirun, mpich_mpiexec, launcher_of_different_mpi, different_mpi_library, torchrun_variables)
+NAMESPACE_CASES = (slurm_step_on_two_hosts,)
+SLURM_CASES = (
+    slurm_step,
+    two_slurm_steps_of_one_job,
+    batch_script_is_not_a_slurm_step,
+    launchers_inside_slurm_allocation,
+)
+CASES = {case.__name__: case for case in (*PLAIN, *NAMESPACE_CASES, *SLURM_CASES)}
 
 
 def main():
@@ -294,20 +314,20 @@ def main():
     if not args.case:  # each in a process of its own, for each may enter a cell
         codes = [subprocess.run([sys.executable, *sys.argv, name], check=False).returncode for name in CASES]
         sys.exit(
-            max(code for code in codes if code != hosts_bed.SKIPPED)
-            if set(codes) != {hosts_bed.SKIPPED}
-            else hosts_bed.SKIPPED
+            max(code for code in codes if code != host_cluster.SKIPPED)
+            if set(codes) != {host_cluster.SKIPPED}
+            else host_cluster.SKIPPED
         )
     case = CASES[args.case]
-    if case in WITH_SLURM:
+    if case in SLURM_CASES:
         for tool in ("munged", "slurmctld", "slurmd", "srun"):
             if not shutil.which(tool):
-                hosts_bed.skip(f"{tool} is not installed (Debian: slurm-wlm, munge)")
+                host_cluster.skip(f"{tool} is not installed (Debian: slurm-wlm, munge)")
     if case not in PLAIN:
-        hosts_bed.enter_cell(("ip", "mount", "script"))
+        host_cluster.enter_sandbox(("ip", "mount", "script"))
     print(f"-- {args.case}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        slurm = slurm_bed.SlurmBed(folder) if case in WITH_SLURM else None
+        slurm = slurm_cluster.SlurmCluster(folder) if case in SLURM_CASES else None
         if slurm:
             os.environ["SLURM_CONF"] = slurm.environment["SLURM_CONF"]
         try:

@@ -17,14 +17,14 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(LauncherFailure, AllGoodIsZero) {
-  const Exit exit = run_process(shell_ranks(3, "exit 0"));
+TEST(LauncherFailure, SuccessReturnsZero) {
+  const ProcessResult exit = run_process(shell_ranks(3, "exit 0"));
   EXPECT_EQ(exit.code, 0);
   EXPECT_EQ(exit.out + exit.err, "");
 }
 
-TEST(LauncherFailure, TheCodeOfTheFirstThatFailsIsReturned) {
-  const Exit exit = run_process(shell_ranks(3, "[ $RANK = 1 ] && exit 7; sleep 100"));
+TEST(LauncherFailure, ReturnsExitCodeOfFirstFailure) {
+  const ProcessResult exit = run_process(shell_ranks(3, "[ $RANK = 1 ] && exit 7; sleep 100"));
   EXPECT_EQ(exit.code, 7);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankExited);
@@ -32,32 +32,33 @@ TEST(LauncherFailure, TheCodeOfTheFirstThatFailsIsReturned) {
   EXPECT_EQ(fatal.host, base::host_name());
   EXPECT_GT(fatal.pid, 1);
   EXPECT_EQ(fatal.detail, "exited with code 7");
-  EXPECT_LT(exit.after, 2s);
+  EXPECT_LT(exit.elapsed, 2s);
 }
 
-TEST(LauncherFailure, ADeathBySignalIsNamed) {
+TEST(LauncherFailure, DeathBySignalIsReported) {
   for (const auto& [name, number] :
        std::map<std::string, int>{{"KILL", SIGKILL}, {"SEGV", SIGSEGV}, {"TERM", SIGTERM}, {"ABRT", SIGABRT}}) {
-    const Exit exit = run_process(shell_ranks(2, "ulimit -c 0; [ $RANK = 0 ] && kill -" + name + " $$; sleep 100"));
+    const ProcessResult exit =
+        run_process(shell_ranks(2, "ulimit -c 0; [ $RANK = 0 ] && kill -" + name + " $$; sleep 100"));
     EXPECT_EQ(exit.code, 128 + number);
     const job::Fatal fatal = fatal_in(exit.err);
     EXPECT_EQ(fatal.cause, base::Cause::kRankDied);
     EXPECT_EQ(fatal.rank, 0);
     EXPECT_EQ(fatal.detail, "killed by SIG" + name);
-    EXPECT_LT(exit.after, 5s);
+    EXPECT_LT(exit.elapsed, 5s);
   }
 }
 
-TEST(LauncherFailure, ThePidIsTheRanks) {
+TEST(LauncherFailure, FatalNamesPidOfRank) {
   Process process(shell_ranks(2, "echo pid$RANK=$$; [ $RANK = 1 ] && exit 3; sleep 100"));
-  const Exit exit = process.wait(Deadline::in(30s));
+  const ProcessResult exit = process.wait(Deadline::in(30s));
   EXPECT_THAT(exit.out, HasSubstr("pid1=" + std::to_string(fatal_in(exit.err).pid) + "\n"));
 }
 
-TEST(LauncherFailure, ADeathOutranksAnExitThatWasSeenFirst) {
+TEST(LauncherFailure, DeathOutranksEarlierExit) {
   // Rank 0 plays one that sees its peer die; the peer goes when the agent has seen rank 0's end.
   const TempDir folder;
-  const Exit exit = run_process(shell_ranks(
+  const ProcessResult exit = run_process(shell_ranks(
       2, "cd " + folder.path() +
              "; if [ $RANK = 0 ]; then echo $$ > new; mv new pid; sleep 0.2; exit 1; fi; "
              "while [ ! -e pid ]; do sleep 0.01; done; read p < pid; while kill -0 $p; do :; done; kill -KILL $$"));
@@ -65,8 +66,8 @@ TEST(LauncherFailure, ADeathOutranksAnExitThatWasSeenFirst) {
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
 }
 
-TEST(LauncherFailure, TheLastTwentyLinesOfStderrStandAbove) {
-  const Exit exit = run_process(shell_ranks(
+TEST(LauncherFailure, PrintsLastTwentyStderrLinesAboveFatal) {
+  const ProcessResult exit = run_process(shell_ranks(
       2, "[ $RANK = 1 ] || exec sleep 100; for i in $(seq 30); do echo line$i >&2; done; printf rest >&2; exit 5"));
   EXPECT_EQ(exit.code, 5);
   const std::size_t begin = exit.err.rfind("lockstep: the last lines that rank 1 wrote to stderr:\n");
@@ -77,50 +78,51 @@ TEST(LauncherFailure, TheLastTwentyLinesOfStderrStandAbove) {
   EXPECT_EQ(fatal_in(exit.err).rank, 1);
 }
 
-TEST(LauncherFailure, TheOthersGetTermThenKill) {
-  const Exit polite = run_process(shell_ranks(
+TEST(LauncherFailure, OtherRanksGetSigtermThenSigkill) {
+  const ProcessResult handling_sigterm = run_process(shell_ranks(
       2, "[ $RANK = 0 ] && { sleep 0.2; exit 4; }; trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; done"));
-  EXPECT_EQ(polite.code, 4);
-  EXPECT_THAT(polite.out, HasSubstr("[1] asked\n"));
-  EXPECT_LT(polite.after, 2s);
+  EXPECT_EQ(handling_sigterm.code, 4);
+  EXPECT_THAT(handling_sigterm.out, HasSubstr("[1] asked\n"));
+  EXPECT_LT(handling_sigterm.elapsed, 2s);
 
-  const Exit deaf =
+  const ProcessResult ignoring_sigterm =
       run_process(shell_ranks(2, "[ $RANK = 0 ] && { sleep 0.2; exit 4; }; trap '' TERM; while :; do sleep 0.01; done",
                               {"--fail-grace", "0.3"}));
-  EXPECT_EQ(deaf.code, 4);
-  EXPECT_GE(deaf.after, 500ms);
-  EXPECT_LT(deaf.after, 3s);
+  EXPECT_EQ(ignoring_sigterm.code, 4);
+  EXPECT_GE(ignoring_sigterm.elapsed, 500ms);
+  EXPECT_LT(ignoring_sigterm.elapsed, 3s);
 }
 
-TEST(LauncherFailure, AStoppedRankGoesToo) {
-  const Exit exit = run_process(shell_ranks(2, "[ $RANK = 0 ] && kill -STOP $$; sleep 0.3; exit 6"));
+TEST(LauncherFailure, StoppedRankIsTerminated) {
+  const ProcessResult exit = run_process(shell_ranks(2, "[ $RANK = 0 ] && kill -STOP $$; sleep 0.3; exit 6"));
   EXPECT_EQ(exit.code, 6);
-  EXPECT_LT(exit.after, 2s);
+  EXPECT_LT(exit.elapsed, 2s);
 }
 
-TEST(LauncherFailure, OutputUpToTheDeathIsShown) {
-  const Exit exit = run_process(shell_ranks(1, "seq 20000; printf last; kill -KILL $$"));
+TEST(LauncherFailure, OutputUpToDeathIsShown) {
+  const ProcessResult exit = run_process(shell_ranks(1, "seq 20000; printf last; kill -KILL $$"));
   EXPECT_EQ(exit.code, 137);
   EXPECT_THAT(exit.out, AllOf(HasSubstr("[0] 1\n"), HasSubstr("[0] 20000\n[0] last\n")));
 }
 
-TEST(LauncherFailure, WhatARankLeavesBehindEndsWithTheJob) {
+TEST(LauncherFailure, DescendantsOfRanksEndWithJob) {
   // The destructor of Process finds what is left.
-  const Exit good = run_process(shell_ranks(2, "sleep 100 & setsid sleep 100 & exit 0"));
+  const ProcessResult good = run_process(shell_ranks(2, "sleep 100 & setsid sleep 100 & exit 0"));
   EXPECT_EQ(good.code, 0);
-  EXPECT_LT(good.after, 2s);
+  EXPECT_LT(good.elapsed, 2s);
   // A name that looks like the end of the name in /proc/PID/stat.
-  const Exit odd = run_process(shell_ranks(1,
-                                           "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & "
-                                           "while ! grep -q y /proc/$!/comm; do :; done; exit 0"));
+  const ProcessResult odd =
+      run_process(shell_ranks(1,
+                              "setsid sh -c 'printf \"x) y\" > /proc/$$/comm; echo named; sleep 100; :' & "
+                              "while ! grep -q y /proc/$!/comm; do :; done; exit 0"));
   EXPECT_EQ(odd.code, 0);
-  EXPECT_LT(odd.after, 2s);
-  const Exit bad = run_process(shell_ranks(2, "setsid sh -c 'trap \"\" TERM; sleep 100; sleep 100' & sleep 0.1; exit 3",
-                                           {"--fail-grace", "0.2"}));
+  EXPECT_LT(odd.elapsed, 2s);
+  const ProcessResult bad = run_process(shell_ranks(
+      2, "setsid sh -c 'trap \"\" TERM; sleep 100; sleep 100' & sleep 0.1; exit 3", {"--fail-grace", "0.2"}));
   EXPECT_EQ(bad.code, 3);
 }
 
-TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsReportedAndNotWaitedFor) {
+TEST(LauncherFailure, UnkillableProcessIsReportedAndNotWaitedFor) {
   // A traced process stays a zombie until its tracer, this test, has seen it: for its parent it never ends.
   Process process(shell_ranks(1, "echo pid=$$; kill -STOP $$; exit 0", {"--grace", "0"}));
   ASSERT_TRUE(process.wait_for("pid=", Deadline::in(10s)));
@@ -128,18 +130,18 @@ TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsReportedAndNotWaitedFor) {
   const pid_t rank = std::stoi(process.out().substr(process.out().find("pid=") + 4));
   ASSERT_EQ(::ptrace(PTRACE_SEIZE, rank, 0, 0), 0);
   process.signal(SIGINT);
-  const Exit exit = process.wait(Deadline::in(20s));
+  const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 70);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kUnkillable);
   EXPECT_EQ(fatal.pid, rank);
   EXPECT_EQ(fatal.rank, 0);
-  EXPECT_GE(exit.after, 5s);
-  EXPECT_LT(exit.after, 8s);
+  EXPECT_GE(exit.elapsed, 5s);
+  EXPECT_LT(exit.elapsed, 8s);
   eventually(Deadline::in(5s), [&] { return ::waitpid(rank, nullptr, WNOHANG | __WALL) == rank; });
 }
 
-TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsNotTheCause) {
+TEST(LauncherFailure, UnkillableProcessIsNotTheCause) {
   const TempDir folder;
   const std::string go = folder.path() + "/go";
   Process process(shell_ranks(2,
@@ -151,7 +153,7 @@ TEST(LauncherFailure, AProcessThatSigkillDoesNotEndIsNotTheCause) {
   const pid_t rank = std::stoi(process.out().substr(process.out().find("pid=") + 4));
   ASSERT_EQ(::ptrace(PTRACE_SEIZE, rank, 0, 0), 0);
   std::ofstream(go) << "go";
-  const Exit exit = process.wait(Deadline::in(20s));
+  const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 3);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kRankExited);

@@ -25,14 +25,14 @@ std::vector<std::string> sorted_lines(const std::string& text) {
   return lines;
 }
 
-TEST(LauncherOutput, StreamsStayApartAndHavePrefixes) {
-  const Exit exit = run_process(shell_ranks(2, "echo out; echo err >&2"));
+TEST(LauncherOutput, StreamsAreSeparateAndPrefixed) {
+  const ProcessResult exit = run_process(shell_ranks(2, "echo out; echo err >&2"));
   EXPECT_THAT(sorted_lines(exit.out), ElementsAre("", "[0] out", "[1] out"));
   EXPECT_THAT(sorted_lines(exit.err), ElementsAre("", "[0] err", "[1] err"));
 }
 
-TEST(LauncherOutput, LinesAreNeverMixed) {
-  const Exit exit =
+TEST(LauncherOutput, LinesAreNotInterleaved) {
+  const ProcessResult exit =
       run_process(shell_ranks(4, "for i in $(seq 300); do printf $RANK$RANK$RANK; printf \"$RANK\\n\"; done"));
   std::map<std::string, int> count;
   for (const std::string& line : sorted_lines(exit.out)) ++count[line];
@@ -40,26 +40,27 @@ TEST(LauncherOutput, LinesAreNeverMixed) {
   EXPECT_EQ(count.size(), 5u);  // and the empty one behind the last newline
 }
 
-TEST(LauncherOutput, ALastLineWithoutNewlineIsShown) {
+TEST(LauncherOutput, LastLineWithoutNewlineIsShown) {
   EXPECT_EQ(run_process(shell_ranks(1, "printf 'a\\nrest'")).out, "[0] a\n[0] rest\n");
 }
 
-TEST(LauncherOutput, ReturnsAreKept) {
+TEST(LauncherOutput, CarriageReturnsAreKept) {
   Process process(shell_ranks(1, "printf '10%%\\r'; sleep 300"));
   EXPECT_TRUE(process.wait_for("[0] 10%\r", Deadline::in(5s))) << "shown at once, before the line has ended";
   process.signal(SIGTERM);
   process.wait(Deadline::in(10s));
 }
 
-TEST(LauncherOutput, MuchOutputArrivesWhole) {
-  const Exit exit = run_process(lockstep_run({"-n", "2", kProbe, "flood", "20000"}));
+TEST(LauncherOutput, LargeOutputIsComplete) {
+  const ProcessResult exit = run_process(lockstep_run({"-n", "2", kProbe, "flood", "20000"}));
   EXPECT_EQ(exit.out.size(), 2u * 20000 * 104);
   EXPECT_EQ(exit.err, "");
 }
 
-TEST(LauncherOutput, FilesHoldTheRawBytes) {
+TEST(LauncherOutput, OutputFilesHaveRawBytes) {
   const TempDir folder;
-  const Exit exit = run_process(shell_ranks(2, "echo out$RANK; printf 'err\\r' >&2", {"--output", folder / "a/b"}));
+  const ProcessResult exit =
+      run_process(shell_ranks(2, "echo out$RANK; printf 'err\\r' >&2", {"--output", folder / "a/b"}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.out, HasSubstr("[1] out1\n"));
   EXPECT_EQ(read_file(folder / "a/b/rank.0.out"), "out0\n");
@@ -67,45 +68,45 @@ TEST(LauncherOutput, FilesHoldTheRawBytes) {
   EXPECT_EQ(read_file(folder / "a/b/rank.1.err"), "err\r");
 }
 
-TEST(LauncherOutput, AFolderThatCannotBeMadeIsRefusedFirst) {
-  const Exit exit = run_process(shell_ranks(2, "echo started", {"--output", "/proc/no"}));
+TEST(LauncherOutput, InvalidOutputFolderIsRejectedBeforeStart) {
+  const ProcessResult exit = run_process(shell_ranks(2, "echo started", {"--output", "/proc/no"}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_EQ(exit.out, "");
   EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr("--output"), HasSubstr("/proc/no")));
 }
 
-TEST(LauncherOutput, AFullDiskIsSaidAndTheRunGoesOn) {
+TEST(LauncherOutput, FullDiskIsReportedAndRunContinues) {
   const TempDir folder;
   std::filesystem::create_symlink("/dev/full", folder / "rank.0.out");
-  const Exit exit = run_process(shell_ranks(1, "echo x", {"--output", folder.path()}));
+  const ProcessResult exit = run_process(shell_ranks(1, "echo x", {"--output", folder.path()}));
   EXPECT_EQ(exit.code, 0);
   EXPECT_EQ(exit.out, "[0] x\n");
   EXPECT_THAT(exit.err, AllOf(HasSubstr("--output"), HasSubstr("No space left")));
 }
 
 TEST(LauncherOutput, QuietRanksShowOnlyRankZeroAndFailures) {
-  const Exit exit = run_process(shell_ranks(2, "echo out; echo err >&2", {"--quiet-ranks"}));
+  const ProcessResult exit = run_process(shell_ranks(2, "echo out; echo err >&2", {"--quiet-ranks"}));
   EXPECT_EQ(exit.out, "[0] out\n");
   EXPECT_EQ(exit.err, "[0] err\n");
-  const Exit bad =
+  const ProcessResult bad =
       run_process(shell_ranks(2, "[ $RANK = 1 ] || exec sleep 300; echo why >&2; exit 2", {"--quiet-ranks"}));
   EXPECT_THAT(bad.err, AllOf(HasSubstr("[1] why\n"), HasSubstr("FATAL cause=RANK_EXITED rank=1")));
 }
 
-TEST(LauncherOutput, APipeThatNobodyReadsStopsNobody) {
+TEST(LauncherOutput, UnreadPipeDoesNotBlockRanks) {
   const TempDir folder;
   SpawnOptions options =
       lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
   options.read_out = false;
   Process process(options);
-  const Exit exit = process.wait(Deadline::in(30s));
+  const ProcessResult exit = process.wait(Deadline::in(30s));
   EXPECT_EQ(exit.code, 0);
   EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
 }
 
-TEST(LauncherOutput, AReaderThatLeavesStopsNobody) {
+TEST(LauncherOutput, ClosedPipeDoesNotStopRanks) {
   const TempDir folder;
-  const Exit exit = run_process(
+  const ProcessResult exit = run_process(
       {.argv = {"sh", "-c",
                 kLockstep + " run -n 2 sh -c 'seq 20000; echo done >> " + (folder / "done") + "' | head -1"}});
   EXPECT_EQ(exit.code, 0);
@@ -113,9 +114,9 @@ TEST(LauncherOutput, AReaderThatLeavesStopsNobody) {
 }
 
 /// A terminal; what is written to it is read by the test, or not.
-struct Terminal {
+struct PseudoTerminal {
   base::Fd master, slave;
-  Terminal() {
+  PseudoTerminal() {
     int m = -1, s = -1;
     winsize size{24, 80, 0, 0};
     if (::openpty(&m, &s, nullptr, nullptr, &size) != 0) ADD_FAILURE() << "no terminal can be made";
@@ -135,9 +136,9 @@ struct Terminal {
   }
 };
 
-TEST(LauncherOutput, ATerminalThatStandsStillStopsNobody) {
+TEST(LauncherOutput, BlockedTerminalDoesNotBlockRanks) {
   const TempDir folder;
-  const Terminal terminal;
+  const PseudoTerminal terminal;
   SpawnOptions options =
       lockstep_run({"-n", "2", "sh", "-c", kProbe + " flood 200000; echo done >> " + (folder / "done")});
   options.out = options.err = terminal.slave.get();
@@ -146,8 +147,8 @@ TEST(LauncherOutput, ATerminalThatStandsStillStopsNobody) {
   EXPECT_EQ(read_file(folder / "done"), "done\ndone\n");
 }
 
-TEST(LauncherOutput, OnATerminalABarLeavesNoRests) {
-  const Terminal terminal;
+TEST(LauncherOutput, ProgressBarIsErasedOnTerminal) {
+  const PseudoTerminal terminal;
   const TempDir folder;
   // Rank 1 speaks when rank 0's bar stands.
   SpawnOptions options = lockstep_run(
@@ -166,7 +167,7 @@ TEST(LauncherOutput, OnATerminalABarLeavesNoRests) {
                                      "[1] hi\r\n[0] a long bar 10%" + erase + "[0] done\r\n");
 }
 
-TEST(LauncherOutput, WithoutATerminalRanksAreNotToldOfOne) {
+TEST(LauncherOutput, NoTerminalVariableWithoutTerminal) {
   EXPECT_EQ(run_process(shell_ranks(1, "echo \"<$LOCKSTEP_TERMINAL>\"")).out, "[0] <>\n");
 }
 

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(LauncherStart, TheEnvironmentIsComplete) {
-  const Exit exit =
+  const ProcessResult exit =
       run_process(lockstep_run({"-n", "2", "--transport", "gloo", "--hang-timeout", "12", "--join-timeout", "9", "env"},
                                {{"TORCHELASTIC_RUN_ID", "outer"}, {"RANK", "9"}, {"KEPT", "a b"}}));
   ASSERT_EQ(exit.code, 0) << exit.err;
@@ -50,23 +50,23 @@ TEST(LauncherStart, TheEnvironmentIsComplete) {
   EXPECT_THAT(exit.out, Not(HasSubstr("] RANK=9")));
 }
 
-TEST(LauncherStart, AUsersThreadsAreKept) {
+TEST(LauncherStart, UserOmpNumThreadsIsKept) {
   EXPECT_EQ(
       run_process(lockstep_run({"-n", "1", "sh", "-c", "echo $OMP_NUM_THREADS"}, {{"OMP_NUM_THREADS", "17"}})).out,
       "[0] 17\n");
 }
 
-TEST(LauncherStart, ArgumentsArriveByteForByte) {
+TEST(LauncherStart, ArgumentsAreUnchanged) {
   const TempDir folder;
   const std::string script =
       folder.write("show", "#!/bin/sh\nfor a; do printf '%s' \"$a\" | od -An -tx1 | tr -d ' \\n'; echo; done\n");
   ::chmod(script.c_str(), 0755);
-  const Exit exit =
+  const ProcessResult exit =
       run_process(lockstep_run({"-n", "1", script, "", "a b", "'\"$HOME`;", "\n", "\xff\x80", "-n", "--"}));
   EXPECT_EQ(exit.out, "[0] \n[0] 612062\n[0] 272224484f4d45603b\n[0] 0a\n[0] ff80\n[0] 2d6e\n[0] 2d2d\n");
 }
 
-TEST(LauncherStart, PassLocalRankAppendsIt) {
+TEST(LauncherStart, PassLocalRankAppendsArgument) {
   EXPECT_THAT(run_process(lockstep_run({"-n", "2", "--pass-local-rank", "echo", "a"})).out,
               HasSubstr("[1] a --local_rank=1\n"));
   EXPECT_THAT(run_process(lockstep_run({"-n", "2", "--pass-local-rank=lr", "echo", "a"})).out,
@@ -75,7 +75,7 @@ TEST(LauncherStart, PassLocalRankAppendsIt) {
 
 TEST(LauncherStart, NoDescriptorIsInherited) {
   // Whoever starts the launcher has one open without close-on-exec.
-  const Exit exit =
+  const ProcessResult exit =
       run_process({.argv = {"sh", "-c", "exec 7</dev/null; exec " + kLockstep + " run -n 2 " + kProbe + " fds"}});
   EXPECT_EQ(exit.code, 0);
   for (int rank = 0; rank < 2; ++rank)
@@ -92,13 +92,13 @@ TEST(LauncherStart, NoDescriptorIsInherited) {
   }
 }
 
-TEST(LauncherStart, RanksLeadTheirSessionsAndDieWithTheAgent) {
+TEST(LauncherStart, RanksLeadSessionsAndDieWithAgent) {
   EXPECT_EQ(run_process(lockstep_run({"-n", "1", kProbe, "session"})).out, "[0] leader 1 group 1 deathsig 9\n");
   EXPECT_EQ(run_process(lockstep_run({"-n", "1", kProbe, "stdin"})).out, "[0] stdin 0\n");
 }
 
-TEST(LauncherStart, SignalsAreDefaultWhateverTheLauncherInherited) {
-  const Exit exit = run_process(
+TEST(LauncherStart, SignalDispositionsAreReset) {
+  const ProcessResult exit = run_process(
       {.argv = {"sh", "-c", "trap '' INT PIPE TERM USR1; exec " + kLockstep + " run -n 1 " + kProbe + " signals"}});
   EXPECT_EQ(exit.out, "[0] signals blocked or ignored: 0\n");
 }
@@ -108,7 +108,7 @@ std::set<std::string> words_of(const std::string& line) {
   return {words.begin() + 2, words.end()};
 }
 
-TEST(LauncherStart, CoresAreDivided) {
+TEST(LauncherStart, CoresAreDividedBetweenRanks) {
   cpu_set_t mask;
   ASSERT_EQ(::sched_getaffinity(0, sizeof mask, &mask), 0);
   const auto lines_of = [](const Words& words) { return base::split(run_process(lockstep_run(words)).out, '\n'); };
@@ -124,14 +124,14 @@ TEST(LauncherStart, CoresAreDivided) {
   EXPECT_EQ(both.size(), static_cast<std::size_t>(CPU_COUNT(&mask)));
 }
 
-TEST(LauncherStart, TheMaskItWasGivenIsRespected) {
-  const Exit exit = run_process(
+TEST(LauncherStart, InheritedCpuMaskIsRespected) {
+  const ProcessResult exit = run_process(
       {.argv = {"sh", "-c",
                 "taskset -c $(taskset -cp $$ | sed 's/.*[ ,-]//') " + kLockstep + " run " + kProbe + " cpus"}});
   EXPECT_EQ(words_of(base::split(exit.out, '\n')[0]).size(), 1u) << exit.out << exit.err;
 }
 
-TEST(LauncherStart, RefusalsAreOneLineAndNothingStarts) {
+TEST(LauncherStart, InvalidArgumentsAreOneLineAndStartNothing) {
   const TempDir folder;
   const std::string mark = folder / "started";
   const std::string plain = folder.write("plain", "text");
@@ -150,7 +150,7 @@ TEST(LauncherStart, RefusalsAreOneLineAndNothingStarts) {
       {{"-n", "2", folder.path()}, "not a file"},
   };
   for (const auto& [words, text] : cases) {
-    const Exit exit = run_process(lockstep_run(words));
+    const ProcessResult exit = run_process(lockstep_run(words));
     EXPECT_EQ(exit.code, 64) << text;
     EXPECT_EQ(exit.out, "");
     EXPECT_EQ(std::count(exit.err.begin(), exit.err.end(), '\n'), 1) << exit.err;
@@ -161,19 +161,19 @@ TEST(LauncherStart, RefusalsAreOneLineAndNothingStarts) {
   EXPECT_FALSE(std::filesystem::exists(mark));
 }
 
-TEST(LauncherStart, WhatTheKernelRefusesToExecuteIsABadArgument) {
+TEST(LauncherStart, ExecFormatErrorIsABadArgument) {
   const TempDir folder;
   const std::string script = folder.write("script", "echo no first line\n");
   ::chmod(script.c_str(), 0755);
-  const Exit exit = run_process(lockstep_run({"-n", "3", script}));
+  const ProcessResult exit = run_process(lockstep_run({"-n", "3", script}));
   EXPECT_EQ(exit.code, 64);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kBadArg);
   EXPECT_THAT(fatal_in(exit.err).detail, AllOf(HasSubstr(script), HasSubstr("Exec format error")));
 }
 
-TEST(LauncherStart, TooFewDescriptorsAreSaidBeforeARankStarts) {
+TEST(LauncherStart, TooFewDescriptorsAreReportedBeforeStart) {
   const TempDir folder;
-  const Exit exit = run_process(
+  const ProcessResult exit = run_process(
       {.argv = {"sh", "-c", "ulimit -n 100; exec " + kLockstep + " run -n 64 touch " + (folder / "started")}});
   EXPECT_EQ(exit.code, 74);
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kResource);
@@ -181,24 +181,24 @@ TEST(LauncherStart, TooFewDescriptorsAreSaidBeforeARankStarts) {
   EXPECT_FALSE(std::filesystem::exists(folder / "started"));
 }
 
-TEST(LauncherStart, TheSoftLimitOfDescriptorsIsRaisedForUsAndNotForRanks) {
-  const Exit exit =
+TEST(LauncherStart, SoftDescriptorLimitIsRaisedForLauncherOnly) {
+  const ProcessResult exit =
       run_process({.argv = {"sh", "-c", "ulimit -Sn 70; exec " + kLockstep + " run -n 8 sh -c 'ulimit -Sn'"}});
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(exit.out, HasSubstr("[7] 70\n"));
 }
 
-TEST(LauncherStart, ClosedStandardDescriptorsDoNotMatter) {
+TEST(LauncherStart, ClosedStandardDescriptorsAreTolerated) {
   const TempDir folder;
-  const Exit exit = run_process({.argv = {"sh", "-c",
-                                          "exec " + kLockstep + " run -n 2 sh -c 'echo x; echo y >&2; touch " +
-                                              (folder / "ran") + "' <&- >&- 2>&-"}});
+  const ProcessResult exit = run_process({.argv = {"sh", "-c",
+                                                   "exec " + kLockstep + " run -n 2 sh -c 'echo x; echo y >&2; touch " +
+                                                       (folder / "ran") + "' <&- >&- 2>&-"}});
   EXPECT_EQ(exit.code, 0);
   EXPECT_TRUE(std::filesystem::exists(folder / "ran"));
 }
 
 TEST(LauncherStart, ManyRanks) {
-  const Exit exit = run_process(lockstep_run({"-n", "64", "sh", "-c", "echo $RANK"}));
+  const ProcessResult exit = run_process(lockstep_run({"-n", "64", "sh", "-c", "echo $RANK"}));
   EXPECT_EQ(exit.code, 0);
   for (int rank = 0; rank < 64; ++rank) {
     const std::string number = std::to_string(rank);
@@ -206,28 +206,29 @@ TEST(LauncherStart, ManyRanks) {
   }
 }
 
-TEST(LauncherStart, TwoTrueInATenthOfASecond) {
+TEST(LauncherStart, StartsTwoRanksWithin100Milliseconds) {
   // The best of several: this machine may be busy with other things.
   std::chrono::milliseconds best = 10s;
-  for (int i = 0; i < 10; ++i) best = std::min(best, run_process(lockstep_run({"-n", "2", "/bin/true"})).after);
+  for (int i = 0; i < 10; ++i) best = std::min(best, run_process(lockstep_run({"-n", "2", "/bin/true"})).elapsed);
   EXPECT_LE(best, 100ms);
 }
 
 TEST(LauncherStart, TorchDistributedWorksUnchanged) {
   const std::string python = LOCKSTEP_TEST_PYTHON;
   if (python.empty()) GTEST_SKIP() << "no .deps/python: scripts/setup.sh installs it";
-  const Exit exit =
-      run_process(lockstep_run({"-n", "2", python, std::string(LOCKSTEP_TEST_FOLDER) + "/all_reduce.py"}), 100s);
+  const ProcessResult exit =
+      run_process(lockstep_run({"-n", "2", python, std::string(LOCKSTEP_TEST_SUPPORT_DIR) + "/all_reduce.py"}), 100s);
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(exit.out, AllOf(HasSubstr("[0] rank 0 of 2: sum 3\n"), HasSubstr("[1] rank 1 of 2: sum 3\n")));
 }
 
-TEST(LauncherStart, LaunchStartsTheProgramItself) {
-  const Exit exit =
+TEST(LauncherStart, LaunchStartsTheProgram) {
+  const ProcessResult exit =
       run_process({.argv = {kProbe, "launch", "2", "a b", "--"}, .env = {{"LOCKSTEP_PROGRAM", kLockstep}}});
   EXPECT_EQ(exit.code, 0) << exit.err;
   EXPECT_THAT(exit.out, AllOf(HasSubstr("[0] rank 0: <a b> <-->\n"), HasSubstr("[1] rank 1: <a b> <-->\n")));
-  const Exit bad = run_process({.argv = {kProbe, "launch", "2", "fail"}, .env = {{"LOCKSTEP_PROGRAM", kLockstep}}});
+  const ProcessResult bad =
+      run_process({.argv = {kProbe, "launch", "2", "fail"}, .env = {{"LOCKSTEP_PROGRAM", kLockstep}}});
   EXPECT_EQ(bad.code, 9);
 }
 
@@ -237,7 +238,7 @@ TEST(LauncherStart, LaunchReturnsInARank) {
             "rank none:\n");
 }
 
-TEST(LauncherStart, LaunchSaysWhatIsWrong) {
+TEST(LauncherStart, LaunchReportsErrors) {
   EXPECT_THAT(run_process({.argv = {kProbe, "launch", "2"}, .env = {{"LOCKSTEP_PROGRAM", "/nowhere"}}}).out,
               HasSubstr("LOCKSTEP_PROGRAM is \"/nowhere\""));
   EXPECT_THAT(run_process({.argv = {kProbe, "launch", "5000"}}).out, HasSubstr("ranks is 5000; allowed"));

@@ -12,8 +12,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // Each rank has a child in its own group, one that left for a session of its own, and a grandchild behind that.
-const char* const kFamily = "sleep 300 & setsid sleep 300 & setsid sh -c 'sleep 300 & sleep 300' & echo up$RANK; wait";
-constexpr std::size_t kFamilySize = 6;  // the shell, its two sleeps, the second shell with two
+const char* const kProcessTreeScript =
+    "sleep 300 & setsid sleep 300 & setsid sh -c 'sleep 300 & sleep 300' & echo up$RANK; wait";
+constexpr std::size_t kProcessTreeSize = 6;  // the shell, its two sleeps, the second shell with two
 
 pid_t agent_of(const Process& launcher) {
   const auto children = children_of(launcher.pid());
@@ -22,17 +23,18 @@ pid_t agent_of(const Process& launcher) {
   return agent == children.end() ? -1 : *agent;
 }
 
-void wait_for_families(Process& process, std::size_t ranks) {
+void wait_for_process_trees(Process& process, std::size_t ranks) {
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   // With the launcher and the agent.
-  ASSERT_TRUE(process.wait_for_alive(2 + ranks * kFamilySize, Deadline::in(10s))) << process.alive().size();
+  ASSERT_TRUE(process.wait_for_live_count(2 + ranks * kProcessTreeSize, Deadline::in(10s)))
+      << process.live_processes().size();
 }
 
-TEST(LauncherStop, CtrlCOnceAsksEverybodyToStop) {
+TEST(LauncherStop, FirstCtrlCSendsSigterm) {
   Process process(shell_ranks(2, "trap 'echo asked$RANK; exit 0' TERM; echo up$RANK; while :; do sleep 0.01; done"));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
   process.signal(SIGINT);
-  const Exit exit = process.wait(Deadline::in(10s));
+  const ProcessResult exit = process.wait(Deadline::in(10s));
   EXPECT_EQ(exit.code, 130);
   EXPECT_EQ(exit.signal, 0);
   EXPECT_THAT(exit.out, HasSubstr("asked0"));
@@ -40,7 +42,7 @@ TEST(LauncherStop, CtrlCOnceAsksEverybodyToStop) {
   EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kInterrupted);
 }
 
-TEST(LauncherStop, TheGraceOfAStopIsItsOwn) {
+TEST(LauncherStop, StopUsesItsOwnGracePeriod) {
   Process process(shell_ranks(1, "trap '' TERM; echo up$RANK; while :; do sleep 0.01; done",
                               {"--grace", "0.3", "--fail-grace", "60"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
@@ -48,7 +50,7 @@ TEST(LauncherStop, TheGraceOfAStopIsItsOwn) {
   EXPECT_EQ(process.wait(Deadline::in(5s)).code, 130);
 }
 
-TEST(LauncherStop, CtrlCTwiceKills) {
+TEST(LauncherStop, SecondCtrlCKills) {
   Process process(shell_ranks(2, "trap '' TERM; echo up$RANK; while :; do sleep 0.01; done", {"--grace", "60"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
   process.signal(SIGINT);
@@ -59,78 +61,78 @@ TEST(LauncherStop, CtrlCTwiceKills) {
   EXPECT_LT(Deadline::Clock::now() - second, 1s);
 }
 
-TEST(LauncherStop, TermAndHangUpHaveTheirOwnCodes) {
+TEST(LauncherStop, SigtermAndSighupHaveTheirOwnExitCodes) {
   for (const int signal : {SIGTERM, SIGHUP}) {
     Process process(shell_ranks(1, "echo up$RANK; sleep 300"));
     ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
     process.signal(signal);
-    const Exit exit = process.wait(Deadline::in(10s));
+    const ProcessResult exit = process.wait(Deadline::in(10s));
     EXPECT_EQ(exit.code, 128 + signal);
     EXPECT_EQ(fatal_in(exit.err).cause, base::Cause::kInterrupted);
   }
 }
 
-TEST(LauncherStop, WhoeverSwitchedHangUpOffIsObeyed) {
+TEST(LauncherStop, IgnoredSighupStaysIgnored) {
   Process process(
       {.argv = {"sh", "-c", "trap '' HUP; exec " + kLockstep + " run -n 1 sh -c 'echo up; sleep 0.5; echo done'"}});
   ASSERT_TRUE(process.wait_for("up", Deadline::in(10s)));
   process.signal(SIGHUP);
-  const Exit exit = process.wait(Deadline::in(10s));
+  const ProcessResult exit = process.wait(Deadline::in(10s));
   EXPECT_EQ(exit.code, 0);
   EXPECT_THAT(exit.out, HasSubstr("done"));
 }
 
-TEST(LauncherStop, UserSignalsReachTheRanks) {
+TEST(LauncherStop, UserSignalsReachRanks) {
   for (const std::string name : {"USR1", "USR2"}) {
     Process process(shell_ranks(2, "trap 'echo got; exit 0' " + name + "; echo up$RANK; while :; do sleep 0.01; done"));
     ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)) && process.wait_for("up1", Deadline::in(10s)));
     process.signal(name == "USR1" ? SIGUSR1 : SIGUSR2);
-    const Exit exit = process.wait(Deadline::in(10s));
+    const ProcessResult exit = process.wait(Deadline::in(10s));
     EXPECT_EQ(exit.code, 0);
     EXPECT_THAT(exit.out, HasSubstr("[0] got\n"));
     EXPECT_THAT(exit.out, HasSubstr("[1] got\n"));
   }
 }
 
-TEST(LauncherStop, AfterCtrlCNothingIsLeft) {
-  Process process(shell_ranks(2, kFamily));
-  wait_for_families(process, 2);
+TEST(LauncherStop, NoProcessesLeftAfterCtrlC) {
+  Process process(shell_ranks(2, kProcessTreeScript));
+  wait_for_process_trees(process, 2);
   process.signal(SIGINT);
   EXPECT_EQ(process.wait(Deadline::in(10s)).code, 130);
-  EXPECT_EQ(process.alive().size(), 0u);
+  EXPECT_EQ(process.live_processes().size(), 0u);
 }
 
-TEST(LauncherStop, AKilledLauncherTakesAllWithIt) {
+TEST(LauncherStop, KillingLauncherEndsAllProcesses) {
   for (int round = 0; round < 5; ++round) {
-    Process process(shell_ranks(2, kFamily));
-    wait_for_families(process, 2);
+    Process process(shell_ranks(2, kProcessTreeScript));
+    wait_for_process_trees(process, 2);
     process.signal(SIGKILL);
-    EXPECT_TRUE(process.wait_for_alive(0, Deadline::in(2s))) << process.alive().size();
+    EXPECT_TRUE(process.wait_for_live_count(0, Deadline::in(2s))) << process.live_processes().size();
     EXPECT_EQ(process.wait(Deadline::in(5s)).signal, SIGKILL);
   }
 }
 
-TEST(LauncherStop, AKilledLauncherWhileRanksStart) {
+TEST(LauncherStop, KillingLauncherDuringStartEndsAllProcesses) {
   for (int round = 0; round < 20; ++round) {
-    Process process(shell_ranks(8, kFamily));
+    Process process(shell_ranks(8, kProcessTreeScript));
     // Each round a little later: nothing, the launcher, the agent, some of the ranks.
     const Deadline deadline = Deadline::in(std::chrono::milliseconds(round));
     eventually(deadline, [] { return false; });
     process.signal(SIGKILL);
     process.wait(Deadline::in(5s));
-    EXPECT_TRUE(process.wait_for_alive(0, Deadline::in(2s))) << process.alive().size();
+    EXPECT_TRUE(process.wait_for_live_count(0, Deadline::in(2s))) << process.live_processes().size();
   }
 }
 
-TEST(LauncherStop, AKilledAgentIsReportedAndTakesAllWithIt) {
+TEST(LauncherStop, KillingAgentIsReportedAndEndsAllProcesses) {
   for (int round = 0; round < 5; ++round) {
-    Process process(shell_ranks(2, kFamily));
-    wait_for_families(process, 2);
+    Process process(shell_ranks(2, kProcessTreeScript));
+    wait_for_process_trees(process, 2);
     const pid_t agent = agent_of(process);
     ASSERT_GT(agent, 1);
     ::kill(agent, SIGKILL);
-    const Exit exit = process.wait(Deadline::in(10s));
-    EXPECT_EQ(process.alive().size(), 0u);
+    const ProcessResult exit = process.wait(Deadline::in(10s));
+    EXPECT_EQ(process.live_processes().size(), 0u);
     EXPECT_EQ(exit.code, 70);
     const job::Fatal fatal = fatal_in(exit.err);
     EXPECT_EQ(fatal.cause, base::Cause::kInternal);
@@ -139,7 +141,7 @@ TEST(LauncherStop, AKilledAgentIsReportedAndTakesAllWithIt) {
   }
 }
 
-TEST(LauncherStop, AnAgentThatStandsStillIsNotWaitedForEver) {
+TEST(LauncherStop, StoppedAgentDoesNotBlockShutdown) {
   Process process(shell_ranks(1, "echo up$RANK; sleep 300", {"--grace", "0"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   const pid_t agent = agent_of(process);
@@ -149,23 +151,23 @@ TEST(LauncherStop, AnAgentThatStandsStillIsNotWaitedForEver) {
   EXPECT_EQ(process.wait(Deadline::in(20s)).code, 130);
 }
 
-TEST(LauncherStop, AnAgentThatStandsStillEndsTheJob) {
+TEST(LauncherStop, StoppedAgentEndsJob) {
   Process process(shell_ranks(2, "echo up$RANK; sleep 300", {"--stall-timeout", "5"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   ASSERT_TRUE(process.wait_for("up1", Deadline::in(10s)));
   const pid_t agent = agent_of(process);
   ASSERT_GT(agent, 1);
   ::kill(agent, SIGSTOP);
-  const Exit exit = process.wait(Deadline::in(20s));
+  const ProcessResult exit = process.wait(Deadline::in(20s));
   EXPECT_EQ(exit.code, 70);
   const job::Fatal fatal = fatal_in(exit.err);
   EXPECT_EQ(fatal.cause, base::Cause::kInternal);
   EXPECT_EQ(fatal.pid, agent);
   EXPECT_THAT(fatal.detail, HasSubstr("has told nothing for 5 s"));
-  EXPECT_EQ(process.alive().size(), 0u);
+  EXPECT_EQ(process.live_processes().size(), 0u);
 }
 
-TEST(LauncherStop, ALauncherThatStoodStillDoesNotBlameItsAgent) {
+TEST(LauncherStop, SuspendedLauncherDoesNotBlameAgent) {
   Process process(shell_ranks(1, "echo up$RANK; sleep 12", {"--stall-timeout", "5"}));
   ASSERT_TRUE(process.wait_for("up0", Deadline::in(10s)));
   const pid_t agent = agent_of(process);
@@ -179,7 +181,7 @@ TEST(LauncherStop, ALauncherThatStoodStillDoesNotBlameItsAgent) {
   EXPECT_EQ(process.wait(Deadline::in(20s)).code, 0);
 }
 
-TEST(LauncherStop, ChildrenThatWereThereBeforeAreSpared) {
+TEST(LauncherStop, ExistingChildrenAreNotKilled) {
   Process process(
       {.argv = {"sh", "-c",
                 "sleep 300 & echo before=$!; exec " + kLockstep + " run -n 1 sh -c 'echo up0; sleep 300'"}});

@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import history  # noqa: E402
-import hosts_bed  # noqa: E402
+import host_cluster  # noqa: E402
 
 STEPS = 100
 NOBODY = 65432  # a user who has no other process
@@ -62,8 +62,8 @@ def hashes(folder):
     return [line["hash"] for line in history.steps(histories[0])]
 
 
-def without_a_folder_for_shared_memory(args, folder):
-    hosts_bed.sh("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm")
+def full_dev_shm(args, folder):
+    host_cluster.sh("mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", "/dev/shm")
     pathlib.Path("/dev/shm/full").write_bytes(bytes(4096))
     try:
         job = start(args, folder, "--transport", "shm")
@@ -71,7 +71,7 @@ def without_a_folder_for_shared_memory(args, folder):
         check(job.returncode == 0, f"exit code {job.returncode} {err[-300:]}")
         hashes(folder)
     finally:
-        hosts_bed.sh("umount", "/dev/shm")
+        host_cluster.sh("umount", "/dev/shm")
 
 
 def two_jobs_at_once(args, folder):
@@ -86,7 +86,7 @@ def two_jobs_at_once(args, folder):
     check(hashes(folders[0]) == hashes(folders[1]), "they come to the same")
 
 
-def few_processes(args, folder):
+def process_limit(args, folder):
     os.chown(folder, NOBODY, NOBODY)
     limited = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "prlimit", "--nproc=4"]
     job = subprocess.Popen(
@@ -108,7 +108,7 @@ def few_processes(args, folder):
     check(not left, f"nothing is left {left}")
 
 
-def a_stop_waits_for_stacks_that_take_long(args, folder):
+def stop_waits_for_slow_stack_dump(args, folder):
     tool = pathlib.Path(folder) / "slow-stack"
     tool.write_text("#!/bin/sh\nsleep 2.5\necho these took long\n")
     tool.chmod(0o755)
@@ -119,8 +119,8 @@ def a_stop_waits_for_stacks_that_take_long(args, folder):
         check=False,
     ).stdout.strip()
     if not real:
-        hosts_bed.skip("eu-stack is not installed (Debian: elfutils)")
-    hosts_bed.sh("mount", "--bind", tool, real)
+        host_cluster.skip("eu-stack is not installed (Debian: elfutils)")
+    host_cluster.sh("mount", "--bind", tool, real)
     try:
         begin = time.monotonic()
         job = start(args, folder, "--hang-timeout", "3", "--name", "it", words=("deadlock", "1", "30"))
@@ -129,16 +129,16 @@ def a_stop_waits_for_stacks_that_take_long(args, folder):
         check("these took long" in (pathlib.Path(folder) / "runs/it/stack.1.txt").read_text(), "the stack is there")
         check(time.monotonic() - begin < 20, "and it ended in time")
     finally:
-        hosts_bed.sh("umount", real)
+        host_cluster.sh("umount", real)
 
 
 CASES = {
     case.__name__: case
     for case in (
-        without_a_folder_for_shared_memory,
+        full_dev_shm,
         two_jobs_at_once,
-        few_processes,
-        a_stop_waits_for_stacks_that_take_long,
+        process_limit,
+        stop_waits_for_slow_stack_dump,
     )
 }
 
@@ -149,7 +149,7 @@ def main():
     parser.add_argument("--program", required=True)
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
-    hosts_bed.enter_cell(("mount", "setpriv", "prlimit"))
+    host_cluster.enter_sandbox(("mount", "setpriv", "prlimit"))
     for name in args.cases or list(CASES):
         with tempfile.TemporaryDirectory() as folder:
             CASES[name](args, folder)

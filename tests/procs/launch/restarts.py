@@ -101,7 +101,7 @@ def result(out):
 # A rank is killed at a random moment, again and again, and the job comes to the same end.
 
 
-def kills_at_random_moments(folder):
+def random_kills(folder):
     kills = ARGUMENTS.kills
     seed = ARGUMENTS.seed if ARGUMENTS.seed is not None else random.SystemRandom().randrange(1 << 32)
     rng = random.Random(seed)
@@ -176,7 +176,7 @@ def ends_with(process, code, text):
     check(process.returncode == code and text in err, f"code {process.returncode}: {err.strip()}")
 
 
-def stale_ranks_are_kept_out(folder):
+def stale_ranks_are_rejected(folder):
     words = [str(folder), "1000000", str(EVERY)]
     job = Job(words[0], words[1], ranks=2, restarts=5)
     old = environment(job.all_there(0)[1])
@@ -216,7 +216,7 @@ def state_of(pid):
     return text[text.rindex(")") + 2]
 
 
-CASES = {case.__name__: case for case in (kills_at_random_moments, stale_ranks_are_kept_out)}
+CASES = {case.__name__: case for case in (random_kills, stale_ranks_are_rejected)}
 
 
 def main():

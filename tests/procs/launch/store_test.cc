@@ -8,12 +8,12 @@
 #include <memory>
 #include <set>
 
+#include "lockstep/base/net/socket.h"
 #include "lockstep/base/parse.h"
 #include "lockstep/base/telemetry/rank_page.h"
-#include "lockstep/base/net/socket.h"
 #include "lockstep/job/job_key.h"
-#include "tests/support/lockstep_run.h"
 #include "tests/support/fault_proxy.h"
+#include "tests/support/lockstep_run.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::tests {
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Variables = std::map<std::string, std::string>;
 
-class ByHand : public ::testing::Test {
+class StoreAccess : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
 
@@ -49,7 +49,9 @@ class ByHand : public ::testing::Test {
     for (const auto& [name, value] : other) spawn.env[name] = value;
     ranks_[rank] = std::make_unique<Process>(spawn);
   }
-  Exit end_of(int rank, std::chrono::seconds limit = 30s) { return ranks_.at(rank)->wait(Deadline::in(limit)); }
+  ProcessResult wait_for_exit(int rank, std::chrono::seconds limit = 30s) {
+    return ranks_.at(rank)->wait(Deadline::in(limit));
+  }
 
   std::string history(int rank) { return folder_ / ("rank." + std::to_string(rank) + ".jsonl"); }
   /// The hash after each step, as the rank wrote it.
@@ -69,15 +71,15 @@ class ByHand : public ::testing::Test {
   std::map<int, std::unique_ptr<Process>> ranks_;
 };
 
-TEST_F(ByHand, SegmentsOfOneByteChangeNothing) {
+TEST_F(StoreAccess, OneByteSegmentsDoNotChangeResults) {
   std::vector<std::string> plain;
   for (const bool cut : {false, true}) {
     FaultProxy proxy({"127.0.0.1", port_});
-    if (cut) proxy.one_byte_segments();
+    if (cut) proxy.send_byte_by_byte();
     for (int rank = 0; rank < kRanks; ++rank)
       start(rank, {}, {{"MASTER_PORT", std::to_string(rank == 0 ? port_ : proxy.address().port)}});
-    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(end_of(rank).code, 0) << ranks_[rank]->err();
-    EXPECT_GE(proxy.count(), 2);
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(wait_for_exit(rank).code, 0) << ranks_[rank]->err();
+    EXPECT_GE(proxy.num_connections(), 2);
     EXPECT_EQ(hashes(0).size(), 120u);
     for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(hashes(rank), hashes(0));
     if (cut) {
@@ -87,10 +89,10 @@ TEST_F(ByHand, SegmentsOfOneByteChangeNothing) {
   }
 }
 
-TEST_F(ByHand, OtherArgumentsAreNamedOnBothSides) {
+TEST_F(StoreAccess, DifferentArgumentsAreReportedOnBothRanks) {
   for (int rank = 0; rank < kRanks; ++rank)
     start(rank, rank == 1 ? Words{"late", "9", "5"} : Words{});  // there is no rank 9
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(end_of(rank).code, 0) << ranks_[rank]->err();
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(wait_for_exit(rank).code, 0) << ranks_[rank]->err();
   const std::string line =
       "warning: rank 1 was started with other arguments than rank 0: \"120\" \"late\" \"9\" against \"120\"";
   for (const int rank : {0, 1}) EXPECT_THAT(ranks_[rank]->err(), HasSubstr(line));
@@ -99,8 +101,9 @@ TEST_F(ByHand, OtherArgumentsAreNamedOnBothSides) {
 
 /// What passes a rank by when its way to the store ends while all wait for another: a new connection is there, or none
 /// can be had.
-TEST_F(ByHand, AWayToTheStoreThatEndsIsReplacedOrEndsAll) {
-  for (const auto how : {FaultProxy::End::kReset, FaultProxy::End::kFinish, FaultProxy::End::kHalfClose})
+TEST_F(StoreAccess, LostConnectionIsReplacedOrEndsJob) {
+  for (const auto how :
+       {FaultProxy::CloseMode::kReset, FaultProxy::CloseMode::kFinish, FaultProxy::CloseMode::kHalfClose})
     for (const bool for_good : {false, true}) {
       for (int rank = 0; rank < kRanks; ++rank) std::filesystem::remove(history(rank));
       FaultProxy proxy({"127.0.0.1", port_});
@@ -112,11 +115,11 @@ TEST_F(ByHand, AWayToTheStoreThatEndsIsReplacedOrEndsAll) {
       std::this_thread::sleep_for(300ms);
       const auto begin = Deadline::Clock::now();
       if (for_good) proxy.stop_listening();
-      proxy.end(how);
-      const Exit cut = end_of(1);
+      proxy.close_connections(how);
+      const ProcessResult cut = wait_for_exit(1);
       EXPECT_LT(Deadline::Clock::now() - begin,
                 for_good ? 2500ms : 30000ms);  // of which the end of a process that has libtorch takes its part
-      for (const int rank : {0, 2}) end_of(rank);
+      for (const int rank : {0, 2}) wait_for_exit(rank);
       // What rank 1 had given before it ended may still have been added.
       EXPECT_EQ(hashes(0).size() == 120, !for_good) << hashes(0).size();
       if (!for_good) {
@@ -130,59 +133,60 @@ TEST_F(ByHand, AWayToTheStoreThatEndsIsReplacedOrEndsAll) {
     }
 }
 
-TEST_F(ByHand, TheStoreStaysUntilAllHaveLeft) {
+TEST_F(StoreAccess, StoreStaysUntilAllRanksHaveLeft) {
   for (int rank = 0; rank < kRanks; ++rank) start(rank, {}, {}, {"early"});
   for (const int rank : {1, 2}) {
-    const Exit exit = end_of(rank);
+    const ProcessResult exit = wait_for_exit(rank);
     EXPECT_EQ(exit.code, 0) << exit.err;
     EXPECT_THAT(exit.out, HasSubstr("done"));
   }
-  EXPECT_EQ(end_of(0).code, 0);
+  EXPECT_EQ(wait_for_exit(0).code, 0);
 }
 
-TEST_F(ByHand, AnotherKeyIsRefusedByNameAndTheRestListsWhoIsMissing) {
+TEST_F(StoreAccess, DifferentKeyIsRejectedAndMissingRankIsListed) {
   start(0);
   start(1);
   start(2, {}, {{"LOCKSTEP_KEY_FILE", key_file("other", 'o')}});
-  const Exit refused = end_of(2);
+  const ProcessResult refused = wait_for_exit(2);
   EXPECT_EQ(refused.code, 76);
   EXPECT_THAT(refused.err, HasSubstr("do not have the same job key"));
-  EXPECT_LT(refused.after, 5s);
+  EXPECT_LT(refused.elapsed, 5s);
   for (const int rank : {0, 1}) {
-    EXPECT_EQ(end_of(rank).code, 124);
+    EXPECT_EQ(wait_for_exit(rank).code, 124);
     EXPECT_THAT(ranks_[rank]->err(), HasSubstr("1 of 3 ranks did not join in time: 2;"));
   }
   EXPECT_THAT(ranks_[0]->err(),
               HasSubstr("one that calls itself rank 2 and does not have this job's key was turned away"));
 }
 
-TEST_F(ByHand, AnotherStartOfTheJobIsRefusedByName) {
+TEST_F(StoreAccess, DifferentGenerationIsRejected) {
   const auto start_of = [](int number) {
     return Variables{{"TORCHELASTIC_RUN_ID", "run"}, {"TORCHELASTIC_RESTART_COUNT", std::to_string(number)}};
   };
   start(0, {}, start_of(2));
   start(1, {}, start_of(1));
-  const Exit refused = end_of(1);
+  const ProcessResult refused = wait_for_exit(1);
   EXPECT_EQ(refused.code, 76);
   EXPECT_THAT(refused.err, HasSubstr("belongs to start 2 of this job, and this rank to start 1"));
-  EXPECT_THAT(end_of(0).err, AllOf(HasSubstr("rank 1 of another start of this job, 1 instead of 2, was turned away"),
-                                   HasSubstr("2 of 3 ranks did not join in time: 1, 2")));
+  EXPECT_THAT(wait_for_exit(0).err,
+              AllOf(HasSubstr("rank 1 of another start of this job, 1 instead of 2, was turned away"),
+                    HasSubstr("2 of 3 ranks did not join in time: 1, 2")));
 }
 
-TEST_F(ByHand, AJobWithoutAKeyIsSaidToHaveNone) {
+TEST_F(StoreAccess, MissingKeyIsReported) {
   for (int rank = 0; rank < kRanks; ++rank) start(rank, {}, {{"LOCKSTEP_KEY_FILE", ""}});
   for (int rank = 0; rank < kRanks; ++rank) {
-    const Exit exit = end_of(rank);
+    const ProcessResult exit = wait_for_exit(rank);
     EXPECT_EQ(exit.code, 0) << exit.err;
     EXPECT_THAT(exit.err, rank == 0 ? ::testing::Matcher<std::string>(HasSubstr("this job has no key"))
                                     : ::testing::Matcher<std::string>(Not(HasSubstr("key"))));
   }
 }
 
-TEST_F(ByHand, AKeyThatOthersMayReadIsRefused) {
+TEST_F(StoreAccess, ReadableKeyFileIsRejected) {
   ::chmod(key_.c_str(), 0644);
   start(0);
-  const Exit exit = end_of(0);
+  const ProcessResult exit = wait_for_exit(0);
   EXPECT_EQ(exit.code, 64);
   EXPECT_THAT(exit.err, HasSubstr("may be read or written by others than its owner"));
 }
@@ -199,7 +203,7 @@ std::string key_of(pid_t pid) {
     const auto link = std::filesystem::read_symlink(entry.path(), error);
     if (link.string().rfind("/memfd:lockstep-rank", 0) != 0) continue;
     const std::string page = content(entry.path());
-    return page.substr(offsetof(base::RankPage, key), sizeof(base::PageKey));
+    return page.substr(offsetof(base::RankPage, key), sizeof(base::JobKeyBytes));
   }
   return "";
 }
@@ -211,21 +215,21 @@ std::string hex(const std::string& bytes) {
   return text;
 }
 
-TEST(Key, StandsInNoCommandLineAndNoEnvironment) {
+TEST(JobKeyDelivery, IsNotInCommandLineOrEnvironment) {
   std::string first;
   for (int job = 0; job < 2; ++job) {
     SpawnOptions spawn = lockstep_run({"-n", "2", "--bind", "none", "--", LOCKSTEP_TRAIN_PROBE_PATH, "asks"});
     Process process(spawn);
     for (const char* rank : {"rank 0 pid ", "rank 1 pid "}) ASSERT_TRUE(process.wait_for(rank, Deadline::in(20s)));
     std::set<std::string> keys;
-    for (const pid_t pid : process.alive())
+    for (const pid_t pid : process.live_processes())
       if (const std::string key = key_of(pid); !key.empty()) keys.insert(key);
     ASSERT_EQ(keys.size(), 1u) << "all ranks of a job have one key";
     const std::string key = *keys.begin();
     EXPECT_EQ(key.size(), 32u);
     EXPECT_NE(key, std::string(32, '\0'));
     EXPECT_NE(key, std::exchange(first, key)) << "and another job another one";
-    for (const pid_t pid : process.alive())
+    for (const pid_t pid : process.live_processes())
       for (const char* file : {"/environ", "/cmdline"}) {
         const std::string text = content("/proc/" + std::to_string(pid) + file);
         EXPECT_FALSE(text.empty());
@@ -237,11 +241,11 @@ TEST(Key, StandsInNoCommandLineAndNoEnvironment) {
   }
 }
 
-TEST(Key, ReachesAProgramThatAnotherOneStarts) {
+TEST(JobKeyDelivery, ReachesGrandchildPrograms) {
   // As wrappers in Python do, with all descriptors closed that they do not know.
   const std::string script = std::string("import subprocess, sys; sys.exit(subprocess.run(['") +
-                             LOCKSTEP_RANK_PROBE_PATH + "', 'nothing', '0'], close_fds=True).returncode)";
-  const Exit exit = run_process(lockstep_run({"-n", "2", "--bind", "none", "--", "python3", "-c", script}));
+                             LOCKSTEP_FAULT_PROBE_PATH + "', 'nothing', '0'], close_fds=True).returncode)";
+  const ProcessResult exit = run_process(lockstep_run({"-n", "2", "--bind", "none", "--", "python3", "-c", script}));
   EXPECT_EQ(exit.code, 0) << exit.err;
 }
 

@@ -24,7 +24,7 @@ import time
 import history
 from marked import marked
 
-MARK = "LOCKSTEP_TEST_STRANGERS"
+MARK = "LOCKSTEP_TEST_UNAUTHENTICATED"
 RANKS, STEPS = 3, 300
 LATE_S = 3
 MOST_OPEN = 300
@@ -73,7 +73,7 @@ def cpu_s(pid):
 HELLO = b"LOCKSTEP" + struct.pack("<HB", 2, 32) + b"0" * 32 + struct.pack("<ii", 0, 1) + bytes(32)
 
 
-def bytes_of_a_stranger(rng):
+def unauthenticated_bytes(rng):
     kind = rng.randrange(6)
     if kind == 0:
         return b""  # a scan, or a silent one
@@ -106,7 +106,7 @@ def besiege(ports, count, rng, until):
         try:
             one.connect(("127.0.0.1", rng.choice(ports)))
             one.setblocking(False)
-            one.send(bytes_of_a_stranger(rng) or b"L"[: rng.randrange(2)])
+            one.send(unauthenticated_bytes(rng) or b"L"[: rng.randrange(2)])
         except OSError:
             pass
         if rng.random() < 0.1:

@@ -1,4 +1,4 @@
-// A rank that goes wrong when it is told to. rank_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then
+// A rank that goes wrong when it is told to. fault_probe WHAT RANK [SECONDS]: all ranks meet in three all_reduces, then
 // RANK does WHAT and the others wait for it in a fourth: with a deadline of SECONDS where WHAT is wait_less.
 //
 //   loop | deadlock | wait_less   for ever
@@ -25,22 +25,22 @@
 #include <string>
 #include <thread>
 
-#include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/uncaught_exception.h"
 
 namespace {
 
 using lockstep::comm::Group;
 
-volatile bool for_ever = true;
+volatile bool run_forever = true;
 
-[[gnu::noinline]] void loop_for_ever() {
-  while (for_ever) {
+[[gnu::noinline]] void loop_forever() {
+  while (run_forever) {
   }
 }
 
-[[gnu::noinline]] void wait_for_itself() {
+[[gnu::noinline]] void self_deadlock() {
   std::timed_mutex mutex;
   mutex.lock();
   while (!mutex.try_lock_for(std::chrono::hours(1))) {
@@ -49,24 +49,24 @@ volatile bool for_ever = true;
 
 /// The parent of vfork() sleeps, killable but not interruptible, until its child has ended. By its number: the thread
 /// sanitizer makes a fork() of it.
-void wait_in_the_kernel() {
+void block_in_kernel() {
   if (::syscall(SYS_clone, CLONE_VFORK | CLONE_VM | SIGCHLD, 0, 0, 0, 0) != 0) return;
   for (;;) ::pause();
 }
 
 /// Work of many small pieces, each of which may say that it goes on.
-void work(Group& world, double seconds, bool tells) {
+void work(Group& world, double seconds, bool reports_progress) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    if (tells) world.alive();
+    if (reports_progress) world.alive();
   }
 }
 
-void go_wrong(const std::string& what, Group& world, double seconds) {
-  if (what == "loop" || what == "wait_less") loop_for_ever();
-  if (what == "deadlock") wait_for_itself();
-  if (what == "kernel") wait_in_the_kernel();
+void inject_fault(const std::string& what, Group& world, double seconds) {
+  if (what == "loop" || what == "wait_less") loop_forever();
+  if (what == "deadlock") self_deadlock();
+  if (what == "kernel") block_in_kernel();
   if (what == "stop") ::raise(SIGSTOP);
   if (what == "work" || what == "alive") work(world, seconds, what == "alive");
   if (what == "busy") {
@@ -93,12 +93,12 @@ int run(int argc, char** argv) {
   const at::Tensor tensor = at::ones({1024});
   try {
     for (int i = 0; i < 3; ++i) world.all_reduce(tensor, lockstep::comm::ReduceOp::kMean, {.name = "votes"});
-    if (world.rank() == rank) go_wrong(what, world, seconds);
+    if (world.rank() == rank) inject_fault(what, world, seconds);
     lockstep::comm::CallOptions last{.name = "votes"};
     if (what == "wait_less") last.deadline = lockstep::base::Deadline::in(std::chrono::duration<double>(seconds));
     world.all_reduce(tensor, lockstep::comm::ReduceOp::kSum, last);
     std::printf("sum %g\n", tensor.sum().item<double>());
-    if (what == "after" && world.rank() == rank) loop_for_ever();
+    if (what == "after" && world.rank() == rank) loop_forever();
     return 0;
   } catch (const lockstep::base::CommError& error) {
     std::printf("told: %s %s\n", std::string(name(error.cause())).c_str(), error.what());

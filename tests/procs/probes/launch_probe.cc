@@ -16,7 +16,7 @@
 
 namespace {
 
-int fds() {
+int print_descriptors() {
   DIR* folder = ::opendir("/proc/self/fd");
   while (const dirent* entry = ::readdir(folder)) {
     const int fd = std::atoi(entry->d_name);
@@ -29,7 +29,7 @@ int fds() {
   return 0;
 }
 
-int cpus() {
+int print_cpus() {
   cpu_set_t set;
   ::sched_getaffinity(0, sizeof set, &set);
   std::string list = "cpus";
@@ -39,20 +39,20 @@ int cpus() {
   return 0;
 }
 
-int standard_input() {
+int print_stdin() {
   char c;
   std::printf("stdin %zd\n", ::read(STDIN_FILENO, &c, 1));
   return 0;
 }
 
-int session() {
+int print_session() {
   int signal = 0;
   ::prctl(PR_GET_PDEATHSIG, &signal);
   std::printf("leader %d group %d deathsig %d\n", ::getsid(0) == ::getpid(), ::getpgrp() == ::getpid(), signal);
   return 0;
 }
 
-int signals() {
+int print_signals() {
   sigset_t mask;
   ::sigprocmask(SIG_BLOCK, nullptr, &mask);
   int odd = 0;
@@ -66,14 +66,14 @@ int signals() {
 }
 
 /// N lines of 100 bytes, as fast as they can be written.
-int flood(int lines) {
+int print_many_lines(int lines) {
   const std::string text(99, 'x');
   for (int i = 0; i < lines; ++i) std::puts(text.c_str());
   return 0;
 }
 
 int launch(int argc, char** argv) {
-  const auto& rank = lockstep::base::Env::process().lockstep_rank;
+  const auto& rank = lockstep::base::Env::this_process().lockstep_rank;
   try {
     lockstep::launcher::launch({.ranks = std::atoi(argv[2])}, argc, argv);
   } catch (const lockstep::base::Error& error) {
@@ -90,12 +90,12 @@ int launch(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
-  if (what == "fds") return fds();
-  if (what == "cpus") return cpus();
-  if (what == "stdin") return standard_input();
-  if (what == "session") return session();
-  if (what == "signals") return signals();
-  if (what == "flood" && argc > 2) return flood(std::atoi(argv[2]));
+  if (what == "fds") return print_descriptors();
+  if (what == "cpus") return print_cpus();
+  if (what == "stdin") return print_stdin();
+  if (what == "session") return print_session();
+  if (what == "signals") return print_signals();
+  if (what == "flood" && argc > 2) return print_many_lines(std::atoi(argv[2]));
   if (what == "launch" && argc > 2) return launch(argc, argv);
   return 2;
 }

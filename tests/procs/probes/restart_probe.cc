@@ -37,8 +37,8 @@ using namespace lockstep;
 using namespace std::chrono_literals;
 using base::Deadline;
 
-constexpr int kSamplesOfARank = 4;
-constexpr int kToldToEnd = 69;
+constexpr int kSamplesPerRank = 4;
+constexpr int kStoppedExitCode = 69;
 
 /// splitmix64.
 std::uint64_t mix(std::uint64_t x) {
@@ -53,7 +53,7 @@ struct State {
   std::uint64_t params = 1;
 };
 
-State newest(const std::string& folder) {
+State load_newest(const std::string& folder) {
   State state;
   std::ifstream file(folder + "/checkpoint");
   file >> state.sequence >> state.step >> state.sample >> state.params;
@@ -76,11 +76,11 @@ class Rank {
       : folder_(folder),
         every_(every),
         id_(id),
-        store_(
-            job::connect_store(id.address, {id.job, id.generation, job::JobKey::given()}, id.rank, Deadline::in(10s))),
-        state_(newest(folder)),
+        store_(job::connect_store(id.address, {id.job, id.generation, job::JobKey::inherited()}, id.rank,
+                                  Deadline::in(10s))),
+        state_(load_newest(folder)),
         history_(folder + "/rank." + std::to_string(id.rank) + ".jsonl", std::ios::app) {
-    base::show_process(id.rank, id.world_size, id.job, "probe");
+    base::publish_rank_page(id.rank, id.world_size, id.job, "probe");
     heartbeat_ = std::make_unique<job::Heartbeat>(nullptr, id.rank);
   }
 
@@ -89,9 +89,9 @@ class Rank {
 
   void step() {
     const State before = state_;
-    const std::int64_t first = before.sample + id_.rank * kSamplesOfARank;
+    const std::int64_t first = before.sample + id_.rank * kSamplesPerRank;
     std::uint64_t sum = 0;
-    for (std::int64_t sample = first; sample < first + kSamplesOfARank; ++sample)
+    for (std::int64_t sample = first; sample < first + kSamplesPerRank; ++sample)
       sum += mix(static_cast<std::uint64_t>(sample));
     std::this_thread::sleep_for(3ms);
     store_->set(key("sum", id_.rank), std::to_string(sum), Deadline::in(10s));
@@ -99,11 +99,11 @@ class Rank {
     for (int rank = 0; rank < id_.world_size; ++rank)
       all += std::strtoull(wait_for(key("sum", rank)).c_str(), nullptr, 10);
     state_.params = mix(before.params ^ all);
-    state_.sample += id_.world_size * kSamplesOfARank;
+    state_.sample += id_.world_size * kSamplesPerRank;
     ++state_.step;
     const bool saves = state_.step % every_ == 0;
     write_line(before, first, saves);
-    base::RankPage::process().steps = state_.step;
+    base::RankPage::this_process().steps = state_.step;
     if (saves) save_together();
   }
 
@@ -116,7 +116,7 @@ class Rank {
   std::string wait_for(const std::string& name) {
     for (;;) {
       if (const auto value = store_->get(name, Deadline::in(50ms))) return *value;
-      if (base::RankPage::process().stop != 0) std::exit(kToldToEnd);
+      if (base::RankPage::this_process().stop_requested != 0) std::exit(kStoppedExitCode);
     }
   }
 
@@ -127,7 +127,7 @@ class Rank {
         "{\"mono_ns\": %" PRId64 ", \"gen\": %d, \"step\": %" PRId64
         ", \"rank\": %d, \"world\": %d, \"first_sample\": %" PRId64 ", \"last_sample\": %" PRId64
         ", \"params_before\": \"%016" PRIx64 "\", \"params_after\": \"%016" PRIx64 "\", \"checkpoint\": %s}\n",
-        base::monotonic_ns(), id_.generation, before.step, id_.rank, id_.world_size, first, first + kSamplesOfARank - 1,
+        base::monotonic_ns(), id_.generation, before.step, id_.rank, id_.world_size, first, first + kSamplesPerRank - 1,
         before.params, state_.params, saves ? std::to_string(before.sequence + 1).c_str() : "null");
     history_ << line << std::flush;
   }
@@ -141,7 +141,7 @@ class Rank {
     } else {
       wait_for(key("saved", 0));
     }
-    base::RankPage::process().saved = state_.sequence;
+    base::RankPage::this_process().durable_checkpoint = state_.sequence;
   }
 
   const std::string folder_;
@@ -157,7 +157,7 @@ class Rank {
 int run(int argc, char** argv) {
   if (argc < 4) return 2;
   const std::string how = argc > 4 ? argv[4] : "";
-  const job::Identity id = job::identify(base::Env::process());
+  const job::Identity id = job::identify(base::Env::this_process());
   Rank rank(argv[1], std::atoll(argv[3]), id);
   if (how == "hold") {
     std::printf("held %d\n", static_cast<int>(::getpid()));
@@ -168,7 +168,7 @@ int run(int argc, char** argv) {
     rank.step();
     if (how == "exits" && argc > 5 && id.rank == 0 && rank.saves() == std::atoi(argv[5])) return 7;
   }
-  base::RankPage::process().left = 1;
+  base::RankPage::this_process().has_left = 1;
   if (id.rank == 0)
     std::printf("params %016" PRIx64 " after step %" PRId64 "\n", rank.state().params, rank.state().step);
   return 0;

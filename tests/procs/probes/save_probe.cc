@@ -11,8 +11,8 @@
 #include <string>
 
 #include "lockstep/checkpoint/checkpointer.h"
-#include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/uncaught_exception.h"
 
 namespace {
 
@@ -26,13 +26,13 @@ at::Tensor values(std::int64_t step, int rank) {
   return at::full({kElements + rank}, static_cast<double>(step * 100 + rank));
 }
 
-checkpoint::Parts parts_of(std::int64_t step, int rank) {
-  checkpoint::Parts parts = {{"own", {{"values", values(step, rank)}, {"rank", std::int64_t{rank}}}}};
+checkpoint::CheckpointParts parts_of(std::int64_t step, int rank) {
+  checkpoint::CheckpointParts parts = {{"own", {{"values", values(step, rank)}, {"rank", std::int64_t{rank}}}}};
   if (rank == 0) parts["model"] = {{"weight", values(step, 50)}, {"step", step}};
   return parts;
 }
 
-bool is_right(const SavedCheckpoint& saved) {
+bool has_expected_values(const SavedCheckpoint& saved) {
   const std::int64_t step = saved.step();
   const auto model = saved.read("model");
   bool right =
@@ -45,21 +45,22 @@ bool is_right(const SavedCheckpoint& saved) {
   return right;
 }
 
-bool is_whole(const std::string& path) {
+bool is_complete(const std::string& path) {
   try {
     const SavedCheckpoint saved(path);
-    bool whole = true;
-    for (std::size_t i = 0; i < saved.manifest().files.size(); ++i) whole = whole && saved.complaint(i, true).empty();
-    return whole;
+    bool complete = true;
+    for (std::size_t i = 0; i < saved.manifest().files.size(); ++i)
+      complete = complete && saved.find_damage(i, true).empty();
+    return complete;
   } catch (const base::Error&) {
     return false;
   }
 }
 
-int num_whole(const std::string& folder) {
+int num_complete(const std::string& folder) {
   int number = 0;
   for (const auto& name : checkpoint::list_checkpoints(folder))
-    number += is_whole(folder + "/" + to_text(name)) ? 1 : 0;
+    number += is_complete(folder + "/" + to_text(name)) ? 1 : 0;
   return number;
 }
 
@@ -69,7 +70,7 @@ bool has_leftovers(const std::string& folder) {
   return false;
 }
 
-void say(const comm::Group& world, const std::string& line) {
+void print_on_rank_0(const comm::Group& world, const std::string& line) {
   if (world.rank() != 0) return;
   std::puts(line.c_str());
   std::fflush(stdout);
@@ -77,15 +78,16 @@ void say(const comm::Group& world, const std::string& line) {
 
 int run(const std::string& folder) {
   comm::Group world = comm::init();
-  checkpoint::Checkpoints checkpoints(world, folder);
-  const auto found = checkpoints.newest();
-  if (found && !is_right(*found)) return 3;
+  checkpoint::Checkpointer checkpoints(world, folder);
+  const auto found = checkpoints.latest();
+  if (found && !has_expected_values(*found)) return 3;
   std::int64_t step = found ? found->step() : 0;
-  if (world.rank() == 0) say(world, "found " + std::to_string(step) + " whole " + std::to_string(num_whole(folder)));
+  if (world.rank() == 0)
+    print_on_rank_0(world, "found " + std::to_string(step) + " whole " + std::to_string(num_complete(folder)));
   ++step;
   checkpoints.save(step, parts_of(step, world.rank()));
   if (world.rank() == 0 && has_leftovers(folder)) return 3;
-  say(world, "saved " + std::to_string(step));
+  print_on_rank_0(world, "saved " + std::to_string(step));
   for (;;) {
     ++step;
     if (step % 2 == 0) {
@@ -94,7 +96,7 @@ int run(const std::string& folder) {
     } else {
       checkpoints.save(step, parts_of(step, world.rank()));
     }
-    say(world, "saved " + std::to_string(step));
+    print_on_rank_0(world, "saved " + std::to_string(step));
   }
 }
 

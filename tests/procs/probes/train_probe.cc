@@ -21,8 +21,8 @@
 #include <thread>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/uncaught_exception.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/ddp/ddp.h"
 
@@ -34,7 +34,7 @@ using lockstep::ddp::DistributedDataParallel;
 int train(const std::string& how, int slow) {
   Group world = lockstep::comm::init();
   torch::nn::Linear net(8, 8);
-  DistributedDataParallel ddp(net, world, {.compare_every = 10, .check_finite = true});
+  DistributedDataParallel ddp(net, world, {.compare_replicas_every = 10, .check_finite = true});
   torch::optim::SGD optimizer(net->parameters(), 0.01);
   const bool asks = how == "asks";
   if (asks) world.stop_requested();  // from here on signals are wishes
@@ -107,7 +107,7 @@ void evaluate(torch::nn::Linear& net, int seconds) {
   };
   const torch::NoGradGuard no_grad;
   auto loader = lockstep::data::make_loader(static_cast<std::uint64_t>(seconds) * 50, slow_sample,
-                                            lockstep::data::ShardOf{}, {.batch_size = 10});
+                                            lockstep::data::DataShard{}, {.batch_size = 10});
   for (const auto& batch : loader.epoch(0)) net->forward(batch.data);
 }
 
@@ -146,7 +146,7 @@ struct Fault {
   int step = -1;
 };
 
-void wait_for_itself() {
+void self_deadlock() {
   std::timed_mutex mutex;
   mutex.lock();
   while (!mutex.try_lock_for(std::chrono::hours(1))) {
@@ -155,23 +155,23 @@ void wait_for_itself() {
 
 /// The sum that all ranks vote for in a step, and what a rank makes of it that is told to do wrong; undefined when it
 /// gets none.
-at::Tensor vote(Group& world, int step, const std::string& wrong, std::int64_t num_votes) {
-  const at::Tensor votes = torch::full({wrong == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step,
-                                       wrong == "dtype" ? at::kDouble : at::kFloat);
-  if (wrong == "skip" || wrong == "order") return {};
-  if (wrong == "late") std::this_thread::sleep_for(std::chrono::seconds(3));
-  if (wrong == "extra") world.barrier();
-  if (wrong == "kind")
+at::Tensor vote(Group& world, int step, const std::string& fault_kind, std::int64_t num_votes) {
+  const at::Tensor votes = torch::full({fault_kind == "shape" ? num_votes + 1 : num_votes}, 1 + world.rank() + step,
+                                       fault_kind == "dtype" ? at::kDouble : at::kFloat);
+  if (fault_kind == "skip" || fault_kind == "order") return {};
+  if (fault_kind == "late") std::this_thread::sleep_for(std::chrono::seconds(3));
+  if (fault_kind == "extra") world.barrier();
+  if (fault_kind == "kind")
     world.broadcast(votes, 0, {.name = "votes"});
   else
-    world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = wrong == "name" ? "others" : "votes"});
+    world.all_reduce(votes, lockstep::comm::ReduceOp::kMean, {.name = fault_kind == "name" ? "others" : "votes"});
   return votes;
 }
 
 constexpr std::int64_t kVotes = 64;
 constexpr std::int64_t kManyVotes = 4 << 20;
 constexpr std::uint64_t kBatch = 8;
-constexpr std::uint64_t kStepsAnEpoch = 100;
+constexpr std::uint64_t kStepsPerEpoch = 100;
 
 /// As in a file of samples: what one is depends on its number alone.
 lockstep::data::Example sample(std::size_t index) {
@@ -187,25 +187,26 @@ std::string list(const at::Tensor& numbers) {
 }
 
 /// Trains, and writes after each step what it has come to.
-void train_in_chaos(Group& world, History& history, int steps, const Fault& fault) {
+void train_with_fault(Group& world, History& history, int steps, const Fault& fault) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(32, 64), torch::nn::Tanh(), torch::nn::Linear(64, 8));
-  DistributedDataParallel ddp(net, world, {.compare_every = 50});
+  DistributedDataParallel ddp(net, world, {.compare_replicas_every = 50});
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
-  auto loader = lockstep::data::make_loader(kBatch * kStepsAnEpoch * static_cast<std::uint64_t>(world.size()), sample,
+  auto loader = lockstep::data::make_loader(kBatch * kStepsPerEpoch * static_cast<std::uint64_t>(world.size()), sample,
                                             world, {.batch_size = kBatch, .seed = 3});
   for (int step = 0; step < steps;) {
-    const std::uint64_t epoch = static_cast<std::uint64_t>(step) / kStepsAnEpoch;
+    const std::uint64_t epoch = static_cast<std::uint64_t>(step) / kStepsPerEpoch;
     for (const auto& batch : loader.epoch(epoch)) {
-      const std::string wrong = world.rank() == fault.rank && step == fault.step ? fault.kind : "";
-      if (wrong == "deadlock") wait_for_itself();
+      const std::string fault_kind = world.rank() == fault.rank && step == fault.step ? fault.kind : "";
+      if (fault_kind == "deadlock") self_deadlock();
       std::this_thread::sleep_for(std::chrono::milliseconds(3));
-      if (wrong == "order") world.all_reduce(torch::ones({kVotes}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
+      if (fault_kind == "order")
+        world.all_reduce(torch::ones({kVotes}), lockstep::comm::ReduceOp::kMean, {.name = "votes"});
       optimizer.zero_grad();
       net->forward(batch.data).pow(2).mean().backward();
       optimizer.step();
       std::vector<at::Tensor> all{
-          vote(world, step, wrong, fault.kind == "heavy" && step >= fault.step ? kManyVotes : kVotes)};
+          vote(world, step, fault_kind, fault.kind == "heavy" && step >= fault.step ? kManyVotes : kVotes)};
       for (const auto& parameter : net->parameters()) all.push_back(parameter);
       if (all[0].defined())
         history.write("\"step\": " + std::to_string(step) + ", \"epoch\": " + std::to_string(epoch) +
@@ -220,7 +221,7 @@ int chaos(const std::string& folder, int steps, const Fault& fault) {
   History history(folder, world.rank());
   history.write("\"pid\": " + std::to_string(::getpid()));
   try {
-    train_in_chaos(world, history, steps, fault);
+    train_with_fault(world, history, steps, fault);
   } catch (const lockstep::base::CommError& error) {
     std::string text = error.what();
     for (char& c : text)

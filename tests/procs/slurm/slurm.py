@@ -15,9 +15,9 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import digits  # noqa: E402
-import hosts_bed  # noqa: E402
-import slurm_bed  # noqa: E402
-from slurm_bed import until  # noqa: E402
+import host_cluster  # noqa: E402
+import slurm_cluster  # noqa: E402
+from slurm_cluster import until  # noqa: E402
 
 LIMIT_S = 90
 
@@ -71,7 +71,7 @@ SHOW = [
 ]
 
 
-def an_allocation_names_hosts_and_slots(bed):
+def allocation_defines_hosts_and_slots(bed):
     out = good(bed, *run_in("-N2", "-n3"), *SHOW)
     check(
         out == ["[n1:0] 0/3 0/2 0 n1 none", "[n1:1] 1/3 1/2 0 n1 none", "[n2:2] 2/3 0/1 1 n2 none"],
@@ -84,7 +84,7 @@ def an_allocation_names_hosts_and_slots(bed):
     )
 
 
-def a_batch_script_starts_them_too(bed):
+def runs_in_batch_script(bed):
     script = pathlib.Path(bed.folder, "job.sh")
     script.write_text(f"#!/bin/sh\n{ARGUMENTS.lockstep} run -- {' '.join(SHOW[:2])} '{SHOW[2]}'\n", encoding="ascii")
     log = pathlib.Path(bed.folder, "job.log")
@@ -101,7 +101,7 @@ def a_batch_script_starts_them_too(bed):
     )
 
 
-def the_allocation_can_be_left(bed):
+def allocation_can_be_ignored(bed):
     check(
         good(bed, *run_in("-N2", "-n4"), "--env-from", "none", "-n", 1, "sh", "-c", "echo $WORLD_SIZE") == ["[0] 1"],
         "--env-from none",
@@ -112,14 +112,14 @@ def the_allocation_can_be_left(bed):
     check(code == 64 and "srun has started lockstep run 3 times" in err, err.splitlines()[0])
 
 
-def what_is_wrong_is_said(bed):
+def errors_are_reported(bed):
     code, _, err = client(bed, *run_in("-N2", "-n2"), "--remote-path", "/nowhere/lockstep", "true")
     check(code == 64 and "no such program" in err and 'host \\"n1\\"' in err, err.splitlines()[-1])
     code, _, err = client(bed, *run_in("-N2", "-n2"), "sh", "-c", "[ $RANK = 0 ] && sleep 60; exit 7")
     check(code == 7 and "cause=RANK_EXITED rank=1 host=n2" in err, err.splitlines()[-1])
 
 
-def output_is_whole(bed):
+def output_is_complete(bed):
     out = good(
         bed,
         *run_in("-N2", "-n4"),
@@ -131,7 +131,7 @@ def output_is_whole(bed):
     check(sum(line.count("x") for line in out) == 4 * 300000, "and what has no newline")
 
 
-def the_doctor_looks_at_an_allocations_nodes(bed):
+def doctor_checks_allocated_nodes(bed):
     code, out, err = client(bed, "salloc", "--quiet", "-N2", "-n2", ARGUMENTS.lockstep, "doctor", "--json", "/bin/true")
     found = {(one["host"], one["check"]): one for one in json.loads(out)["findings"]}
     bad = [one for one in found.values() if one["state"] == "bad"]
@@ -145,7 +145,7 @@ def the_doctor_looks_at_an_allocations_nodes(bed):
         check(has in found[where, what]["value"], f"{where}: {found[where, what]['value']}")
 
 
-def launch_starts_ranks_on_each_host_of_a_step(bed):
+def launch_starts_ranks_on_each_node_of_step(bed):
     out = good(bed, "srun", "-N2", "--ntasks-per-node=1", "--kill-on-bad-exit=0", ARGUMENTS.probe, "launch", 3, "a b")
     check(out == [f"[n{1 + rank // 3}:{rank}] rank {rank}: <a b>" for rank in range(6)], str(out))
     code, out, err = client(
@@ -157,7 +157,7 @@ def launch_starts_ranks_on_each_host_of_a_step(bed):
     until("nobody waits", lambda: not processes("lockstep agent"))
 
 
-def a_signal_for_all_processes_is_the_ranks_to_heed(bed):
+def signal_to_all_processes_is_handled_by_ranks(bed):
     script = "trap 'touch told.$RANK; while [ ! -e go ]; do sleep 0.1; done; echo heeded; exit 0' USR1; touch ready.$RANK; while :; do sleep 0.1; done"
     job = subprocess.Popen(
         [*run_in("-N2", "-n2"), "--cwd", bed.folder, "sh", "-c", script],
@@ -207,7 +207,7 @@ def all_end(job, limit_s, has):
     check(all(text in line for text in has), f"nobody is left: {line[:250]}")
 
 
-def whatever_dies_nobody_is_left(bed):
+def no_processes_left_after_any_death(bed):
     job = start_sleepers(bed)
     os.kill(next(pid for pid in processes("sh -c sleep 300") if pid in sleepers()), signal.SIGKILL)
     all_end(job, 5, ["cause=RANK_DIED", "killed by SIGKILL"])
@@ -230,7 +230,7 @@ def whatever_dies_nobody_is_left(bed):
     all_end(job, 10, [])
 
 
-def digits_are_learned_alike(bed):
+def mnist_losses_match(bed):
     folder = pathlib.Path(bed.folder)
     digits.write(folder, 400)
     losses = {}
@@ -254,16 +254,16 @@ def digits_are_learned_alike(bed):
 CASES = {
     case.__name__: case
     for case in (
-        an_allocation_names_hosts_and_slots,
-        a_batch_script_starts_them_too,
-        the_allocation_can_be_left,
-        what_is_wrong_is_said,
-        output_is_whole,
-        the_doctor_looks_at_an_allocations_nodes,
-        launch_starts_ranks_on_each_host_of_a_step,
-        a_signal_for_all_processes_is_the_ranks_to_heed,
-        whatever_dies_nobody_is_left,
-        digits_are_learned_alike,
+        allocation_defines_hosts_and_slots,
+        runs_in_batch_script,
+        allocation_can_be_ignored,
+        errors_are_reported,
+        output_is_complete,
+        doctor_checks_allocated_nodes,
+        launch_starts_ranks_on_each_node_of_step,
+        signal_to_all_processes_is_handled_by_ranks,
+        no_processes_left_after_any_death,
+        mnist_losses_match,
     )
 }
 
@@ -276,9 +276,9 @@ def main():
     parser.add_argument("cases", nargs="*")
     global ARGUMENTS
     ARGUMENTS = parser.parse_args()
-    hosts_bed.enter_cell((*slurm_bed.TOOLS, "salloc", "srun", "scancel"))
+    host_cluster.enter_sandbox((*slurm_cluster.TOOLS, "salloc", "srun", "scancel"))
     with tempfile.TemporaryDirectory() as folder:
-        bed = slurm_bed.SlurmBed(folder)
+        bed = slurm_cluster.SlurmCluster(folder)
         for name in ARGUMENTS.cases or CASES:
             print(f"-- {name}", flush=True)
             CASES[name](bed)

@@ -19,16 +19,16 @@ LIMIT = 60  # seconds for anything that is started
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "unit/launch/sbatch"
 
 # Notes its words, and becomes the program.
-PRETENDED_LOCKSTEP = """#!/bin/bash
+FAKE_LOCKSTEP = """#!/bin/bash
 printf '%s\\0' "$@" >words
 while [ "$1" != -- ]; do shift; done
 shift
 exec "$@"
 """
 # Notes its words, a call a line.
-PRETENDED_SCONTROL = '#!/bin/bash\necho "$@" >>scontrol.calls\n'
+FAKE_SCONTROL = '#!/bin/bash\necho "$@" >>scontrol.calls\n'
 # Notes its words and its input, and does what the file `answer` says.
-PRETENDED_SBATCH = "#!/bin/bash\nprintf '%s\\0' \"$@\" >sbatch.words\ncat >sbatch.input\n. ./answer\n"
+FAKE_SBATCH = "#!/bin/bash\nprintf '%s\\0' \"$@\" >sbatch.words\ncat >sbatch.input\n. ./answer\n"
 
 # Counts the signals that it gets, says that it is there, and ends with code 75 when it is told to by a line on its pipe.
 COUNTING = """
@@ -66,16 +66,16 @@ def sleeps_and_catches_term(pid):
     return status["State"].startswith("S") and int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
 
 
-class Place:
+class Workspace:
     """A folder with the pretended programs in it, first in PATH."""
 
     def __init__(self, args, folder):
         self.lockstep = args.lockstep
         self.folder = pathlib.Path(folder)
         for name, text in (
-            ("lockstep", PRETENDED_LOCKSTEP),
-            ("scontrol", PRETENDED_SCONTROL),
-            ("sbatch", PRETENDED_SBATCH),
+            ("lockstep", FAKE_LOCKSTEP),
+            ("scontrol", FAKE_SCONTROL),
+            ("sbatch", FAKE_SBATCH),
         ):
             path = self.folder / "bin" / name
             path.parent.mkdir(exist_ok=True)
@@ -143,7 +143,7 @@ class Place:
         return path.read_text() if path.exists() else ""
 
 
-def examples_are_scripts(_):
+def example_scripts_parse(_):
     names = sorted(EXAMPLES.glob("*.sh"))
     check(
         names
@@ -173,7 +173,7 @@ def code_75_is_requeued(place):
     check(place.requeued()[1:] == ["requeue 42_3"], f"one of an array alone {place.requeued()}")
 
 
-def logs_have_the_jobs_name(place):
+def log_folder_is_named_after_job(place):
     def output():
         return place.words()[1]
 
@@ -185,7 +185,7 @@ def logs_have_the_jobs_name(place):
     check(output() == b"--output=my 'logs'/42_3", str(output()))
 
 
-def words_arrive_byte_for_byte(place):
+def arguments_are_unchanged(place):
     dice = random.Random(1)
     letters = [chr(code) for code in range(1, 128)] + [
         "ü",
@@ -262,7 +262,7 @@ def usr1_reaches_the_program(place):
     check(place.requeued() == ["requeue 4711"], f"requeued once {place.requeued()}")
 
 
-def term_is_not_passed_on_and_not_requeued(place):
+def sigterm_is_not_forwarded_or_requeued(place):
     for options in ((), ("--signal-before=0",), ("--no-requeue",)):
         job = place.start_program(*options, "--", sys.executable, "-c", COUNTING)
         job.send_signal(signal.SIGTERM)
@@ -273,7 +273,7 @@ def term_is_not_passed_on_and_not_requeued(place):
         )
 
 
-def signals_at_any_moment_leave_the_code(place):
+def signals_do_not_change_exit_code(place):
     """Also at the moment in which the program ends: then wait is interrupted, and the code is there already."""
     dice = random.Random(2)
     for code in range(1, 41):
@@ -309,7 +309,7 @@ def sbatch_gets_script_and_options(place):
     )
 
 
-def refusals_are_one_line(place):
+def errors_are_one_line(place):
     def last_line(done, code=64):
         line = done.stderr.rstrip("\n").rpartition("\n")[2]
         check(done.returncode == code and line.startswith("FATAL cause="), f"code {done.returncode}: {line}")
@@ -336,16 +336,16 @@ def refusals_are_one_line(place):
 CASES = {
     case.__name__: case
     for case in (
-        examples_are_scripts,
+        example_scripts_parse,
         exit_code_is_kept,
         code_75_is_requeued,
-        logs_have_the_jobs_name,
-        words_arrive_byte_for_byte,
+        log_folder_is_named_after_job,
+        arguments_are_unchanged,
         usr1_reaches_the_program,
-        term_is_not_passed_on_and_not_requeued,
-        signals_at_any_moment_leave_the_code,
+        sigterm_is_not_forwarded_or_requeued,
+        signals_do_not_change_exit_code,
         sbatch_gets_script_and_options,
-        refusals_are_one_line,
+        errors_are_one_line,
     )
 }
 
@@ -357,7 +357,7 @@ def main():
     args = parser.parse_args()
     for name in args.cases or list(CASES):
         with tempfile.TemporaryDirectory() as folder:
-            CASES[name](Place(args, folder))
+            CASES[name](Workspace(args, folder))
 
 
 main()

@@ -12,8 +12,8 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-import hosts_bed  # noqa: E402
-import slurm_bed  # noqa: E402
+import host_cluster  # noqa: E402
+import slurm_cluster  # noqa: E402
 
 LIMIT = 90  # seconds for a job
 # Ends with code 75 at SIGUSR1, and 7 when it was requeued.
@@ -26,7 +26,7 @@ def check(good, text):
         sys.exit(1)
 
 
-class Place:
+class Workspace:
     """A folder to submit from."""
 
     def __init__(self, args, bed, folder):
@@ -57,10 +57,10 @@ class Place:
         return path.read_text() if path.exists() else ""
 
     def until_log_has(self, job, text):
-        slurm_bed.until(f"{text!r} is in the log of {job}", lambda: text in self.log(job), LIMIT)
+        slurm_cluster.until(f"{text!r} is in the log of {job}", lambda: text in self.log(job), LIMIT)
 
     def until_state(self, job, *states):
-        return slurm_bed.until(
+        return slurm_cluster.until(
             f"{job} is {states}",
             lambda: (state := self.bed.state(job)) and state.get("JobState") in states and state,
             LIMIT,
@@ -115,7 +115,7 @@ def signal_before_the_limit_and_requeue(place):
     )
 
 
-def one_of_an_array_is_requeued(place):
+def array_task_is_requeued(place):
     job = place.job_of(
         "--array=1-2",
         "--ranks-per-node=1",
@@ -125,7 +125,7 @@ def one_of_an_array_is_requeued(place):
         'echo index $SLURM_ARRAY_TASK_ID; [ "$SLURM_ARRAY_TASK_ID${SLURM_RESTART_COUNT:-}" != 2 ] || exit 75',
     )
     for index, count in ((1, 1), (2, 2)):
-        slurm_bed.until(
+        slurm_cluster.until(
             f"index {index} has run {count} times",
             lambda index=index, count=count: place.log(f"{job}_{index}").count(f"index {index}") == count,
             LIMIT,
@@ -142,7 +142,7 @@ def cancelled_job_stays_cancelled(place):
     place.until_log_has(job, "ready")
     place.bed.ask("scancel", job)
     place.until_log_has(job, "told")
-    slurm_bed.until(
+    slurm_cluster.until(
         "its processes have ended",
         lambda: place.bed.state(job).get("EndTime") and not place.bed.ask("squeue", "-h", "-j", job),
         LIMIT,
@@ -154,7 +154,7 @@ def cancelled_job_stays_cancelled(place):
     )
 
 
-def script_by_hand_is_the_same_job(place):
+def script_submitted_manually_is_the_same_job(place):
     options = (
         "--hold",
         "--nodes=1-2",
@@ -206,7 +206,7 @@ def script_by_hand_is_the_same_job(place):
     place.bed.ask("scancel", job, by_hand)
 
 
-def interrupt_ends_following_alone(place):
+def interrupt_ends_only_follow(place):
     follower = subprocess.Popen(
         place.words("--follow", "--", "bash", "-c", "echo ready; while [ ! -e go ]; do sleep 0.05; done"),
         cwd=place.folder,
@@ -227,7 +227,7 @@ def interrupt_ends_following_alone(place):
     place.until_state(job, "COMPLETED")
 
 
-def sbatch_says_what_is_wrong(place):
+def sbatch_errors_are_reported(place):
     code, _, err = place.submit("--partition=nowhere", "true")
     check(code == 64 and "invalid partition specified: nowhere" in err.rstrip().rpartition("\n")[2], err)
     code, _, err = place.submit("--nonsense", "--", "true")
@@ -239,11 +239,11 @@ CASES = {
     for case in (
         job_is_followed_to_its_end,
         signal_before_the_limit_and_requeue,
-        one_of_an_array_is_requeued,
+        array_task_is_requeued,
         cancelled_job_stays_cancelled,
-        script_by_hand_is_the_same_job,
-        interrupt_ends_following_alone,
-        sbatch_says_what_is_wrong,
+        script_submitted_manually_is_the_same_job,
+        interrupt_ends_only_follow,
+        sbatch_errors_are_reported,
     )
 }
 
@@ -253,12 +253,12 @@ def main():
     parser.add_argument("--lockstep", required=True)
     parser.add_argument("cases", nargs="*")
     args = parser.parse_args()
-    hosts_bed.enter_cell(slurm_bed.TOOLS)
+    host_cluster.enter_sandbox(slurm_cluster.TOOLS)
     with tempfile.TemporaryDirectory() as folder:
-        bed = slurm_bed.SlurmBed(folder)
+        bed = slurm_cluster.SlurmCluster(folder)
         for name in args.cases or list(CASES):
             with tempfile.TemporaryDirectory() as place:
-                CASES[name](Place(args, bed, place))
+                CASES[name](Workspace(args, bed, place))
         bed.close()
 
 

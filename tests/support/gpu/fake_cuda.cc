@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/gpu/kernels.h"
 #include "tests/support/gpu/fake_gpu.h"
+#include "tests/support/gpu/kernels.h"
 
-namespace pretend {
+namespace fake_gpu {
 
-std::string variable(const char* name) {
+std::string env_variable(const char* name) {
   const char* value = std::getenv(name);
   return value ? value : "";
 }
@@ -28,7 +28,7 @@ namespace {
 /// What was put on streams while they were captured.
 struct Graph {
   std::uint64_t number = 0;
-  bool broken = false;  // by a call that would have waited
+  bool is_invalid = false;  // by a call that would have waited
   std::vector<std::function<void()>> tasks;
 };
 
@@ -37,7 +37,7 @@ struct Stream {
   Graph* capture = nullptr;
   std::deque<std::function<void()>> tasks;
   bool busy = false;
-  bool served = false;
+  bool has_thread = false;
 };
 
 struct Event {
@@ -45,24 +45,24 @@ struct Event {
   Graph* capture = nullptr;  // it was recorded in
 };
 
-enum class Where { kPageable, kPinned, kDevice };
-struct Range {
+enum class MemoryKind { kPageable, kPinned, kDevice };
+struct Allocation {
   std::size_t bytes;
-  Where where;
+  MemoryKind memory_kind;
   int device;
 };
 
 /// Never destroyed: streams' threads outlive main().
 struct State {
   std::map<int, Stream> defaults;  // by device
-  std::map<std::uintptr_t, Range> ranges;
-  std::vector<int> visible;     // numbers on the host
-  std::vector<Stream*> joined;  // streams that wait for one that is captured are captured too
+  std::map<std::uintptr_t, Allocation> allocations;
+  std::vector<int> visible;               // numbers on the host
+  std::vector<Stream*> captured_streams;  // streams that wait for one that is captured are captured too
 };
 
 State make_state() {
   State state;
-  const int on_host = std::atoi(variable("PRETEND_GPUS").c_str());
+  const int on_host = std::atoi(env_variable("PRETEND_GPUS").c_str());
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (!visible)
     for (int device = 0; device < on_host; ++device) state.visible.push_back(device);
@@ -90,20 +90,20 @@ cudaError_t fail(cudaError_t error) {
   return error;
 }
 
-/// PRETEND_CUDA_FAILS=cudaMalloc:2: that call returns that error.
-bool planted(const char* call, cudaError_t& error) {
-  static const std::string plan = variable("PRETEND_CUDA_FAILS");
+/// FAKE_CUDA_ERROR=cudaMalloc:2: that call returns that error.
+bool injected_error(const char* call, cudaError_t& error) {
+  static const std::string plan = env_variable("PRETEND_CUDA_FAILS");
   const std::size_t colon = plan.find(':');
   if (colon == std::string::npos || plan.substr(0, colon) != call) return false;
   error = fail(static_cast<cudaError_t>(std::atoi(plan.c_str() + colon + 1)));
   return true;
 }
 
-void serve(Stream& stream) {
-  static const auto pause = std::chrono::microseconds(std::atoi(variable("PRETEND_GPU_US").c_str()));
+void run_stream(Stream& stream) {
+  static const auto pause = std::chrono::microseconds(std::atoi(env_variable("PRETEND_GPU_US").c_str()));
   std::unique_lock lock(mutex());
   for (;;) {
-    changed().wait(lock, [&] { return !stream.tasks.empty(); });
+    state_changed().wait(lock, [&] { return !stream.tasks.empty(); });
     const auto task = std::move(stream.tasks.front());
     stream.tasks.pop_front();
     stream.busy = true;
@@ -112,7 +112,7 @@ void serve(Stream& stream) {
     task();
     lock.lock();
     stream.busy = false;
-    changed().notify_all();
+    state_changed().notify_all();
   }
 }
 
@@ -121,56 +121,56 @@ Stream& stream_of(void* handle) {
   return is_default ? state().defaults[device_of_thread] : *static_cast<Stream*>(handle);
 }
 
-Where where(const void* address, int* device = nullptr) {
+MemoryKind memory_kind(const void* address, int* device = nullptr) {
   const std::lock_guard lock(mutex());
-  auto at = state().ranges.upper_bound(reinterpret_cast<std::uintptr_t>(address));
-  if (at == state().ranges.begin()) return Where::kPageable;
+  auto at = state().allocations.upper_bound(reinterpret_cast<std::uintptr_t>(address));
+  if (at == state().allocations.begin()) return MemoryKind::kPageable;
   --at;
-  if (reinterpret_cast<std::uintptr_t>(address) >= at->first + at->second.bytes) return Where::kPageable;
+  if (reinterpret_cast<std::uintptr_t>(address) >= at->first + at->second.bytes) return MemoryKind::kPageable;
   if (device) *device = at->second.device;
-  return at->second.where;
+  return at->second.memory_kind;
 }
 
-void add_range(void* address, std::size_t bytes, Where place) {
+void add_allocation(void* address, std::size_t bytes, MemoryKind place) {
   const std::lock_guard lock(mutex());
-  state().ranges[reinterpret_cast<std::uintptr_t>(address)] = {bytes, place, device_of_thread};
+  state().allocations[reinterpret_cast<std::uintptr_t>(address)] = {bytes, place, device_of_thread};
 }
 
-void drop_range(void* address) {
+void remove_allocation(void* address) {
   const std::lock_guard lock(mutex());
-  state().ranges.erase(reinterpret_cast<std::uintptr_t>(address));
+  state().allocations.erase(reinterpret_cast<std::uintptr_t>(address));
 }
 
 /// Waiting for a stream that is captured breaks the capture.
-bool may_wait(Stream& stream) {
+bool check_not_capturing(Stream& stream) {
   const std::lock_guard lock(mutex());
-  if (stream.capture) stream.capture->broken = true;
+  if (stream.capture) stream.capture->is_invalid = true;
   return !stream.capture;
 }
 
 void wait_for(Stream& stream) {
   std::unique_lock lock(mutex());
-  changed().wait(lock, [&] { return stream.tasks.empty() && !stream.busy; });
+  state_changed().wait(lock, [&] { return stream.tasks.empty() && !stream.busy; });
 }
 
-cudaError_t take(void** address, std::size_t bytes, Where place) {
+cudaError_t take(void** address, std::size_t bytes, MemoryKind place) {
   *address = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   // What nobody has written is no zero.
   std::memset(*address, 0x7b, bytes);
-  add_range(*address, bytes, place);
+  add_allocation(*address, bytes, place);
   return cudaSuccess;
 }
 
 /// As the runtime does it: pageable memory has been read when the call returns, and is written when it returns.
 cudaError_t copy(void* to, const void* from, std::size_t bytes, void* stream) {
-  if (where(from) == Where::kPageable) {
+  if (memory_kind(from) == MemoryKind::kPageable) {
     auto staged =
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    put_on(stream, [to, staged] { std::memcpy(to, staged->data(), staged->size()); });
+    enqueue(stream, [to, staged] { std::memcpy(to, staged->data(), staged->size()); });
   } else {
-    put_on(stream, [to, from, bytes] { std::memmove(to, from, bytes); });
+    enqueue(stream, [to, from, bytes] { std::memmove(to, from, bytes); });
   }
-  if (where(to) == Where::kPageable) wait_for(stream_of(stream));
+  if (memory_kind(to) == MemoryKind::kPageable) wait_for(stream_of(stream));
   return cudaSuccess;
 }
 
@@ -181,32 +181,32 @@ std::mutex& mutex() {
   return one;
 }
 
-std::condition_variable& changed() {
+std::condition_variable& state_changed() {
   static std::condition_variable& one = *new std::condition_variable;
   return one;
 }
 
-void put_on(void* handle, std::function<void()> task) {
+void enqueue(void* handle, std::function<void()> task) {
   Stream& stream = stream_of(handle);
   const std::lock_guard lock(mutex());
   if (stream.capture) return stream.capture->tasks.push_back(std::move(task));
   stream.tasks.push_back(std::move(task));
-  if (!std::exchange(stream.served, true)) std::thread([&stream] { serve(stream); }).detach();
-  changed().notify_all();
+  if (!std::exchange(stream.has_thread, true)) std::thread([&stream] { run_stream(stream); }).detach();
+  state_changed().notify_all();
 }
 
 int current_device() { return device_of_thread; }
-int place_on_host(int device) { return state().visible.at(static_cast<std::size_t>(device)); }
+int host_device_index(int device) { return state().visible.at(static_cast<std::size_t>(device)); }
 
-}  // namespace pretend
+}  // namespace fake_gpu
 
-using namespace pretend;
+using namespace fake_gpu;
 
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   cudaError_t error{};
-  if (planted("cudaGetDeviceCount", error)) return error;
+  if (injected_error("cudaGetDeviceCount", error)) return error;
   *count = static_cast<int>(state().visible.size());
   return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -227,9 +227,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
   if (device < 0 || device >= static_cast<int>(state().visible.size())) return fail(cudaErrorInvalidDevice);
   std::memset(prop, 0, sizeof *prop);
   std::snprintf(prop->name, sizeof prop->name, "pretended GPU");
-  const std::string host = variable("LOCKSTEP_HOST_ID");
+  const std::string host = env_variable("LOCKSTEP_HOST_ID");
   for (std::size_t i = 0; i < host.size(); ++i) prop->uuid.bytes[i % 15] ^= host[i];
-  prop->uuid.bytes[15] = static_cast<char>(place_on_host(device) + 1);
+  prop->uuid.bytes[15] = static_cast<char>(host_device_index(device) + 1);
   prop->totalGlobalMem = std::size_t{8} << 30;
   prop->major = 9;
   prop->warpSize = 32;
@@ -240,11 +240,11 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
   prop->maxGridSize[0] = prop->maxGridSize[1] = prop->maxGridSize[2] = 65535;
   prop->sharedMemPerBlock = 48 << 10;
   prop->regsPerBlock = 65536;
-  prop->pciBusID = place_on_host(device) + 1;
+  prop->pciBusID = host_device_index(device) + 1;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
-  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", place_on_host(device) + 1);
+  std::snprintf(id, static_cast<std::size_t>(length), "0000:%02x:00.0", host_device_index(device) + 1);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
@@ -266,28 +266,30 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaMalloc(void** address, std::size_t bytes) {
   cudaError_t error{};
-  if (planted("cudaMalloc", error)) return error;
-  return take(address, bytes, Where::kDevice);
+  if (injected_error("cudaMalloc", error)) return error;
+  return take(address, bytes, MemoryKind::kDevice);
 }
 cudaError_t cudaFree(void* address) {
   if (!address) return cudaSuccess;
   cudaDeviceSynchronize();
-  drop_range(address);
+  remove_allocation(address);
   std::free(address);
   return cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void** address, std::size_t bytes, unsigned) { return take(address, bytes, Where::kPinned); }
+cudaError_t cudaHostAlloc(void** address, std::size_t bytes, unsigned) {
+  return take(address, bytes, MemoryKind::kPinned);
+}
 cudaError_t cudaFreeHost(void* address) {
-  drop_range(address);
+  remove_allocation(address);
   std::free(address);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* address, std::size_t bytes, unsigned) {
-  add_range(address, bytes, Where::kPinned);
+  add_allocation(address, bytes, MemoryKind::kPinned);
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* address) {
-  drop_range(address);
+  remove_allocation(address);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
@@ -296,18 +298,18 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   std::memset(attributes, 0, sizeof *attributes);
-  const Where place = where(address, &attributes->device);
-  attributes->type = place == Where::kDevice   ? cudaMemoryTypeDevice
-                     : place == Where::kPinned ? cudaMemoryTypeHost
-                                               : cudaMemoryTypeUnregistered;
-  if (place == Where::kDevice) attributes->devicePointer = const_cast<void*>(address);
-  if (place == Where::kPinned) attributes->hostPointer = attributes->devicePointer = const_cast<void*>(address);
+  const MemoryKind place = memory_kind(address, &attributes->device);
+  attributes->type = place == MemoryKind::kDevice   ? cudaMemoryTypeDevice
+                     : place == MemoryKind::kPinned ? cudaMemoryTypeHost
+                                                    : cudaMemoryTypeUnregistered;
+  if (place == MemoryKind::kDevice) attributes->devicePointer = const_cast<void*>(address);
+  if (place == MemoryKind::kPinned) attributes->hostPointer = attributes->devicePointer = const_cast<void*>(address);
   return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   cudaError_t error{};
-  if (planted("cudaMemcpyAsync", error)) return error;
+  if (injected_error("cudaMemcpyAsync", error)) return error;
   return copy(to, from, bytes, stream);
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
@@ -319,7 +321,7 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, std::size_
   return copy(to, from, bytes, stream);
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
-  put_on(stream, [=] { std::memset(to, value, bytes); });
+  enqueue(stream, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* to, int value, std::size_t bytes) { return cudaMemsetAsync(to, value, bytes, nullptr); }
@@ -337,12 +339,12 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return one.tasks.empty() && !one.busy ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (!may_wait(stream_of(stream))) return fail(cudaErrorStreamCaptureUnsupported);
+  if (!check_not_capturing(stream_of(stream))) return fail(cudaErrorStreamCaptureUnsupported);
   wait_for(stream_of(stream));
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  put_on(nullptr, [] {});
+  enqueue(nullptr, [] {});
   wait_for(stream_of(nullptr));
   return cudaSuccess;
 }
@@ -350,9 +352,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
                                      cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, std::size_t*) {
   const std::lock_guard lock(mutex());
   const Graph* graph = stream_of(stream).capture;
-  *status = !graph          ? cudaStreamCaptureStatusNone
-            : graph->broken ? cudaStreamCaptureStatusInvalidated
-                            : cudaStreamCaptureStatusActive;
+  *status = !graph              ? cudaStreamCaptureStatusNone
+            : graph->is_invalid ? cudaStreamCaptureStatusInvalidated
+                                : cudaStreamCaptureStatusActive;
   if (graph && number) *number = graph->number;
   return cudaSuccess;
 }
@@ -370,10 +372,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   const std::lock_guard lock(mutex());
   Graph* captured = std::exchange(stream_of(stream).capture, nullptr);
   if (!captured) return fail(cudaErrorIllegalState);
-  for (Stream* joined : state().joined) joined->capture = nullptr;
-  state().joined.clear();
-  *graph = captured->broken ? nullptr : reinterpret_cast<cudaGraph_t>(captured);
-  return captured->broken ? fail(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
+  for (Stream* captured_streams : state().captured_streams) captured_streams->capture = nullptr;
+  state().captured_streams.clear();
+  *graph = captured->is_invalid ? nullptr : reinterpret_cast<cudaGraph_t>(captured);
+  return captured->is_invalid ? fail(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, std::size_t* count) {
   *count = reinterpret_cast<Graph*>(graph)->tasks.size();
@@ -384,7 +386,7 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* made, cudaGraph_t gra
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
-  for (const auto& task : reinterpret_cast<Graph*>(graph)->tasks) put_on(stream, task);
+  for (const auto& task : reinterpret_cast<Graph*>(graph)->tasks) enqueue(stream, task);
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }  // events may still name it
@@ -409,10 +411,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     if (one->capture) return cudaSuccess;
     number = ++one->recorded;
   }
-  put_on(stream, [one, number] {
+  enqueue(stream, [one, number] {
     const std::lock_guard lock(mutex());
     one->done = std::max(one->done, number);
-    changed().notify_all();
+    state_changed().notify_all();
   });
   return cudaSuccess;
 }
@@ -428,7 +430,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   std::unique_lock lock(mutex());
   const auto* one = reinterpret_cast<Event*>(event);
-  changed().wait(lock, [&, number = one->recorded] { return one->done >= number; });
+  state_changed().wait(lock, [&, number = one->recorded] { return one->done >= number; });
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
@@ -442,14 +444,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     const std::lock_guard lock(mutex());
     if (one->capture && stream_of(stream).capture != one->capture) {
       stream_of(stream).capture = one->capture;
-      state().joined.push_back(&stream_of(stream));
+      state().captured_streams.push_back(&stream_of(stream));
     }
     if (one->capture) return cudaSuccess;
     number = one->recorded;
   }
-  put_on(stream, [one, number] {
+  enqueue(stream, [one, number] {
     std::unique_lock lock(mutex());
-    changed().wait(lock, [&] { return one->done >= number; });
+    state_changed().wait(lock, [&] { return one->done >= number; });
   });
   return cudaSuccess;
 }

@@ -1,8 +1,8 @@
 // NCCL's part: ranks exchange what they have in files of a folder whose name is the communicator's. It is done on the
-// stream, so that who does not wait for the stream sees old values. Of what is planned (PRETEND_NCCL):
+// stream, so that who does not wait for the stream sees old values. Of what is planned (FAKE_NCCL_FAULT):
 // "CALL=RESULT@RANK" makes that call return that result on that rank of a communicator; "async=RESULT@RANK" shows it
 // once an operation is on its way, which then does not end; "hang@RANK" lets operations of that rank not begin.
-// PRETEND_NCCL_SAYS is the last error.
+// FAKE_NCCL_ERROR_TEXT is the last error.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -29,31 +29,31 @@ namespace fs = std::filesystem;
 struct ncclComm {
   std::string folder;
   int rank = 0, size = 1;
-  std::atomic<bool> aborted{false}, connected{false}, busy_for_ever{false};
-  bool leaving = false;
+  std::atomic<bool> aborted{false}, connected{false}, is_stuck{false};
+  bool is_leaving = false;
   int operations = 0, splits = 0;
   std::map<int, int> sent, received;
   struct Split {
     int number, color, key;
     ncclComm_t* child;
   };
-  std::vector<Split> splitting;
+  std::vector<Split> pending_splits;
 };
 
-namespace pretend {
+namespace fake_gpu {
 namespace {
 
 using Bytes = std::vector<char>;
 
-struct Plan {
+struct FaultPlan {
   std::string call;
   int result = 0, rank = -1;
 };
 
-const Plan& plan() {
-  static const Plan all = [] {
-    Plan made;
-    const std::string text = variable("PRETEND_NCCL");
+const FaultPlan& fault_plan() {
+  static const FaultPlan all = [] {
+    FaultPlan made;
+    const std::string text = env_variable("PRETEND_NCCL");
     made.call = text.substr(0, text.find_first_of("=@"));
     if (const auto at = text.find('='); at != std::string::npos) made.result = std::atoi(text.c_str() + at + 1);
     if (const auto at = text.find('@'); at != std::string::npos) made.rank = std::atoi(text.c_str() + at + 1);
@@ -63,8 +63,9 @@ const Plan& plan() {
 }
 
 /// What `call` is to return on `rank`, if something else than success.
-ncclResult_t planned(const char* call, int rank) {
-  return plan().call == call && plan().rank == rank ? static_cast<ncclResult_t>(plan().result) : ncclSuccess;
+ncclResult_t planned_result(const char* call, int rank) {
+  return fault_plan().call == call && fault_plan().rank == rank ? static_cast<ncclResult_t>(fault_plan().result)
+                                                                : ncclSuccess;
 }
 
 /// Whole, or not at all.
@@ -145,7 +146,7 @@ void reduce(std::vector<Bytes>& parts, ncclDataType_t type, ncclRedOp_t op, char
 }
 
 /// All parts of operation `number`, this rank's own written before; empty when it was aborted.
-std::vector<Bytes> exchange(const ncclComm& comm, int number, const void* mine, std::size_t bytes) {
+std::vector<Bytes> gather_parts(const ncclComm& comm, int number, const void* mine, std::size_t bytes) {
   write_file(path_of(comm, number, comm.rank), mine, bytes);
   std::vector<Bytes> parts;
   for (int rank = 0; rank < comm.size; ++rank) {
@@ -160,15 +161,17 @@ thread_local std::vector<std::function<void()>> sends, receives;
 thread_local cudaStream_t stream_of_group = nullptr;
 
 /// `work` on the stream, unless something else is planned.
-ncclResult_t put(const char* call, ncclComm_t comm, cudaStream_t stream, std::function<void(int number)> work) {
-  if (const ncclResult_t result = planned(call, comm->rank); result != ncclSuccess) return result;
+ncclResult_t enqueue_call(const char* call, ncclComm_t comm, cudaStream_t stream,
+                          std::function<void(int number)> work) {
+  if (const ncclResult_t result = planned_result(call, comm->rank); result != ncclSuccess) return result;
   const int number = comm->operations++;
-  const bool stuck = planned("hang", comm->rank) != ncclSuccess || (plan().call == "hang" && plan().rank == comm->rank);
-  const bool fails = plan().call == "async" && plan().rank == comm->rank;
-  put_on(stream, [comm, number, stuck, fails, work = std::move(work)] {
+  const bool stuck = planned_result("hang", comm->rank) != ncclSuccess ||
+                     (fault_plan().call == "hang" && fault_plan().rank == comm->rank);
+  const bool fails = fault_plan().call == "async" && fault_plan().rank == comm->rank;
+  enqueue(stream, [comm, number, stuck, fails, work = std::move(work)] {
     if (fails) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the call has returned by then
-      comm->busy_for_ever = true;
+      comm->is_stuck = true;
     }
     while ((stuck || fails) && !comm->aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!comm->aborted) work(number);
@@ -176,7 +179,7 @@ ncclResult_t put(const char* call, ncclComm_t comm, cudaStream_t stream, std::fu
   return ncclSuccess;
 }
 
-ncclResult_t in_group(std::vector<std::function<void()>>& list, std::function<void()> work, cudaStream_t stream) {
+ncclResult_t add_to_group(std::vector<std::function<void()>>& list, std::function<void()> work, cudaStream_t stream) {
   list.push_back(std::move(work));
   stream_of_group = stream;
   if (depth > 0) return ncclSuccess;
@@ -185,9 +188,9 @@ ncclResult_t in_group(std::vector<std::function<void()>>& list, std::function<vo
 }
 
 /// Children of splits for which all ranks have come.
-bool splits_are_done(ncclComm_t comm) {
-  while (!comm->splitting.empty()) {
-    const auto& split = comm->splitting.front();
+bool finish_splits(ncclComm_t comm) {
+  while (!comm->pending_splits.empty()) {
+    const auto& split = comm->pending_splits.front();
     const std::string base = comm->folder + "/split" + std::to_string(split.number) + ".";
     std::vector<std::pair<int, int>> mine;  // (key, rank)
     for (int rank = 0; rank < comm->size; ++rank) {
@@ -209,31 +212,31 @@ bool splits_are_done(ncclComm_t comm) {
       child->connected = true;
       *split.child = child;
     }
-    comm->splitting.erase(comm->splitting.begin());
+    comm->pending_splits.erase(comm->pending_splits.begin());
   }
   return true;
 }
 
-bool all_have(ncclComm_t comm, const std::string& what);
+bool all_ranks_have(ncclComm_t comm, const std::string& what);
 
 /// This rank will not look there again; the last one takes the folder away.
-void let_go(ncclComm_t comm) {
+void leave_communicator(ncclComm_t comm) {
   if (comm->folder.find("/split") != std::string::npos) return;  // it goes with its parent's
   write_file(comm->folder + "/gone." + std::to_string(comm->rank), "", 0);
   std::error_code ignored;
-  if (all_have(comm, "gone")) fs::remove_all(comm->folder, ignored);
+  if (all_ranks_have(comm, "gone")) fs::remove_all(comm->folder, ignored);
 }
 
-bool all_have(ncclComm_t comm, const std::string& what) {
+bool all_ranks_have(ncclComm_t comm, const std::string& what) {
   for (int rank = 0; rank < comm->size; ++rank)
     if (!fs::exists(comm->folder + "/" + what + "." + std::to_string(rank))) return false;
   return true;
 }
 
 }  // namespace
-}  // namespace pretend
+}  // namespace fake_gpu
 
-using namespace pretend;
+using namespace fake_gpu;
 
 extern "C" {
 
@@ -243,12 +246,12 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 const char* ncclGetErrorString(ncclResult_t) { return "unhandled error"; }
 const char* ncclGetLastError(ncclComm_t) {
-  static const std::string said = variable("PRETEND_NCCL_SAYS");
+  static const std::string said = env_variable("PRETEND_NCCL_SAYS");
   return said.c_str();
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-  if (const ncclResult_t result = planned("ncclGetUniqueId", 0); result != ncclSuccess) return result;
-  const std::string base = variable("TMPDIR");
+  if (const ncclResult_t result = planned_result("ncclGetUniqueId", 0); result != ncclSuccess) return result;
+  const std::string base = env_variable("TMPDIR");
   std::string folder = (base.empty() ? "/tmp" : base) + "/pretend_nccl_XXXXXX";
   if (!::mkdtemp(folder.data()) || folder.size() >= sizeof id->internal) return ncclSystemError;
   std::memset(id->internal, 0, sizeof id->internal);
@@ -258,7 +261,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   *comm = nullptr;
   if (config->blocking != 0) return ncclInvalidArgument;
-  if (const ncclResult_t result = planned("ncclCommInitRankConfig", rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = planned_result("ncclCommInitRankConfig", rank); result != ncclSuccess) return result;
   auto* made = new ncclComm;
   made->folder = id.internal;
   made->rank = rank;
@@ -268,76 +271,76 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   return ncclInProgress;
 }
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* child, ncclConfig_t*) {
-  if (const ncclResult_t result = planned("ncclCommSplit", comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = planned_result("ncclCommSplit", comm->rank); result != ncclSuccess) return result;
   const std::string said = std::to_string(color) + " " + std::to_string(key);
   const int number = comm->splits++;
   write_file(comm->folder + "/split" + std::to_string(number) + "." + std::to_string(comm->rank), said.data(),
              said.size());
-  comm->splitting.push_back({number, color, key, child});
+  comm->pending_splits.push_back({number, color, key, child});
   std::fprintf(stderr, "pretended ncclCommSplit\n");
   return ncclInProgress;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
-  if (comm->busy_for_ever) {
-    *state = static_cast<ncclResult_t>(plan().result);
+  if (comm->is_stuck) {
+    *state = static_cast<ncclResult_t>(fault_plan().result);
     return ncclSuccess;
   }
-  if (!comm->connected && all_have(comm, "here")) comm->connected = true;
-  const bool settled = comm->connected && splits_are_done(comm) && (!comm->leaving || all_have(comm, "bye"));
+  if (!comm->connected && all_ranks_have(comm, "here")) comm->connected = true;
+  const bool settled = comm->connected && finish_splits(comm) && (!comm->is_leaving || all_ranks_have(comm, "bye"));
   *state = settled ? ncclSuccess : ncclInProgress;
   return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  comm->leaving = true;
+  comm->is_leaving = true;
   write_file(comm->folder + "/bye." + std::to_string(comm->rank), "", 0);
   return ncclInProgress;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
-  let_go(comm);
+  leave_communicator(comm);
   std::fprintf(stderr, "pretended ncclCommDestroy\n");
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   comm->aborted = true;
-  let_go(comm);
+  leave_communicator(comm);
   std::fprintf(stderr, "pretended ncclCommAbort\n");
   return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-  return put("ncclAllReduce", comm, stream, [=](int number) {
-    auto parts = exchange(*comm, number, from, count * size_of(type));
+  return enqueue_call("ncclAllReduce", comm, stream, [=](int number) {
+    auto parts = gather_parts(*comm, number, from, count * size_of(type));
     if (!parts.empty()) reduce(parts, type, op, static_cast<char*>(to), 0, count);
   });
 }
 ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  return put("ncclReduce", comm, stream, [=](int number) {
-    auto parts = exchange(*comm, number, from, count * size_of(type));
+  return enqueue_call("ncclReduce", comm, stream, [=](int number) {
+    auto parts = gather_parts(*comm, number, from, count * size_of(type));
     if (!parts.empty() && comm->rank == root) reduce(parts, type, op, static_cast<char*>(to), 0, count);
   });
 }
 ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-  return put("ncclReduceScatter", comm, stream, [=](int number) {
-    auto parts = exchange(*comm, number, from, count * size_of(type) * static_cast<std::size_t>(comm->size));
+  return enqueue_call("ncclReduceScatter", comm, stream, [=](int number) {
+    auto parts = gather_parts(*comm, number, from, count * size_of(type) * static_cast<std::size_t>(comm->size));
     if (!parts.empty())
       reduce(parts, type, op, static_cast<char*>(to), count * static_cast<std::size_t>(comm->rank), count);
   });
 }
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
-  return put("ncclBroadcast", comm, stream, [=](int number) {
-    const auto parts = exchange(*comm, number, from, comm->rank == root ? count * size_of(type) : 0);
+  return enqueue_call("ncclBroadcast", comm, stream, [=](int number) {
+    const auto parts = gather_parts(*comm, number, from, comm->rank == root ? count * size_of(type) : 0);
     if (!parts.empty()) std::memcpy(to, parts[static_cast<std::size_t>(root)].data(), count * size_of(type));
   });
 }
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  return put("ncclAllGather", comm, stream, [=](int number) {
+  return enqueue_call("ncclAllGather", comm, stream, [=](int number) {
     auto* at = static_cast<char*>(to);
-    for (const Bytes& part : exchange(*comm, number, from, count * size_of(type))) {
+    for (const Bytes& part : gather_parts(*comm, number, from, count * size_of(type))) {
       std::memcpy(at, part.data(), part.size());
       at += part.size();
     }
@@ -345,13 +348,13 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
 }
 ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream) {
-  if (const ncclResult_t result = planned("ncclSend", comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = planned_result("ncclSend", comm->rank); result != ncclSuccess) return result;
   const std::string path = comm->folder + "/p." + std::to_string(comm->rank) + "." + std::to_string(peer) + "." +
                            std::to_string(comm->sent[peer]++);
-  return in_group(sends, [=] { write_file(path, from, count * size_of(type)); }, stream);
+  return add_to_group(sends, [=] { write_file(path, from, count * size_of(type)); }, stream);
 }
 ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
-  if (const ncclResult_t result = planned("ncclRecv", comm->rank); result != ncclSuccess) return result;
+  if (const ncclResult_t result = planned_result("ncclRecv", comm->rank); result != ncclSuccess) return result;
   const std::string path = comm->folder + "/p." + std::to_string(peer) + "." + std::to_string(comm->rank) + "." +
                            std::to_string(comm->received[peer]++);
   const auto take = [=] {
@@ -359,7 +362,7 @@ ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncc
     const Bytes bytes = read_file(path);
     std::memcpy(to, bytes.data(), std::min(bytes.size(), count * size_of(type)));
   };
-  return in_group(receives, take, stream);
+  return add_to_group(receives, take, stream);
 }
 ncclResult_t ncclGroupStart() {
   ++depth;
@@ -367,7 +370,7 @@ ncclResult_t ncclGroupStart() {
 }
 ncclResult_t ncclGroupEnd() {
   if (--depth > 0) return ncclSuccess;
-  put_on(stream_of_group, [first = std::move(sends), then = std::move(receives)] {
+  enqueue(stream_of_group, [first = std::move(sends), then = std::move(receives)] {
     for (const auto& send : first) send();
     for (const auto& receive : then) receive();
   });

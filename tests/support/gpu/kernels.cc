@@ -13,15 +13,15 @@
 
 #include "tests/support/gpu/fake_gpu.h"
 
-namespace pretend {
+namespace fake_gpu {
 namespace {
 
-std::unordered_map<const void*, const char*>& names() {
+std::unordered_map<const void*, const char*>& kernel_names() {
   static auto& all = *new std::unordered_map<const void*, const char*>;
   return all;
 }
 
-std::string readable(const char* mangled) {
+std::string demangle(const char* mangled) {
   int status = 0;
   char* text = abi::__cxa_demangle(mangled, nullptr, nullptr, &status);
   std::string result = text ? text : mangled;
@@ -70,7 +70,7 @@ std::function<void()> element_by_element(const std::string& name, void** argumen
 }  // namespace
 
 std::function<void()> kernel(const std::string& mangled, void** arguments) {
-  const std::string name = readable(mangled.c_str());
+  const std::string name = demangle(mangled.c_str());
   if (name.find("vectorized_elementwise_kernel<") == std::string::npos) return {};
   const auto of = [&](const std::string& type) {
     return name.find("Functor<" + type) != std::string::npos || name.find("Functor_add<" + type) != std::string::npos;
@@ -83,16 +83,16 @@ std::function<void()> kernel(const std::string& mangled, void** arguments) {
   return {};
 }
 
-}  // namespace pretend
+}  // namespace fake_gpu
 
-using namespace pretend;
+using namespace fake_gpu;
 
 extern "C" {
 
 __attribute__((visibility("default"))) void __cudaRegisterFunction(void** handle, const char* host, char* device,
                                                                    const char* name, int limit, uint3* tid, uint3* bid,
                                                                    dim3* block, dim3* grid, int* size) {
-  names()[host] = name;
+  kernel_names()[host] = name;
 }
 
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
@@ -101,14 +101,14 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* host) {
 }
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t what, dim3, dim3, void** arguments, std::size_t, cudaStream_t stream) {
-  const auto found = names().find(what);
-  const char* mangled = found == names().end() ? "?" : found->second;
+  const auto found = kernel_names().find(what);
+  const char* mangled = found == kernel_names().end() ? "?" : found->second;
   auto task = kernel(mangled, arguments);
   if (!task) {
-    std::fprintf(stderr, "this GPU is pretended and does not know the kernel %s\n", readable(mangled).c_str());
+    std::fprintf(stderr, "this GPU is pretended and does not know the kernel %s\n", demangle(mangled).c_str());
     return cudaErrorNoKernelImageForDevice;
   }
-  put_on(stream, std::move(task));
+  enqueue(stream, std::move(task));
   return cudaSuccess;
 }
 }

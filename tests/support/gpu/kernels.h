@@ -4,9 +4,9 @@
 #include <functional>
 #include <string>
 
-namespace pretend {
+namespace fake_gpu {
 
 /// What a launch of `name` (mangled) with `arguments` does, its arguments read; empty for a kernel that is not known.
 std::function<void()> kernel(const std::string& name, void** arguments);
 
-}  // namespace pretend
+}  // namespace fake_gpu

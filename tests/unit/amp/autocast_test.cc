@@ -25,22 +25,22 @@ struct Settings {
   bool operator==(const Settings&) const = default;
 };
 
-at::ScalarType computed_in() { return torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(); }
+at::ScalarType matmul_dtype() { return torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(); }
 
-TEST(Autocast, MatrixProductsAreInLowerPrecisionAndLossesAreNot) {
+TEST(Autocast, LowersMatmulsButNotLosses) {
   const Settings before;
   {
     const Autocast guard;
-    EXPECT_EQ(computed_in(), at::kBFloat16);
+    EXPECT_EQ(matmul_dtype(), at::kBFloat16);
     const at::Tensor low = torch::mm(torch::ones({2, 2}), torch::ones({2, 2}));
     EXPECT_EQ(torch::mse_loss(low, torch::zeros({2, 2})).scalar_type(), at::kFloat);
     EXPECT_EQ(Settings().nesting, before.nesting + 1);
   }
-  EXPECT_EQ(computed_in(), at::kFloat);
+  EXPECT_EQ(matmul_dtype(), at::kFloat);
   EXPECT_EQ(Settings(), before);
 }
 
-TEST(Autocast, NestsAndAnInnerOneMayDisable) {
+TEST(Autocast, NestsAndCanBeDisabledInside) {
   const Settings before;
   {
     const Autocast outer({.dtype = at::kBFloat16, .cache = false});
@@ -48,24 +48,24 @@ TEST(Autocast, NestsAndAnInnerOneMayDisable) {
     EXPECT_FALSE(inside.cache);
     {
       const Autocast off({.enabled = false});
-      EXPECT_EQ(computed_in(), at::kFloat);
+      EXPECT_EQ(matmul_dtype(), at::kFloat);
       {
         const Autocast again;
-        EXPECT_EQ(computed_in(), at::kBFloat16);
+        EXPECT_EQ(matmul_dtype(), at::kBFloat16);
       }
-      EXPECT_EQ(computed_in(), at::kFloat);
+      EXPECT_EQ(matmul_dtype(), at::kFloat);
     }
-    EXPECT_EQ(computed_in(), at::kBFloat16);
+    EXPECT_EQ(matmul_dtype(), at::kBFloat16);
     {
-      const KeepFp32 keep;
-      EXPECT_EQ(computed_in(), at::kFloat);
+      const DisableAutocast keep;
+      EXPECT_EQ(matmul_dtype(), at::kFloat);
     }
     EXPECT_EQ(Settings(), inside);
   }
   EXPECT_EQ(Settings(), before);
 }
 
-TEST(Autocast, AnExceptionLeavesEverythingAsItWas) {
+TEST(Autocast, RestoresStateAfterException) {
   const Settings before;
   try {
     const Autocast outer;
@@ -74,23 +74,23 @@ TEST(Autocast, AnExceptionLeavesEverythingAsItWas) {
   } catch (const std::runtime_error&) {
   }
   EXPECT_EQ(Settings(), before);
-  EXPECT_EQ(computed_in(), at::kFloat);
+  EXPECT_EQ(matmul_dtype(), at::kFloat);
 }
 
-TEST(Autocast, ThreadsEnterByThemselves) {
+TEST(Autocast, IsThreadLocal) {
   const Autocast guard;
   at::ScalarType outside = at::kByte, inside = at::kByte;
   std::thread([&] {
-    outside = computed_in();
+    outside = matmul_dtype();
     const Autocast own;
-    inside = computed_in();
+    inside = matmul_dtype();
   }).join();
   EXPECT_EQ(outside, at::kFloat);
   EXPECT_EQ(inside, at::kBFloat16);
-  EXPECT_EQ(computed_in(), at::kBFloat16);
+  EXPECT_EQ(matmul_dtype(), at::kBFloat16);
 }
 
-TEST(Autocast, CastsOfWeightsAreDroppedAtTheEnd) {
+TEST(Autocast, ClearsCastCacheOnExit) {
   const at::Tensor weight = torch::ones({2, 2}, at::requires_grad());
   const auto product = [&] { return torch::mm(torch::ones({2, 2}), weight).sum().item<float>(); };
   const auto change = [&](double value) {
@@ -111,7 +111,7 @@ TEST(Autocast, CastsOfWeightsAreDroppedAtTheEnd) {
   EXPECT_EQ(product(), 24);
 }
 
-TEST(Autocast, AnotherDtypeInsideGetsCastsOfItsOwn) {
+TEST(Autocast, NestedDtypeHasItsOwnCasts) {
   const at::Tensor weight = torch::ones({2, 2}, at::requires_grad());
   const auto dtype = [&] { return torch::mm(torch::ones({2, 2}), weight).scalar_type(); };
   const Autocast outer;
@@ -123,7 +123,7 @@ TEST(Autocast, AnotherDtypeInsideGetsCastsOfItsOwn) {
   EXPECT_EQ(dtype(), at::kBFloat16);
 }
 
-TEST(Autocast, GradientsOfWeightsAreFloat) {
+TEST(Autocast, WeightGradientsAreFloat32) {
   torch::nn::Linear layer(3, 2);
   at::Tensor loss;
   {
@@ -134,9 +134,9 @@ TEST(Autocast, GradientsOfWeightsAreFloat) {
   EXPECT_EQ(layer->weight.grad().scalar_type(), at::kFloat);
 }
 
-TEST(Autocast, WhatItCannotDoIsRefusedByName) {
+TEST(Autocast, RejectsUnsupportedDeviceAndDtype) {
   const Settings before;
-  const auto refusal = [](const AutocastOptions& options) {
+  const auto error_of = [](const AutocastOptions& options) {
     try {
       const Autocast guard(options);
     } catch (const base::UsageError& error) {
@@ -144,24 +144,24 @@ TEST(Autocast, WhatItCannotDoIsRefusedByName) {
     }
     return std::string("nothing");
   };
-  EXPECT_EQ(refusal({.dtype = at::kDouble}), "Autocast: dtype is Double; allowed on cpu are BFloat16 and Half");
-  EXPECT_EQ(refusal({.device = at::kCUDA, .dtype = at::kInt}),
+  EXPECT_EQ(error_of({.dtype = at::kDouble}), "Autocast: dtype is Double; allowed on cpu are BFloat16 and Half");
+  EXPECT_EQ(error_of({.device = at::kCUDA, .dtype = at::kInt}),
             "Autocast: dtype is Int; allowed on cuda are BFloat16 and Half");
-  EXPECT_EQ(refusal({.dtype = at::kFloat, .enabled = false}),
+  EXPECT_EQ(error_of({.dtype = at::kFloat, .enabled = false}),
             "Autocast: dtype is Float; allowed on cpu are BFloat16 and Half");
-  EXPECT_EQ(refusal({.device = at::kMPS}), "Autocast: device is mps; allowed are cpu and cuda");
+  EXPECT_EQ(error_of({.device = at::kMPS}), "Autocast: device is mps; allowed are cpu and cuda");
   EXPECT_EQ(Settings(), before);
 }
 
-TEST(Autocast, OfCudaLeavesTheCpuAlone) {
+TEST(Autocast, CudaAutocastDoesNotAffectCpu) {
   const Autocast guard({.device = at::kCUDA});
-  EXPECT_EQ(computed_in(), at::kFloat);
+  EXPECT_EQ(matmul_dtype(), at::kFloat);
   EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCUDA));
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
 }
 
 // In a process of its own, where nothing has been told yet.
-TEST(AutocastDeathTest, SlowFloat16IsToldOnce) {
+TEST(AutocastDeathTest, WarnsOnceAboutSlowFloat16) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto use_it = [] {
     testing::internal::CaptureStderr();
@@ -176,11 +176,11 @@ TEST(AutocastDeathTest, SlowFloat16IsToldOnce) {
   EXPECT_EXIT(use_it(), testing::ExitedWithCode(0), "");
 }
 
-TEST(MultipliesBfloat16, IsReadFromTheFlags) {
-  EXPECT_TRUE(multiplies_bfloat16("processor : 0\nflags\t\t: fpu avx512_bf16 wbnoinvd\n"));
-  EXPECT_TRUE(multiplies_bfloat16("flags\t\t: fpu amx_tile amx_bf16\n"));
-  EXPECT_FALSE(multiplies_bfloat16("flags\t\t: fpu avx512f avx512_bf16_not amx_int8\n"));
-  EXPECT_FALSE(multiplies_bfloat16(""));
+TEST(SupportsBfloat16, ParsesCpuinfoFlags) {
+  EXPECT_TRUE(supports_bfloat16("processor : 0\nflags\t\t: fpu avx512_bf16 wbnoinvd\n"));
+  EXPECT_TRUE(supports_bfloat16("flags\t\t: fpu amx_tile amx_bf16\n"));
+  EXPECT_FALSE(supports_bfloat16("flags\t\t: fpu avx512f avx512_bf16_not amx_int8\n"));
+  EXPECT_FALSE(supports_bfloat16(""));
 }
 
 }  // namespace

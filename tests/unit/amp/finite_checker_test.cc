@@ -43,7 +43,7 @@ void set(torch::Tensor tensor, float value) {
 }
 
 /// What check() says of `result`; "" when it says nothing.
-std::string said_of(const CheckFinite& finite, const torch::Tensor& result) {
+std::string error_of(const FiniteChecker& finite, const torch::Tensor& result) {
   try {
     finite.check(result);
   } catch (const base::Error& error) {
@@ -53,126 +53,126 @@ std::string said_of(const CheckFinite& finite, const torch::Tensor& result) {
   return "";
 }
 
-TEST(CheckFinite, SaysNothingOfFiniteValues) {
+TEST(FiniteChecker, AcceptsFiniteValues) {
   Net net = make_net();
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto loss = net->second(net->norm(net->first(torch::ones({3, 4})).relu())).sum();
   loss.backward();
-  EXPECT_EQ(said_of(finite, loss), "");
+  EXPECT_EQ(error_of(finite, loss), "");
 }
 
-TEST(CheckFinite, NamesTheFirstModuleWhoseOutputIsNot) {
+TEST(FiniteChecker, NamesFirstModuleWithNonFiniteOutput) {
   Net net = make_net();
   set(net->norm->weight, 3e38F);
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto loss = net->second(net->norm(net->first(torch::rand({3, 4})))).sum();
-  EXPECT_THAT(said_of(finite, loss),
+  EXPECT_THAT(error_of(finite, loss),
               AllOf(HasSubstr("the output of module 'norm' (aten::batch_norm) is not finite, [3, 4]: "),
                     HasSubstr("what it was given was"), Not(HasSubstr("second"))));
 }
 
-TEST(CheckFinite, KnowsAModuleByViewsAndCastsOfItsParameters) {
+TEST(FiniteChecker, TracksViewsAndCastsOfParameters) {
   Net net = make_net();
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto weight = net->second->weight.t().to(torch::kDouble);
-  EXPECT_THAT(said_of(finite, torch::full({1, 4}, 1.5e308, torch::kDouble).matmul(weight * 10)),
+  EXPECT_THAT(error_of(finite, torch::full({1, 4}, 1.5e308, torch::kDouble).matmul(weight * 10)),
               HasSubstr("the output of module 'second' (aten::matmul)"));
 }
 
-TEST(CheckFinite, SeesWhatAutocastComputes) {
+TEST(FiniteChecker, ChecksAutocastResults) {
   Net net = make_net();
   set(net->first->weight, 1e38F);
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const Autocast low;
-  EXPECT_THAT(said_of(finite, net->second(net->first(torch::full({2, 4}, 1e3F)))),
+  EXPECT_THAT(error_of(finite, net->second(net->first(torch::full({2, 4}, 1e3F)))),
               HasSubstr("module 'first' (aten::addmm)"));
 }
 
-TEST(CheckFinite, AnOperationBetweenModulesIsNamedWithTheOneBefore) {
+TEST(FiniteChecker, NamesOperationBetweenModules) {
   Net net = make_net();
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto hidden = torch::log(net->first(torch::ones({2, 4})) * 0);
   EXPECT_THAT(
-      said_of(finite, net->second(hidden).sum()),
+      error_of(finite, net->second(hidden).sum()),
       AllOf(
           HasSubstr("what module 'second' (aten::addmm) was given is not finite"),
           HasSubstr(
               "first the output of aten::log after module 'first' is not finite, [2, 4]: least -inf, greatest -inf")));
 }
 
-TEST(CheckFinite, TheLastOperationIsNamedWhenTheResultIsNotFinite) {
+TEST(FiniteChecker, NamesLastOperationOfNonFiniteResult) {
   Net net = make_net();
-  const CheckFinite finite(*net);
-  EXPECT_THAT(said_of(finite, torch::log(net->second(net->first(torch::ones({2, 4}))) * 0).mean()),
+  const FiniteChecker finite(*net);
+  EXPECT_THAT(error_of(finite, torch::log(net->second(net->first(torch::ones({2, 4}))) * 0).mean()),
               HasSubstr("the output of aten::log after module 'second'"));
 }
 
-TEST(CheckFinite, ABatchThatIsNotFiniteIsToldAsWhatAModuleWasGiven) {
+TEST(FiniteChecker, ReportsNonFiniteInput) {
   Net net = make_net();
   const auto batch = torch::full({1, 4}, kInf);
-  const CheckFinite finite(*net);
-  EXPECT_THAT(said_of(finite, net->first(batch)),
+  const FiniteChecker finite(*net);
+  EXPECT_THAT(error_of(finite, net->first(batch)),
               AllOf(HasSubstr("what module 'first' (aten::addmm) was given"), HasSubstr("least inf")));
 }
 
-TEST(CheckFinite, AMaskBeforeASoftmaxIsNoFault) {
+TEST(FiniteChecker, AllowsMaskedSoftmax) {
   Net net = make_net();
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto scores = net->first(torch::ones({4, 4})).masked_fill(torch::ones({4, 4}).triu(1).to(torch::kBool), -kInf);
-  EXPECT_EQ(said_of(finite, net->second(scores.softmax(1)).sum()), "");
-  EXPECT_EQ(said_of(finite, scores.softmax(1).sum()), "");
+  EXPECT_EQ(error_of(finite, net->second(scores.softmax(1)).sum()), "");
+  EXPECT_EQ(error_of(finite, scores.softmax(1).sum()), "");
 }
 
-TEST(CheckFinite, MemoryThatNobodyHasFilledIsNoFault) {
+TEST(FiniteChecker, IgnoresUninitializedMemory) {
   Net net = make_net();
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto loss = net->first(torch::ones({1, 4})).sum();
   auto memory = torch::empty({4});
   memory.fill_(0);
-  EXPECT_EQ(said_of(finite, loss), "");
+  EXPECT_EQ(error_of(finite, loss), "");
 }
 
-TEST(CheckFinite, BackwardIsPassedOver) {
+TEST(FiniteChecker, IgnoresBackward) {
   Net net = make_net();
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   const auto loss = net->second(net->first(torch::ones({2, 4}))).sum();
   loss.backward(torch::full({}, kInf));
   EXPECT_FALSE(net->first->weight.grad().isfinite().all().item<bool>());
-  EXPECT_EQ(said_of(finite, loss), "");
+  EXPECT_EQ(error_of(finite, loss), "");
 }
 
-TEST(CheckFinite, NestsAndEachKnowsItsModule) {
+TEST(FiniteChecker, NestsWithSeparateModules) {
   Net one = make_net(), other = make_net();
   set(other->first->bias, kInf);
-  const CheckFinite outer(*one);
+  const FiniteChecker outer(*one);
   const auto hidden = one->first(torch::ones({1, 4}));
   std::string inside;
   {
-    const CheckFinite inner(*other);
-    inside = said_of(inner, other->first(hidden));
+    const FiniteChecker inner(*other);
+    inside = error_of(inner, other->first(hidden));
   }
   EXPECT_THAT(inside, HasSubstr("a parameter or buffer of module 'first' is not finite, [4]"));
-  EXPECT_EQ(said_of(outer, one->second(hidden)), "");
-  EXPECT_THAT(said_of(outer, one->second(hidden * kInf)),
+  EXPECT_EQ(error_of(outer, one->second(hidden)), "");
+  EXPECT_THAT(error_of(outer, one->second(hidden * kInf)),
               HasSubstr("what module 'second' (aten::addmm) was given is not finite"));
 }
 
-TEST(CheckFinite, OtherThreadsAndLaterCallsAreNotLookedAt) {
+TEST(FiniteChecker, IgnoresOtherThreadsAndLaterCalls) {
   Net net = make_net();
   set(net->first->bias, kInf);
   {
-    const CheckFinite finite(*net);
+    const FiniteChecker finite(*net);
   }
-  const CheckFinite finite(*net);
+  const FiniteChecker finite(*net);
   std::thread([&] { net->first(torch::ones({1, 4})); }).join();
-  EXPECT_EQ(said_of(finite, torch::ones({})), "");
+  EXPECT_EQ(error_of(finite, torch::ones({})), "");
 }
 
-TEST(CheckFinite, AModelWithParametersOfItsOwnIsTheModelItself) {
+TEST(FiniteChecker, NamesTopLevelModel) {
   torch::nn::Linear net(2, 2);
   set(net->weight, 3e38F);
-  const CheckFinite finite(*net);
-  EXPECT_THAT(said_of(finite, net(torch::full({1, 2}, 10.0F))),
+  const FiniteChecker finite(*net);
+  EXPECT_THAT(error_of(finite, net(torch::full({1, 2}, 10.0F))),
               HasSubstr("the output of the model itself (aten::addmm)"));
 }
 

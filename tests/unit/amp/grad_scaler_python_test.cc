@@ -91,7 +91,7 @@ json bits_of(const at::Tensor& weight) {
   return bits;
 }
 
-TEST(ScalerPython, TheSameScaleAndTheSameStepsOver500Gradients) {
+TEST(GradScalerPyTorchParity, MatchesScaleAndStepsOver500Gradients) {
   const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
   const auto python = (root / ".deps/python/bin/python3").string();
   if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
@@ -132,7 +132,7 @@ TEST(ScalerPython, TheSameScaleAndTheSameStepsOver500Gradients) {
   EXPECT_LT(skipped, 200);
 }
 
-TEST(ScalerState, GoesThroughJson) {
+TEST(ScalerState, RoundTripsThroughJson) {
   const ScalerState state{
       .scale = 48, .growth_factor = 3, .backoff_factor = 0.25, .growth_interval = 7, .growth_tracker = 2};
   EXPECT_EQ(to_json(state),
@@ -142,8 +142,8 @@ TEST(ScalerState, GoesThroughJson) {
   EXPECT_EQ(scaler_state_from_json("{}"), std::nullopt);
 }
 
-TEST(ScalerState, WhatIsNoStateIsRefusedByName) {
-  const auto refusal = [](const std::string& text) {
+TEST(ScalerState, RejectsInvalidState) {
+  const auto error_of = [](const std::string& text) {
     try {
       scaler_state_from_json(text);
     } catch (const base::UsageError& error) {
@@ -156,13 +156,13 @@ TEST(ScalerState, WhatIsNoStateIsRefusedByName) {
     std::string text = good;
     return text.replace(text.find(entry), entry.size(), other);
   };
-  EXPECT_THAT(refusal("{"), HasSubstr("no object of JSON"));
-  EXPECT_THAT(refusal("[]"), HasSubstr("no object of JSON"));
-  EXPECT_THAT(refusal(with("\"scale\"", "\"scales\"")), HasSubstr("\"scale\" is missing"));
-  EXPECT_THAT(refusal(with("{", "{\"more\":1,")), HasSubstr("6 entries"));
-  EXPECT_THAT(refusal(with("2000", "2000.5")), HasSubstr("\"growth_interval\" is 2000.5; allowed is a whole number"));
-  EXPECT_THAT(refusal(with("65536.0", "\"65536\"")), HasSubstr("\"scale\" is \"65536\"; allowed is a number"));
-  EXPECT_THAT(refusal(with("0.5", "1.5")), HasSubstr("backoff_factor is 1.5; allowed is more than 0 and less than 1"));
+  EXPECT_THAT(error_of("{"), HasSubstr("no object of JSON"));
+  EXPECT_THAT(error_of("[]"), HasSubstr("no object of JSON"));
+  EXPECT_THAT(error_of(with("\"scale\"", "\"scales\"")), HasSubstr("\"scale\" is missing"));
+  EXPECT_THAT(error_of(with("{", "{\"more\":1,")), HasSubstr("6 entries"));
+  EXPECT_THAT(error_of(with("2000", "2000.5")), HasSubstr("\"growth_interval\" is 2000.5; allowed is a whole number"));
+  EXPECT_THAT(error_of(with("65536.0", "\"65536\"")), HasSubstr("\"scale\" is \"65536\"; allowed is a number"));
+  EXPECT_THAT(error_of(with("0.5", "1.5")), HasSubstr("backoff_factor is 1.5; allowed is more than 0 and less than 1"));
 }
 
 }  // namespace

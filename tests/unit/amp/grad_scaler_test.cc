@@ -22,7 +22,7 @@ at::Tensor parameter(double value, at::ScalarType dtype = at::kFloat) {
 }
 
 template <typename Action>
-std::string refusal(Action action) {
+std::string error_of(Action action) {
   try {
     action();
   } catch (const base::UsageError& error) {
@@ -31,8 +31,8 @@ std::string refusal(Action action) {
   return "nothing";
 }
 
-struct Trained {
-  explicit Trained(const GradScalerOptions& options = {.init_scale = 8, .growth_interval = 2}) : scaler(options) {}
+struct TrainedModel {
+  explicit TrainedModel(const GradScalerOptions& options = {.init_scale = 8, .growth_interval = 2}) : scaler(options) {}
   /// backward() of a loss whose gradient is `value`, scaled.
   void backward(double value) { scaler.scale((weight * value).sum()).backward(); }
   bool step(double value) {
@@ -47,8 +47,8 @@ struct Trained {
   GradScaler scaler;
 };
 
-TEST(GradScaler, GrowsAndBacksOffAndSkips) {
-  Trained one;
+TEST(GradScaler, GrowsBacksOffAndSkips) {
+  TrainedModel one;
   EXPECT_EQ(one.scaler.get_scale(), 8);
   EXPECT_TRUE(one.step(0.25));
   EXPECT_EQ(one.scaler.get_scale(), 8);
@@ -63,8 +63,8 @@ TEST(GradScaler, GrowsAndBacksOffAndSkips) {
   EXPECT_EQ(one.weight[0].item<float>(), 0.75);
 }
 
-TEST(GradScaler, UnscaledGradientsAreThose) {
-  Trained one;
+TEST(GradScaler, UnscaleDividesGradientsInPlace) {
+  TrainedModel one;
   one.backward(0.25);
   EXPECT_EQ(one.weight.grad()[1].item<float>(), 2);
   one.backward(0.5);  // accumulates
@@ -75,8 +75,8 @@ TEST(GradScaler, UnscaledGradientsAreThose) {
   EXPECT_EQ(one.weight[1].item<float>(), 0.75);
 }
 
-TEST(GradScaler, AListOfLossesIsScaledOneByOne) {
-  Trained one;
+TEST(GradScaler, ScalesListOfLosses) {
+  TrainedModel one;
   const auto losses = one.scaler.scale({torch::tensor(1.0), torch::tensor(3.0), torch::ones({2}, at::kBFloat16)});
   ASSERT_EQ(losses.size(), 3U);
   EXPECT_EQ(losses[1].item<double>(), 24);
@@ -84,7 +84,7 @@ TEST(GradScaler, AListOfLossesIsScaledOneByOne) {
   EXPECT_EQ(losses[2].scalar_type(), at::kBFloat16);
 }
 
-TEST(GradScaler, EveryKindOfGradientIsLookedAt) {
+TEST(GradScaler, ChecksAllGradientLayoutsAndDtypes) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const bool sparse : {false, true}) {
       GradScaler scaler({.init_scale = 4});
@@ -109,8 +109,8 @@ TEST(GradScaler, EveryKindOfGradientIsLookedAt) {
   }
 }
 
-TEST(GradScaler, OneOptimizerSkipsAndTheOtherSteps) {
-  Trained one;
+TEST(GradScaler, SkipsPerOptimizer) {
+  TrainedModel one;
   const at::Tensor other = parameter(1);
   torch::optim::SGD second({other}, 0.5);
   one.backward(kInf);
@@ -123,65 +123,65 @@ TEST(GradScaler, OneOptimizerSkipsAndTheOtherSteps) {
   EXPECT_EQ(other[0].item<float>(), 0.5);
 }
 
-TEST(GradScaler, OneThatWasOnlyUnscaledCountsToo) {
-  Trained one;
+TEST(GradScaler, UpdateCountsUnscaledOptimizers) {
+  TrainedModel one;
   one.backward(kInf);
   one.scaler.unscale_(one.optimizer);
   one.scaler.update();
   EXPECT_EQ(one.scaler.get_scale(), 4);
 }
 
-TEST(GradScaler, AnotherOrderIsRefused) {
-  Trained one;
-  EXPECT_THAT(refusal([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("unscale_(): no loss has been scaled"));
-  EXPECT_THAT(refusal([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): no loss has been scaled"));
-  EXPECT_THAT(refusal([&] { one.scaler.update(); }), HasSubstr("update(): no loss has been scaled"));
-  EXPECT_THAT(refusal([&] { one.scaler.update(2); }), HasSubstr("update(): no loss has been scaled"));
-  EXPECT_THAT(refusal([&] { one.scaler.scale(at::Tensor()); }), HasSubstr("the loss is undefined"));
+TEST(GradScaler, RejectsCallsOutOfOrder) {
+  TrainedModel one;
+  EXPECT_THAT(error_of([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("unscale_(): no loss has been scaled"));
+  EXPECT_THAT(error_of([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): no loss has been scaled"));
+  EXPECT_THAT(error_of([&] { one.scaler.update(); }), HasSubstr("update(): no loss has been scaled"));
+  EXPECT_THAT(error_of([&] { one.scaler.update(2); }), HasSubstr("update(): no loss has been scaled"));
+  EXPECT_THAT(error_of([&] { one.scaler.scale(at::Tensor()); }), HasSubstr("the loss is undefined"));
   one.scaler.scale(torch::ones({}));
-  EXPECT_THAT(refusal([&] { one.scaler.update(); }), HasSubstr("no optimizer's gradients have been looked at"));
-  EXPECT_THAT(refusal([&] { one.scaler.step(one.optimizer); }),
+  EXPECT_THAT(error_of([&] { one.scaler.update(); }), HasSubstr("no optimizer's gradients have been looked at"));
+  EXPECT_THAT(error_of([&] { one.scaler.step(one.optimizer); }),
               HasSubstr("no parameter of this optimizer has a gradient"));
   one.backward(0.25);
   one.scaler.unscale_(one.optimizer);
-  EXPECT_THAT(refusal([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called again for this optimizer"));
+  EXPECT_THAT(error_of([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called again for this optimizer"));
   one.scaler.step(one.optimizer);
-  EXPECT_THAT(refusal([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called after step()"));
-  EXPECT_THAT(refusal([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): called again"));
+  EXPECT_THAT(error_of([&] { one.scaler.unscale_(one.optimizer); }), HasSubstr("called after step()"));
+  EXPECT_THAT(error_of([&] { one.scaler.step(one.optimizer); }), HasSubstr("step(): called again"));
   EXPECT_EQ(one.weight[0].item<float>(), 0.875);
   one.scaler.update();
   EXPECT_TRUE(one.step(0.25));
 }
 
-TEST(GradScaler, GradientsOfFloat16AreRefused) {
+TEST(GradScaler, RejectsFloat16Gradients) {
   GradScaler scaler;
   const at::Tensor weight = parameter(1, at::kHalf);
   torch::optim::SGD optimizer({weight}, 0.5);
   weight.mutable_grad() = torch::ones({3}, at::dtype(at::kHalf));
   scaler.scale(torch::ones({}));
-  EXPECT_THAT(refusal([&] { scaler.step(optimizer); }), HasSubstr("a gradient is of float16"));
+  EXPECT_THAT(error_of([&] { scaler.step(optimizer); }), HasSubstr("a gradient is of float16"));
 }
 
-TEST(GradScaler, OptionsThatMakeNoSenseAreRefused) {
-  EXPECT_THAT(refusal([] { GradScaler({.init_scale = 0}); }), HasSubstr("init_scale is 0"));
-  EXPECT_THAT(refusal([] { GradScaler({.init_scale = kInf}); }), HasSubstr("scale is inf"));
-  EXPECT_THAT(refusal([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1; allowed is"));
-  EXPECT_THAT(refusal([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor is 1; allowed is"));
-  EXPECT_THAT(refusal([] { GradScaler({.growth_interval = 0}); }), HasSubstr("growth_interval is 0; allowed is"));
-  EXPECT_THAT(refusal([] { GradScaler({.floor = -1}); }), HasSubstr("floor is -1"));
+TEST(GradScaler, RejectsInvalidOptions) {
+  EXPECT_THAT(error_of([] { GradScaler({.init_scale = 0}); }), HasSubstr("init_scale is 0"));
+  EXPECT_THAT(error_of([] { GradScaler({.init_scale = kInf}); }), HasSubstr("scale is inf"));
+  EXPECT_THAT(error_of([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1; allowed is"));
+  EXPECT_THAT(error_of([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor is 1; allowed is"));
+  EXPECT_THAT(error_of([] { GradScaler({.growth_interval = 0}); }), HasSubstr("growth_interval is 0; allowed is"));
+  EXPECT_THAT(error_of([] { GradScaler({.floor = -1}); }), HasSubstr("floor is -1"));
   GradScaler scaler;
-  EXPECT_THAT(refusal([&] { scaler.set_growth_factor(0.5); }), HasSubstr("set_growth_factor(): growth_factor is 0.5"));
-  EXPECT_THAT(refusal([&] { scaler.set_backoff_factor(0); }), HasSubstr("backoff_factor is 0"));
-  EXPECT_THAT(refusal([&] { scaler.set_growth_interval(-1); }), HasSubstr("growth_interval is -1"));
+  EXPECT_THAT(error_of([&] { scaler.set_growth_factor(0.5); }), HasSubstr("set_growth_factor(): growth_factor is 0.5"));
+  EXPECT_THAT(error_of([&] { scaler.set_backoff_factor(0); }), HasSubstr("backoff_factor is 0"));
+  EXPECT_THAT(error_of([&] { scaler.set_growth_interval(-1); }), HasSubstr("growth_interval is -1"));
   scaler.scale(torch::ones({}));
-  EXPECT_THAT(refusal([&] { scaler.update(-2); }), HasSubstr("new_scale is -2"));
+  EXPECT_THAT(error_of([&] { scaler.update(-2); }), HasSubstr("new_scale is -2"));
   EXPECT_EQ(scaler.get_growth_factor(), 2);
   EXPECT_EQ(scaler.get_backoff_factor(), 0.5);
   EXPECT_EQ(scaler.get_growth_interval(), 2000);
 }
 
-TEST(GradScaler, SettersAndANewScaleActAtOnce) {
-  Trained one;
+TEST(GradScaler, SettersTakeEffectImmediately) {
+  TrainedModel one;
   one.scaler.set_growth_interval(1);
   one.scaler.set_growth_factor(4);
   one.scaler.set_backoff_factor(0.25);
@@ -196,8 +196,8 @@ TEST(GradScaler, SettersAndANewScaleActAtOnce) {
   EXPECT_TRUE(one.step(0.25));  // nothing is left of the step before
 }
 
-TEST(GradScaler, DisabledItDoesNothing) {
-  Trained one({.enabled = false});
+TEST(GradScaler, DisabledScalerDoesNothing) {
+  TrainedModel one({.enabled = false});
   EXPECT_FALSE(one.scaler.is_enabled());
   EXPECT_EQ(one.scaler.get_scale(), 1);
   one.backward(0.5);
@@ -215,29 +215,29 @@ TEST(GradScaler, DisabledItDoesNothing) {
   EXPECT_EQ(one.scaler.get_scale(), 1);
 }
 
-TEST(GradScaler, GoesOnFromItsState) {
-  Trained one;
+TEST(GradScaler, ResumesFromStateDict) {
+  TrainedModel one;
   one.step(0.25);
   const auto state = one.scaler.state_dict();
   const ScalerState expected{
       .scale = 8, .growth_factor = 2, .backoff_factor = 0.5, .growth_interval = 2, .growth_tracker = 1};
   EXPECT_EQ(state, expected);
   for (const bool begun : {false, true}) {
-    Trained other({.init_scale = 64});
+    TrainedModel other({.init_scale = 64});
     if (begun) other.step(0.25);
     other.scaler.load_state_dict(state);
     EXPECT_EQ(other.scaler.state_dict(), state);
     other.step(0.25);
     EXPECT_EQ(other.scaler.get_scale(), 16) << begun;
   }
-  EXPECT_THAT(refusal([&] { one.scaler.load_state_dict(std::nullopt); }), HasSubstr("that of a disabled scaler"));
-  EXPECT_THAT(refusal([&] { one.scaler.load_state_dict(ScalerState{.growth_factor = 0}); }),
+  EXPECT_THAT(error_of([&] { one.scaler.load_state_dict(std::nullopt); }), HasSubstr("that of a disabled scaler"));
+  EXPECT_THAT(error_of([&] { one.scaler.load_state_dict(ScalerState{.growth_factor = 0}); }),
               HasSubstr("load_state_dict(): growth_factor is 0"));
   EXPECT_EQ(one.scaler.state_dict(), state);
 }
 
-TEST(GradScaler, AScaleBelowItsFloorIsToldOnce) {
-  Trained one({.init_scale = 2});
+TEST(GradScaler, WarnsOnceWhenScaleIsTooSmall) {
+  TrainedModel one({.init_scale = 2});
   testing::internal::CaptureStderr();
   one.step(kInf);
   one.step(kInf);
@@ -251,43 +251,44 @@ TEST(GradScaler, AScaleBelowItsFloorIsToldOnce) {
 }
 
 /// Says what it was asked.
-class Averaging final : public torch::optim::SGD, public UnscalingOptimizer {
+class FakeUnscalingOptimizer final : public torch::optim::SGD, public UnscalingOptimizer {
  public:
   using SGD::SGD;
-  Unscaled answer = Unscaled::kFinite;
+  UnscaleResult answer = UnscaleResult::kFinite;
   std::string calls;
   torch::Tensor step(LossClosure = nullptr) override {
     calls += " step";
     return {};
   }
-  Unscaled unscale(double inverse_scale) override {
+  UnscaleResult unscale(double inverse_scale) override {
     calls += " unscale " + std::to_string(inverse_scale).substr(0, 5);
     return answer;
   }
-  bool step_unless(const at::Tensor&) override { return false; }
+  bool step_unless_found_inf(const at::Tensor&) override { return false; }
   void skip_step() override { calls += " skip"; }
 };
 
-TEST(GradScaler, AnOptimizerThatAveragesUnscalesByItself) {
-  Trained one;
-  Averaging averaging({one.weight}, torch::optim::SGDOptions(0.1));
+TEST(GradScaler, DelegatesToUnscalingOptimizer) {
+  TrainedModel one;
+  FakeUnscalingOptimizer averaging({one.weight}, torch::optim::SGDOptions(0.1));
   one.backward(1);
   EXPECT_TRUE(one.scaler.step(averaging));
   one.scaler.update();
   EXPECT_EQ(averaging.calls, " unscale 0.125 step");
   EXPECT_EQ(one.weight.grad()[0].item<float>(), 8);
-  averaging.answer = Unscaled::kNotFinite;
+  averaging.answer = UnscaleResult::kNonFinite;
   averaging.calls.clear();
   EXPECT_FALSE(one.scaler.step(averaging));
   one.scaler.update();
   EXPECT_EQ(averaging.calls, " unscale 0.125 skip");
   EXPECT_EQ(one.scaler.get_scale(), 4);
-  averaging.answer = Unscaled::kInPlace;
+  averaging.answer = UnscaleResult::kUnscaleInPlace;
   EXPECT_TRUE(one.scaler.step(averaging));
   EXPECT_EQ(one.weight.grad()[0].item<float>(), 2);
   one.scaler.update();
-  averaging.answer = Unscaled::kNothing;
-  EXPECT_THAT(refusal([&] { one.scaler.step(averaging); }), HasSubstr("no parameter of this optimizer has a gradient"));
+  averaging.answer = UnscaleResult::kNoGradients;
+  EXPECT_THAT(error_of([&] { one.scaler.step(averaging); }),
+              HasSubstr("no parameter of this optimizer has a gradient"));
 }
 
 }  // namespace

@@ -14,16 +14,16 @@ namespace {
 
 using testing::HasSubstr;
 
-std::string refusal(const std::string& name, const PrecisionChanges& changes = {}) {
+std::string error_of(const std::string& name, const PrecisionOverrides& overrides = {}) {
   try {
-    parse_precision(name, changes);
+    parse_precision(name, overrides);
   } catch (const base::UsageError& error) {
     return error.what();
   }
   return "nothing";
 }
 
-TEST(Precision, NamesStandForWhatTheTableSays) {
+TEST(Precision, PresetsMatchDocumentedTable) {
   const Precision full;
   EXPECT_FALSE(full.autocast || full.master_weights || full.loss_scaling);
   EXPECT_EQ(parse_precision("32"), full);
@@ -44,24 +44,24 @@ TEST(Precision, NamesStandForWhatTheTableSays) {
   EXPECT_EQ(parse_precision("O3", {.batch_norm_fp32 = true}).batch_norm_fp32, true);
 }
 
-TEST(Precision, NonsenseIsRefusedWithTheReason) {
-  EXPECT_EQ(refusal("fp8"),
+TEST(Precision, RejectsContradictorySettings) {
+  EXPECT_EQ(error_of("fp8"),
             "precision is \"fp8\"; allowed are 32, bf16-mixed, fp16-mixed, bf16, fp16, O0, O1, O2 and O3");
-  EXPECT_THAT(refusal("o1"), HasSubstr("precision is \"o1\""));
-  EXPECT_THAT(refusal("fp16-mixed", {.loss_scaling = false}),
+  EXPECT_THAT(error_of("o1"), HasSubstr("precision is \"o1\""));
+  EXPECT_THAT(error_of("fp16-mixed", {.loss_scaling = false}),
               HasSubstr("precision fp16-mixed: float16 without loss scaling"));
-  EXPECT_THAT(refusal("O2", {.loss_scaling = false}), HasSubstr("gradients of float16 that are not scaled"));
-  EXPECT_THAT(refusal("O2", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in float16"));
-  EXPECT_THAT(refusal("O2", {.master_weights = false}), HasSubstr("unscaling would make 0 again"));
-  EXPECT_THAT(refusal("fp16", {.loss_scaling = true}), HasSubstr("unscaling would make 0 again"));
-  EXPECT_THAT(refusal("32", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in lower precision than all other"));
-  EXPECT_THAT(refusal("O1", {.master_weights = true}), HasSubstr("copies in float32 of weights that are float32"));
-  EXPECT_THAT(refusal("32", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
-  EXPECT_THAT(refusal("bf16-mixed", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
-  EXPECT_THAT(refusal("bf16", {.loss_scaling = true}), HasSubstr("bfloat16 has the range of float32"));
+  EXPECT_THAT(error_of("O2", {.loss_scaling = false}), HasSubstr("gradients of float16 that are not scaled"));
+  EXPECT_THAT(error_of("O2", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in float16"));
+  EXPECT_THAT(error_of("O2", {.master_weights = false}), HasSubstr("unscaling would make 0 again"));
+  EXPECT_THAT(error_of("fp16", {.loss_scaling = true}), HasSubstr("unscaling would make 0 again"));
+  EXPECT_THAT(error_of("32", {.batch_norm_fp32 = false}), HasSubstr("BatchNorm in lower precision than all other"));
+  EXPECT_THAT(error_of("O1", {.master_weights = true}), HasSubstr("copies in float32 of weights that are float32"));
+  EXPECT_THAT(error_of("32", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
+  EXPECT_THAT(error_of("bf16-mixed", {.loss_scaling = true}), HasSubstr("nothing computes in float16"));
+  EXPECT_THAT(error_of("bf16", {.loss_scaling = true}), HasSubstr("bfloat16 has the range of float32"));
 }
 
-TEST(Precision, CastLeavesBatchNormAndWholeNumbers) {
+TEST(Precision, CastKeepsBatchNormAndIntegers) {
   torch::nn::ModuleList net(torch::nn::Linear(3, 4), torch::nn::ModuleList(torch::nn::BatchNorm1d(4)),
                             torch::nn::Linear(4, 1));
   cast(*net, parse_precision("O2"));
@@ -85,14 +85,14 @@ struct OtherNormImpl : torch::nn::Module {
   }
 };
 
-TEST(Precision, WhateverHasRunningStatisticsIsABatchNorm) {
+TEST(Precision, TreatsRunningStatisticsAsBatchNorm) {
   OtherNormImpl norm;
   cast(norm, parse_precision("O2"));
   EXPECT_EQ(norm.named_parameters()["weight"].scalar_type(), at::kFloat);
   EXPECT_EQ(norm.named_buffers()["running_var"][0].item<double>(), 1e6);
 }
 
-TEST(MasterWeights, AddUpWhatTheParametersWouldLose) {
+TEST(MasterWeights, AccumulateUpdatesBelowHalfPrecision) {
   const at::Tensor weight = torch::full({2}, 1, at::kHalf).requires_grad_();
   const at::Tensor unused = torch::ones({2}).requires_grad_();
   MasterWeights master({weight, unused});
@@ -101,9 +101,9 @@ TEST(MasterWeights, AddUpWhatTheParametersWouldLose) {
   for (int step = 0; step < 8; ++step) {
     weight.mutable_grad() = at::Tensor();
     scaler.scale((weight * 1e-4).sum()).backward();  // half a unit in the last place below 1 is 2.4e-4
-    master.take_gradients();
+    master.copy_gradients_from_model();
     EXPECT_TRUE(scaler.step(optimizer));
-    master.give_values();
+    master.copy_values_to_model();
     scaler.update();
   }
   EXPECT_NEAR(master.parameters()[0][0].item<float>(), 1 - 8e-4, 1e-6);
@@ -111,13 +111,13 @@ TEST(MasterWeights, AddUpWhatTheParametersWouldLose) {
   EXPECT_FALSE(master.parameters()[1].grad().defined());
   EXPECT_EQ(scaler.get_scale(), 4096);
   weight.mutable_grad() = torch::full({2}, 1e6).to(at::kHalf);  // infinite
-  master.take_gradients();
+  master.copy_gradients_from_model();
   EXPECT_FALSE(scaler.step(optimizer));
   {
     const at::NoGradGuard no_grad;
     weight.fill_(3);
   }
-  master.take_values();
+  master.copy_values_from_model();
   EXPECT_EQ(master.parameters()[0][1].item<float>(), 3);
   EXPECT_THROW(MasterWeights({torch::ones({2}, at::kLong)}), base::UsageError);
 }

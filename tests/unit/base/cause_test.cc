@@ -9,7 +9,7 @@
 namespace lockstep::base {
 namespace {
 
-TEST(Cause, NamesAndExitCodesAsInTheReference) {
+TEST(Cause, NamesAndExitCodesMatchTheReference) {
   const std::map<std::string, std::pair<Cause, int>> table = {
       {"RANK_EXITED", {Cause::kRankExited, 1}},
       {"RANK_DIED", {Cause::kRankDied, 1}},
@@ -28,7 +28,7 @@ TEST(Cause, NamesAndExitCodesAsInTheReference) {
       {"NO_PROGRESS", {Cause::kNoProgress, 70}},
       {"INTERNAL", {Cause::kInternal, 70}},
       {"RESOURCE", {Cause::kResource, 74}},
-      {"CKPT_WRITE_FAILED", {Cause::kSaveFailed, 74}},
+      {"CKPT_WRITE_FAILED", {Cause::kCkptWriteFailed, 74}},
       {"PROTOCOL", {Cause::kProtocol, 76}},
       {"WRONG_JOB", {Cause::kWrongJob, 76}},
       {"AUTH_FAILED", {Cause::kAuthFailed, 76}},
@@ -43,14 +43,14 @@ TEST(Cause, NamesAndExitCodesAsInTheReference) {
       << "the enumeration has values that stand not here";
   for (const auto& [text, row] : table) {
     EXPECT_EQ(name(row.first), text);
-    EXPECT_EQ(cause_named(text), row.first);
+    EXPECT_EQ(cause_from_name(text), row.first);
     EXPECT_EQ(exit_code(row.first), row.second) << text;
   }
-  EXPECT_EQ(cause_named("desync"), Cause::kInternal);
-  EXPECT_EQ(cause_named(""), Cause::kInternal);
+  EXPECT_EQ(cause_from_name("desync"), Cause::kInternal);
+  EXPECT_EQ(cause_from_name(""), Cause::kInternal);
 }
 
-TEST(Cause, ErrorsCarryTheirs) {
+TEST(Cause, ErrorTypesHaveTheirCause) {
   EXPECT_EQ(UsageError("x").cause(), Cause::kBadArg);
   EXPECT_EQ(FormatError("x").cause(), Cause::kBadFile);
   const SystemError system("cannot open x", ENOENT);

@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Deadline, ExpiresAndNeverDoes) {
+TEST(Deadline, ExpiresUnlessNever) {
   EXPECT_TRUE(Deadline::in(0s).expired());
   EXPECT_TRUE(Deadline::in(-1h).expired());
   EXPECT_FALSE(Deadline::in(1h).expired());
@@ -16,28 +16,28 @@ TEST(Deadline, ExpiresAndNeverDoes) {
   EXPECT_FALSE(Deadline::in(1h).is_never());
 }
 
-TEST(Deadline, LimitsWithoutEndDoNotOverflow) {
+TEST(Deadline, HugeLimitsDoNotOverflow) {
   EXPECT_TRUE(Deadline::in(std::chrono::hours::max()).is_never());
   EXPECT_TRUE(Deadline::in(std::chrono::milliseconds::max()).is_never());
   EXPECT_TRUE(Deadline::in(std::chrono::seconds::max()).is_never());
   EXPECT_FALSE(Deadline::in(std::chrono::hours(24 * 3649)).is_never());
 }
 
-TEST(Deadline, WhatIsLeft) {
+TEST(Deadline, RemainingTimeIsNeverNegative) {
   EXPECT_EQ(Deadline::in(-5s).left(), 0ms);
   EXPECT_GT(Deadline::in(1h).left(), 59min);
   EXPECT_LE(Deadline::in(1h).left(), 1h);
-  EXPECT_EQ(Deadline::never().left(), std::chrono::milliseconds::max());
+  EXPECT_EQ(Deadline::never().remaining(), std::chrono::milliseconds::max());
   EXPECT_GT(Deadline::in(100us).left(), 0ms);  // rounded up: poll(2) must not spin
 }
 
-TEST(Deadline, AsPollTakesIt) {
+TEST(Deadline, PollMsIsCapped) {
   EXPECT_EQ(Deadline::never().poll_ms(), 60000);
   EXPECT_EQ(Deadline::in(1h).poll_ms(250ms), 250);
   EXPECT_EQ(Deadline::in(-1s).poll_ms(), 0);
 }
 
-TEST(Deadline, TheEarlierOfTwo) {
+TEST(Deadline, EarlierOfTwoDeadlines) {
   const Deadline soon = Deadline::in(1s);
   EXPECT_EQ(earlier(soon, Deadline::never()).when(), soon.when());
   EXPECT_EQ(earlier(Deadline::never(), soon).when(), soon.when());

@@ -7,7 +7,7 @@
 namespace lockstep::base {
 namespace {
 
-TEST(Env, EachVariableIsItsOwnField) {
+TEST(Env, EachVariableHasItsOwnField) {
   std::set<std::string> asked;
   const Env env = Env::from([&](const char* name) -> Env::Value {
     EXPECT_TRUE(asked.insert(name).second) << name << " is asked for twice";
@@ -22,7 +22,7 @@ TEST(Env, EachVariableIsItsOwnField) {
   EXPECT_EQ(asked.size() * sizeof(Env::Value), sizeof(Env)) << "a field without a variable";
 }
 
-TEST(Env, AnEmptyValueIsNone) {
+TEST(Env, EmptyValueCountsAsUnset) {
   const Env env = Env::from([](const char*) -> Env::Value { return ""; });
   EXPECT_FALSE(env.rank);
   EXPECT_FALSE(env.lockstep_rank);

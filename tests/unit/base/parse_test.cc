@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using tests::message_of;
 
-TEST(Parse, WholeNumbersOnly) {
+TEST(Parse, AcceptsWholeIntegersOnly) {
   EXPECT_EQ(parse_int("0"), 0);
   EXPECT_EQ(parse_int("-17"), -17);
   EXPECT_EQ(parse_int("007"), 7);
@@ -23,29 +23,29 @@ TEST(Parse, WholeNumbersOnly) {
   EXPECT_EQ(parse_int(std::string_view("1\0", 2)), std::nullopt);
 }
 
-TEST(Parse, FiniteNumbersOnly) {
+TEST(Parse, AcceptsFiniteDoublesOnly) {
   EXPECT_EQ(parse_double("2.5"), 2.5);
   EXPECT_EQ(parse_double("-1e-3"), -1e-3);
   for (const char* const text : {"", "inf", "-inf", "nan", "1e999", "1,5", "1.5 ", "0x1p3"})
     EXPECT_EQ(parse_double(text), std::nullopt) << text;
 }
 
-TEST(Parse, BoundsAreNamed) {
-  EXPECT_EQ(parse_int_in("-n", "1", 1, 4), 1);
-  EXPECT_EQ(parse_int_in("-n", "4", 1, 4), 4);
+TEST(Parse, RangeErrorNamesBounds) {
+  EXPECT_EQ(parse_int_in_range("-n", "1", 1, 4), 1);
+  EXPECT_EQ(parse_int_in_range("-n", "4", 1, 4), 4);
   for (const char* const text : {"0", "5", "x", ""})
-    EXPECT_EQ(message_of<UsageError>([&] { parse_int_in("-n", text, 1, 4); }),
+    EXPECT_EQ(message_of<UsageError>([&] { parse_int_in_range("-n", text, 1, 4); }),
               "-n is \"" + std::string(text) + "\"; allowed is an integer from 1 to 4");
 }
 
-TEST(Parse, PiecesBetweenSeparators) {
+TEST(Parse, SplitsAtSeparators) {
   EXPECT_THAT(split("a,b", ','), ElementsAre("a", "b"));
   EXPECT_THAT(split("", ','), ElementsAre(""));
   EXPECT_THAT(split(",", ','), ElementsAre("", ""));
   EXPECT_THAT(split("a,,b,", ','), ElementsAre("a", "", "b", ""));
 }
 
-TEST(Parse, QuotedIsOneLineOfPrintableText) {
+TEST(Parse, QuotedIsPrintableAndOnOneLine) {
   EXPECT_EQ(quoted("a b"), "\"a b\"");
   EXPECT_EQ(quoted("\"\\\n\t\r\x7f"), "\"\\\"\\\\\\n\\x09\\x0d\\x7f\"");
   EXPECT_EQ(quoted(std::string_view("\0", 1)), "\"\\x00\"");

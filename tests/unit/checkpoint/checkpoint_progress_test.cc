@@ -9,12 +9,12 @@
 namespace lockstep::checkpoint {
 namespace {
 
-TEST(CheckpointProgress, ThePageShowsTheNumberOfTheNewestThatIsDurable) {
+TEST(CheckpointProgress, RankPageHasSequenceOfLatestDurableCheckpoint) {
   const tests::TempDir folder;
-  const auto parts = [](const char* name) { return Parts{{name, {{"step", std::int64_t{1}}}}}; };
-  const auto& saved = base::RankPage::process().saved;
+  const auto parts = [](const char* name) { return CheckpointParts{{name, {{"step", std::int64_t{1}}}}}; };
+  const auto& saved = base::RankPage::this_process().durable_checkpoint;
   {
-    Checkpoints checkpoints(comm::init(), folder.path());
+    Checkpointer checkpoints(comm::init(), folder.path());
     EXPECT_EQ(saved, 0);
     checkpoints.save(70, parts("trainer"));
     EXPECT_EQ(saved, 1);
@@ -24,7 +24,7 @@ TEST(CheckpointProgress, ThePageShowsTheNumberOfTheNewestThatIsDurable) {
     EXPECT_THROW(checkpoints.save(90, parts("no/name")), base::UsageError);
     EXPECT_EQ(saved, 2);
   }
-  Checkpoints again(comm::init(), folder.path());
+  Checkpointer again(comm::init(), folder.path());
   again.save(75, parts("trainer"));  // after going back
   EXPECT_EQ(saved, 3);
 }

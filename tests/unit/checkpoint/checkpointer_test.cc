@@ -22,12 +22,12 @@ using testing::HasSubstr;
 using tests::message_of;
 using tests::TempDir;
 
-Parts parts_of(std::int64_t step) {
+CheckpointParts parts_of(std::int64_t step) {
   return {{"model", {{"weight", torch::full({100}, static_cast<double>(step))}, {"bias", torch::ones({3})}}},
           {"trainer", {{"step", step}, {"loss", 0.5}}}};
 }
 
-void expect_parts(const SavedCheckpoint& checkpoint, std::int64_t step) {
+void expect_checkpoint(const SavedCheckpoint& checkpoint, std::int64_t step) {
   EXPECT_EQ(checkpoint.step(), step);
   EXPECT_THAT(checkpoint.parts(), ElementsAre("model", "trainer"));
   EXPECT_EQ(value_of<std::int64_t>(checkpoint.read("trainer"), "step"), step);
@@ -49,18 +49,18 @@ void damage(const std::string& path) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-TEST(Checkpoints, AreSavedFoundAndKept) {
+TEST(Checkpointer, SavesFindsAndKeepsCheckpoints) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder / "runs/x");
-  EXPECT_FALSE(checkpoints.newest());
+  Checkpointer checkpoints(comm::init(), folder / "runs/x");
+  EXPECT_FALSE(checkpoints.latest());
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto"); }),
               HasSubstr("there is no whole checkpoint in"));
   for (const std::int64_t step : {10, 20, 30}) {
     const auto report = checkpoints.save(step, parts_of(step));
     EXPECT_GT(report.num_bytes, 400u);
-    EXPECT_GE(report.written.count(), 0);
-    expect_parts(*checkpoints.newest(), step);
-    expect_parts(SavedCheckpoint(report.path), step);
+    EXPECT_GE(report.duration.count(), 0);
+    expect_checkpoint(*checkpoints.latest(), step);
+    expect_checkpoint(SavedCheckpoint(report.path), step);
   }
   EXPECT_THAT(names_in(folder / "runs/x"), ElementsAre("00000002-step-20", "00000003-step-30", "LATEST"));
   EXPECT_EQ(tests::read_file(folder / "runs/x/LATEST"), "00000003-step-30\n");
@@ -72,24 +72,24 @@ TEST(Checkpoints, AreSavedFoundAndKept) {
       << "a part of tensors is a file that a module can be loaded from";
 }
 
-TEST(Checkpoints, WhatIsWrittenLastIsNewestWhateverItsStep) {
+TEST(Checkpointer, LatestIsTheLastWrittenNotTheHighestStep) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder.path());
+  Checkpointer checkpoints(comm::init(), folder.path());
   for (const std::int64_t step : {10, 20, 10}) checkpoints.save(step, parts_of(step));
-  expect_parts(*checkpoints.newest(), 10);
+  expect_checkpoint(*checkpoints.latest(), 10);
   EXPECT_THAT(names_in(folder.path()), ElementsAre("00000002-step-20", "00000003-step-10", "LATEST"));
-  expect_parts(checkpoints.load(folder / "00000002-step-20"), 20);
+  expect_checkpoint(checkpoints.load(folder / "00000002-step-20"), 20);
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.load("auto").read("nobody"); }),
               HasSubstr("has no part \"nobody\" of rank 0; allowed are model, trainer"));
 }
 
-TEST(Checkpoints, ADamagedOneIsPassedOverWithAWordAndDoesNotCount) {
+TEST(Checkpointer, SkipsDamagedCheckpointWithWarning) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder.path());
+  Checkpointer checkpoints(comm::init(), folder.path());
   for (const std::int64_t step : {10, 20}) checkpoints.save(step, parts_of(step));
   damage(folder / "00000002-step-20/model.safetensors");
   testing::internal::CaptureStderr();
-  expect_parts(*checkpoints.newest(), 10);
+  expect_checkpoint(*checkpoints.latest(), 10);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("CKPT_SKIPPED the checkpoint " + folder.path() +
                         "/00000002-step-20 is passed over: " + folder.path() + "/00000002-step-20/model.safetensors:"));
@@ -106,41 +106,41 @@ TEST(Checkpoints, ADamagedOneIsPassedOverWithAWordAndDoesNotCount) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("00000003-step-30", "00000004-step-40", "LATEST"));
 }
 
-TEST(Checkpoints, EveryKindOfDamageIsFound) {
+TEST(Checkpointer, DetectsEveryKindOfDamage) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder.path());
+  Checkpointer checkpoints(comm::init(), folder.path());
   checkpoints.save(10, parts_of(10));
-  const std::string newest = checkpoints.save(20, parts_of(20)).path, spare = folder / "spare";
-  fs::copy(newest, spare, fs::copy_options::recursive);
-  const auto restored = [&] {
-    fs::remove_all(newest);
-    fs::copy(spare, newest, fs::copy_options::recursive);
+  const std::string latest = checkpoints.save(20, parts_of(20)).path, spare = folder / "spare";
+  fs::copy(latest, spare, fs::copy_options::recursive);
+  const auto restore_newest = [&] {
+    fs::remove_all(latest);
+    fs::copy(spare, latest, fs::copy_options::recursive);
   };
   for (const std::string file : {"MANIFEST.json", "model.safetensors", "trainer.json"})
     for (int how = 0; how < 3; ++how) {
-      restored();
-      if (how == 0) damage(newest + "/" + file);
-      if (how == 1) fs::remove(newest + "/" + file);
-      if (how == 2) fs::resize_file(newest + "/" + file, fs::file_size(newest + "/" + file) - 1);
-      expect_parts(*checkpoints.newest(), 10);
+      restore_newest();
+      if (how == 0) damage(latest + "/" + file);
+      if (how == 1) fs::remove(latest + "/" + file);
+      if (how == 2) fs::resize_file(latest + "/" + file, fs::file_size(latest + "/" + file) - 1);
+      expect_checkpoint(*checkpoints.latest(), 10);
     }
   // Files that are whole, but of another checkpoint.
   for (const std::string file : {"model.safetensors", "trainer.json"}) {
-    restored();
-    fs::copy_file(folder / ("00000001-step-10/" + file), newest + "/" + file, fs::copy_options::overwrite_existing);
-    EXPECT_THAT(message_of<base::FormatError>([&] { SavedCheckpoint(newest).read(file.substr(0, file.find('.'))); }),
+    restore_newest();
+    fs::copy_file(folder / ("00000001-step-10/" + file), latest + "/" + file, fs::copy_options::overwrite_existing);
+    EXPECT_THAT(message_of<base::FormatError>([&] { SavedCheckpoint(latest).read(file.substr(0, file.find('.'))); }),
                 HasSubstr(file + ":0: the file is damaged, or another one: its hash is "));
-    expect_parts(*checkpoints.newest(), 10);
+    expect_checkpoint(*checkpoints.latest(), 10);
   }
-  restored();
-  expect_parts(*checkpoints.newest(), 20);
+  restore_newest();
+  expect_checkpoint(*checkpoints.latest(), 20);
 }
 
-TEST(Checkpoints, TheThreadWritesWhatThereWasWhenItWasAsked) {
+TEST(Checkpointer, AsyncSaveWritesValuesAtTimeOfCall) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder.path());
+  Checkpointer checkpoints(comm::init(), folder.path());
   EXPECT_FALSE(checkpoints.wait());
-  Parts parts = parts_of(10);
+  CheckpointParts parts = parts_of(10);
   auto& weight = std::get<at::Tensor>(parts["model"]["weight"]);
   checkpoints.save_async(10, parts);
   weight.fill_(20);
@@ -150,21 +150,21 @@ TEST(Checkpoints, TheThreadWritesWhatThereWasWhenItWasAsked) {
   const auto report = checkpoints.wait();
   ASSERT_TRUE(report);
   EXPECT_FALSE(checkpoints.in_flight());
-  EXPECT_LE(report->stall, report->written);
+  EXPECT_LE(report->stall, report->duration);
   EXPECT_FALSE(checkpoints.wait());
-  expect_parts(SavedCheckpoint(report->path), 20);
-  expect_parts(SavedCheckpoint(folder / "00000001-step-10"), 10);
+  expect_checkpoint(SavedCheckpoint(report->path), 20);
+  expect_checkpoint(SavedCheckpoint(folder / "00000001-step-10"), 10);
 }
 
-TEST(Checkpoints, RefusesWhatCannotBeOne) {
+TEST(Checkpointer, RejectsInvalidArguments) {
   const TempDir folder;
   comm::Group world = comm::init();
-  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpoints(world, folder.path(), {.keep = 1}); }),
+  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpointer(world, folder.path(), {.keep = 1}); }),
               HasSubstr("CheckpointOptions.keep is 1; allowed is 2 or more"));
-  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpoints(world, ""); }), HasSubstr("the folder \"\""));
-  EXPECT_THAT(message_of<base::SystemError>([&] { Checkpoints(world, folder.write("file", "") + "/x"); }),
+  EXPECT_THAT(message_of<base::UsageError>([&] { Checkpointer(world, ""); }), HasSubstr("the folder \"\""));
+  EXPECT_THAT(message_of<base::SystemError>([&] { Checkpointer(world, folder.write("file", "") + "/x"); }),
               HasSubstr("cannot make the folder"));
-  Checkpoints checkpoints(world, folder / "x");
+  Checkpointer checkpoints(world, folder / "x");
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(-1, {}); }),
               HasSubstr("checkpoint of step -1: rank 0: the step -1; allowed is 0 or more"));
   EXPECT_THAT(message_of<base::UsageError>([&] { checkpoints.save(1, {{"a/b", {}}}); }),

@@ -23,9 +23,9 @@ std::string reason(const std::string& text) {
 }
 
 // With a seal that holds.
-std::string reason_sealed(std::string text) {
-  text.replace(13, kSealBytes, kNoSeal);
-  seal(text, 13);
+std::string reason_with_valid_hash(std::string text) {
+  text.replace(13, kHashDigits, kHashPlaceholder);
+  embed_hash(text, 13);
   return reason(text);
 }
 std::string with(const std::string& was, const std::string& now) {
@@ -35,13 +35,13 @@ std::string with(const std::string& was, const std::string& now) {
   return text.replace(at, was.size(), now);
 }
 
-TEST(Manifest, IsReadAsItWasWritten) {
+TEST(Manifest, RoundTrips) {
   EXPECT_EQ(parse_manifest(to_text(kManifest), "f"), kManifest);
   const Manifest none{.step = 0, .world_size = 1, .version = "", .files = {}};
   EXPECT_EQ(parse_manifest(to_text(none), "f"), none);
 }
 
-TEST(Manifest, EveryFlippedBitAndEveryCutIsFound) {
+TEST(Manifest, DetectsEveryBitFlipAndTruncation) {
   const std::string good = to_text(kManifest);
   for (std::size_t bit = 0; bit < good.size() * 8; ++bit) {
     std::string bad = good;
@@ -52,45 +52,49 @@ TEST(Manifest, EveryFlippedBitAndEveryCutIsFound) {
   EXPECT_NE(reason(good + " "), "");
 }
 
-TEST(Manifest, OnlyItsOwnForm) {
-  EXPECT_EQ(reason_sealed(to_text(kManifest)), "");
-  EXPECT_THAT(reason_sealed(with("\"format\":1", "\"format\":2")), HasSubstr("the \"format\" 2; allowed is 1 to 1"));
-  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":-1")), HasSubstr("the \"step\" -1; allowed is 0 to "));
-  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":1.5")), HasSubstr("the \"step\" 1.5"));
-  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"stop\":120")), HasSubstr("has no \"step\""));
-  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":120,\"more\":1")), HasSubstr("has the unknown \"more\""));
-  EXPECT_THAT(reason_sealed(with("\"step\":120", "\"step\":120,\"step\":121")),
+TEST(Manifest, RejectsUnknownOrInvalidFields) {
+  EXPECT_EQ(reason_with_valid_hash(to_text(kManifest)), "");
+  EXPECT_THAT(reason_with_valid_hash(with("\"format\":1", "\"format\":2")),
+              HasSubstr("the \"format\" 2; allowed is 1 to 1"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":-1")),
+              HasSubstr("the \"step\" -1; allowed is 0 to "));
+  EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":1.5")), HasSubstr("the \"step\" 1.5"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"stop\":120")), HasSubstr("has no \"step\""));
+  EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":120,\"more\":1")),
+              HasSubstr("has the unknown \"more\""));
+  EXPECT_THAT(reason_with_valid_hash(with("\"step\":120", "\"step\":120,\"step\":121")),
               HasSubstr("the key \"step\" is there twice"));
-  EXPECT_THAT(reason_sealed(with("\"world_size\":2", "\"world_size\":0")), HasSubstr("the \"world_size\" 0"));
-  EXPECT_THAT(reason_sealed(with("\"rank\":1", "\"rank\":2")), HasSubstr("the \"rank\" 2; allowed is 0 to 1"));
-  EXPECT_THAT(reason_sealed(with("\"files\":[", "\"files\":[[],")), HasSubstr("is no object"));
-  EXPECT_THAT(reason_sealed(with("\"bytes\":800", "\"bytes\":18446744073709551615")),
+  EXPECT_THAT(reason_with_valid_hash(with("\"world_size\":2", "\"world_size\":0")), HasSubstr("the \"world_size\" 0"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"rank\":1", "\"rank\":2")), HasSubstr("the \"rank\" 2; allowed is 0 to 1"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"files\":[", "\"files\":[[],")), HasSubstr("is no object"));
+  EXPECT_THAT(reason_with_valid_hash(with("\"bytes\":800", "\"bytes\":18446744073709551615")),
               HasSubstr("the \"bytes\" 18446744073709551615"));
-  EXPECT_THAT(reason_sealed(with("\"xxh3_128\":\"aa", "\"xxh3_128\":\"AA")),
+  EXPECT_THAT(reason_with_valid_hash(with("\"xxh3_128\":\"aa", "\"xxh3_128\":\"AA")),
               HasSubstr("allowed are 32 hexadecimal digits"));
-  EXPECT_THAT(reason_sealed(with("rng.1.json", "../../x.json")),
+  EXPECT_THAT(reason_with_valid_hash(with("rng.1.json", "../../x.json")),
               HasSubstr("has the name \"../../x.json\"; allowed is PART.safetensors"));
-  EXPECT_THAT(reason_sealed(with("\"part\":\"model\"", "\"part\":\"mo/el\"")), HasSubstr("has the name"));
-  EXPECT_THAT(reason_sealed(with(",{\"name\":\"rng.1.json\"",
-                                 ",{\"name\":\"model.safetensors\",\"bytes\":1,\"xxh3_128\":\"" + std::string(32, 'a') +
-                                     "\",\"part\":\"model\",\"rank\":0},{\"name\":\"rng.1.json\"")),
+  EXPECT_THAT(reason_with_valid_hash(with("\"part\":\"model\"", "\"part\":\"mo/el\"")), HasSubstr("has the name"));
+  EXPECT_THAT(reason_with_valid_hash(
+                  with(",{\"name\":\"rng.1.json\"", ",{\"name\":\"model.safetensors\",\"bytes\":1,\"xxh3_128\":\"" +
+                                                        std::string(32, 'a') +
+                                                        "\",\"part\":\"model\",\"rank\":0},{\"name\":\"rng.1.json\"")),
               HasSubstr("has the file \"model.safetensors\" twice"));
-  EXPECT_THAT(reason_sealed(with("\"files\":[", "\"files\":[[[[[")),
+  EXPECT_THAT(reason_with_valid_hash(with("\"files\":[", "\"files\":[[[[[")),
               HasSubstr("nested deeper than the allowed 3 levels"));
   std::string cut = to_text(kManifest);
   cut.pop_back();
-  EXPECT_THAT(reason_sealed(cut), HasSubstr("not JSON"));
+  EXPECT_THAT(reason_with_valid_hash(cut), HasSubstr("not JSON"));
 }
 
-TEST(Manifest, NamesOfPartsAndFiles) {
+TEST(Manifest, ValidatesPartAndFileNames) {
   for (const std::string& good :
        {std::string("model"), std::string("a"), std::string("Rank_0-x"), std::string(64, 'x')})
     EXPECT_TRUE(is_part_name(good)) << good;
   for (const std::string& bad : {std::string(), std::string("."), std::string("a.b"), std::string("a/b"),
                                  std::string("\xc3\xa4"), std::string("a b"), std::string(65, 'x')})
     EXPECT_FALSE(is_part_name(bad)) << bad;
-  EXPECT_EQ(file_name("model", 0, "json"), "model.json");
-  EXPECT_EQ(file_name("model", 12, "safetensors"), "model.12.safetensors");
+  EXPECT_EQ(part_file_name("model", 0, "json"), "model.json");
+  EXPECT_EQ(part_file_name("model", 12, "safetensors"), "model.12.safetensors");
 }
 
 }  // namespace

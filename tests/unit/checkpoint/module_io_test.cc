@@ -40,7 +40,7 @@ bool equal_state(const torch::nn::Module& a, const torch::nn::Module& b) {
   return true;
 }
 
-TEST(ModuleIo, SavesUnderTheUsersNamesAndLoadsInPlace) {
+TEST(ModuleIo, SavesParameterNamesAndLoadsInPlace) {
   const TempDir folder;
   Net net, other;
   net->norm->running_mean.fill_(0.5);
@@ -66,7 +66,7 @@ TEST(ModuleIo, SavesUnderTheUsersNamesAndLoadsInPlace) {
   EXPECT_FALSE(other->scale.equal(net->scale));
 }
 
-TEST(ModuleIo, TakesHoldersPointersAndReferences) {
+TEST(ModuleIo, AcceptsHoldersPointersAndReferences) {
   const TempDir folder;
   const Net net;
   const auto path = folder / "x";
@@ -92,7 +92,7 @@ TEST(ModuleIo, TakesHoldersPointersAndReferences) {
   EXPECT_THAT(message_of<base::UsageError>([&] { save(std::shared_ptr<NetImpl>(), path); }), HasSubstr("is null"));
 }
 
-TEST(ModuleIo, ListsWhatDoesNotFitAndChangesNothing) {
+TEST(ModuleIo, ListsMismatchesAndLeavesModuleUnchanged) {
   const TempDir folder;
   Net net;
   auto tensors = TensorMap{
@@ -115,7 +115,7 @@ TEST(ModuleIo, ListsWhatDoesNotFitAndChangesNothing) {
   EXPECT_TRUE(net->first->weight.equal(before));
 }
 
-TEST(ModuleIo, WithoutStrictItReportsWhatItPassedOver) {
+TEST(ModuleIo, NonStrictLoadReportsSkippedNames) {
   const TempDir folder;
   Net net;
   save_tensors({{"scale", torch::full({1}, 7.0f)}, {"x", torch::zeros({1})}}, folder / "x");
@@ -131,7 +131,7 @@ TEST(ModuleIo, WithoutStrictItReportsWhatItPassedOver) {
               HasSubstr("1 of another shape"));
 }
 
-TEST(ModuleIo, AnotherDtypeIsConvertedOnlyWhenAsked) {
+TEST(ModuleIo, ConvertsDtypeOnRequest) {
   const TempDir folder;
   Net net, wide;
   wide->to(torch::kFloat64);
@@ -143,7 +143,7 @@ TEST(ModuleIo, AnotherDtypeIsConvertedOnlyWhenAsked) {
   EXPECT_TRUE(net->scale.equal(wide->scale.to(torch::kFloat32)));
 }
 
-TEST(ModuleIo, UnderstandsThePrefixOfAWrappedModel) {
+TEST(ModuleIo, SkipsTheModulePrefixOfDdp) {
   const TempDir folder;
   Net net, other;
   TensorMap wrapped;
@@ -158,7 +158,7 @@ TEST(ModuleIo, UnderstandsThePrefixOfAWrappedModel) {
   EXPECT_THAT(message_of<base::UsageError>([&] { load(other, folder / "x"); }), HasSubstr("7 missing in the file"));
 }
 
-TEST(ModuleIo, TiedParametersAreWrittenUnderEachNameAndReadUnderAny) {
+TEST(ModuleIo, SavesAndLoadsTiedParameters) {
   const TempDir folder;
   Shared net, other;
   save(net, folder / "x");
@@ -172,7 +172,7 @@ TEST(ModuleIo, TiedParametersAreWrittenUnderEachNameAndReadUnderAny) {
   EXPECT_TRUE(equal_state(*net, *third));
 }
 
-TEST(ModuleIo, OneNameForAParameterAndABufferIsAnError) {
+TEST(ModuleIo, RejectsParameterAndBufferOfTheSameName) {
   const TempDir folder;
   torch::nn::Module module;
   module.register_parameter("x", torch::ones({1}));
@@ -181,7 +181,7 @@ TEST(ModuleIo, OneNameForAParameterAndABufferIsAnError) {
               HasSubstr("a parameter and a buffer of the name \"x\""));
 }
 
-TEST(ModuleIo, ADamagedFileChangesNothing) {
+TEST(ModuleIo, DamagedFileDoesNotChangeModule) {
   const TempDir folder;
   struct Flags : torch::nn::Module {
     Flags()

@@ -69,7 +69,7 @@ const std::pair<const char*, std::function<Optimizer(torch::nn::Sequential&)>> k
      }},
 };
 
-TEST(OptimizerState, ResumedEqualsNeverStopped) {
+TEST(OptimizerState, ResumedRunEqualsUninterruptedRun) {
   for (const auto& [name, make] : kOptimizers)
     for (const bool python : {false, true}) {
       auto whole = make_net(), parted = make_net();
@@ -92,7 +92,7 @@ TEST(OptimizerState, ResumedEqualsNeverStopped) {
     }
 }
 
-TEST(OptimizerState, NamesAreTheModulesWhateverTheOrder) {
+TEST(OptimizerState, UsesModuleNamesInAnyOrder) {
   auto net = make_net(), other = make_net();
   torch::optim::AdamW one(two_groups(net), 0.01), two(two_groups(other, true), 0.01);
   train(net, one, 0, 3);
@@ -107,7 +107,7 @@ TEST(OptimizerState, NamesAreTheModulesWhateverTheOrder) {
       value_of<at::Tensor>(again, "1.weight.exp_avg").is_alias_of(value_of<at::Tensor>(state, "1.weight.exp_avg")));
 }
 
-TEST(OptimizerState, WhatDoesNotFitChangesNothing) {
+TEST(OptimizerState, MismatchLeavesOptimizerUnchanged) {
   auto net = make_net();
   torch::optim::AdamW optimizer(net->parameters(), 0.01);
   train(net, optimizer, 0, 2);
@@ -134,8 +134,8 @@ TEST(OptimizerState, WhatDoesNotFitChangesNothing) {
   EXPECT_THAT(reason([](auto& state) { state["nobody.step"] = std::int64_t{1}; }), HasSubstr("\"nobody.step\""));
   EXPECT_THAT(reason([](auto& state) { state["group.0.lr"] = true; }), HasSubstr("\"group.0.lr\" is a bool"));
   EXPECT_EQ(value_of<std::int64_t>(optimizer_state_dict(optimizer, *net), "0.weight.step"), 2);
-  auto stranger = make_net();
-  EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(optimizer, *stranger); }),
+  auto other_net = make_net();
+  EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(optimizer, *other_net); }),
               HasSubstr("a parameter that the module does not have"));
   torch::optim::LBFGS lbfgs(net->parameters());
   EXPECT_THAT(message_of<base::UsageError>([&] { optimizer_state_dict(lbfgs, *net); }),
@@ -164,7 +164,7 @@ for name, make in made.items():
 )";
 
 // Two steps here, two in Python, two here: as six here.
-TEST(OptimizerState, GoesToPythonAndComesBack) {
+TEST(OptimizerState, RoundTripsThroughPython) {
   const auto python = (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
   if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
     GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";

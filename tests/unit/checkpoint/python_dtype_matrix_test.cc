@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/safetensors/safetensors_dtype.h"
 #include "lockstep/checkpoint/safetensors/safetensors.h"
+#include "lockstep/checkpoint/safetensors/safetensors_dtype.h"
 #include "lockstep/checkpoint/torch_file/torch_file.h"
 #include "tests/support/temp_dir.h"
 
@@ -44,8 +44,8 @@ const std::pair<const char*, at::ScalarType> kDtypes[] = {{"float64", at::kDoubl
                                                           {"complex64", at::kComplexFloat},
                                                           {"complex32", at::kComplexHalf}};
 // Forms that both formats have; "shared" is there twice, as "shared" and "shared too".
-constexpr const char* kForms[] = {"whole", "scalar",   "empty",  "slice",     "transposed",
-                                  "gaps",  "expanded", "shared", "shared too"};
+constexpr const char* kLayouts[] = {"whole", "scalar",   "empty",  "slice",     "transposed",
+                                    "gaps",  "expanded", "shared", "shared too"};
 
 // Values are made and compared as integers: not all dtypes have arithmetic. The same is made in C++ below.
 constexpr const char* kCommon = R"(
@@ -141,9 +141,9 @@ std::string compared(const at::Tensor& got, const at::Tensor& want, bool strides
 }
 
 // What became of each cell, by its name.
-using Cells = std::map<std::string, std::string>;
+using Results = std::map<std::string, std::string>;
 
-void write_ours(const tests::TempDir& folder) {
+void write_files(const tests::TempDir& folder) {
   for (const auto& [name, type] : kDtypes) {
     Dict dict;
     TensorMap map;
@@ -156,28 +156,28 @@ void write_ours(const tests::TempDir& folder) {
   }
 }
 
-void read_pythons(const tests::TempDir& folder, Cells& cells) {
+void read_python_files(const tests::TempDir& folder, Results& results) {
   for (const auto& [name, type] : kDtypes) {
     const std::string pt = "python to ours: pt " + std::string(name) + " ",
                       safetensors = "python to ours: safetensors " + std::string(name) + " ";
     const Value tree = load_torch_file(folder / ("python." + std::string(name) + ".pt"));
     const auto tensor = [&](const std::string& form) { return *tree.as<Dict>()->find(form)->as<at::Tensor>(); };
-    for (const auto& [form, want] : forms(type)) cells[pt + form] = compared(tensor(form), want, true);
+    for (const auto& [form, want] : forms(type)) results[pt + form] = compared(tensor(form), want, true);
     const auto apart = static_cast<const char*>(tensor("shared too").const_data_ptr()) -
                        static_cast<const char*>(tensor("shared").const_data_ptr());
-    cells[pt + "shared memory"] =
+    results[pt + "shared memory"] =
         apart == 5 * static_cast<std::int64_t>(c10::elementSize(type)) ? "ok" : std::to_string(apart);
     if (!find_dtype(type)) continue;
     const auto loaded = load_tensors(folder / ("python." + std::string(name) + ".safetensors"));
-    for (const auto& [form, want] : forms(type)) cells[safetensors + form] = compared(loaded.at(form), want, false);
+    for (const auto& [form, want] : forms(type)) results[safetensors + form] = compared(loaded.at(form), want, false);
   }
 }
 
-std::set<std::string> names_of_cells() {
+std::set<std::string> all_case_names() {
   std::set<std::string> names;
   for (const std::string way : {"python to ours: ", "ours to python: "})
     for (const auto& [name, type] : kDtypes) {
-      for (const std::string form : kForms) {
+      for (const std::string form : kLayouts) {
         names.insert(way + "pt " + name + " " + form);
         if (find_dtype(type)) names.insert(way + "safetensors " + name + " " + form);
       }
@@ -186,7 +186,7 @@ std::set<std::string> names_of_cells() {
   return names;
 }
 
-TEST(InterchangeMatrix, EveryCellPassesBothWays) {
+TEST(PythonDtypeMatrix, EveryDtypeAndLayoutRoundTrips) {
   if (std::system(("\"" + python() + "\" -c 'import torch, safetensors' >/dev/null 2>&1").c_str()) != 0)
     GTEST_SKIP() << "SKIPPED: the Python packages torch and safetensors are not in .deps/python";
   const tests::TempDir folder;
@@ -202,34 +202,34 @@ TEST(InterchangeMatrix, EveryCellPassesBothWays) {
                            .c_str());
   };
   ASSERT_EQ(run(kWriter), 0);
-  write_ours(folder);
-  Cells cells;
-  read_pythons(folder, cells);
+  write_files(folder);
+  Results results;
+  read_python_files(folder, results);
   EXPECT_EQ(run(kReader), 0);
   std::istringstream said(tests::read_file(folder / "said"));
   for (std::string line; std::getline(said, line);)
-    cells["ours to python: " + line.substr(0, line.find(": "))] = line.substr(line.find(": ") + 2);
-  for (const auto& name : names_of_cells()) EXPECT_EQ(cells[name], "ok") << name;
-  EXPECT_EQ(cells.size(), names_of_cells().size());
+    results["ours to python: " + line.substr(0, line.find(": "))] = line.substr(line.find(": ") + 2);
+  for (const auto& name : all_case_names()) EXPECT_EQ(results[name], "ok") << name;
+  EXPECT_EQ(results.size(), all_case_names().size());
 }
 
-TEST(InterchangeMatrix, WhatHasNoCellIsRefusedByItsName) {
+TEST(PythonDtypeMatrix, RejectsUnsupportedTensors) {
   const tests::TempDir folder;
-  const auto why_pt = [&](const at::Tensor& tensor) {
+  const auto torch_file_error = [&](const at::Tensor& tensor) {
     return message_of<base::UsageError>([&] { save_torch_file(tensor, folder / "x"); });
   };
-  const auto why_safetensors = [&](const at::Tensor& tensor) {
+  const auto safetensors_error = [&](const at::Tensor& tensor) {
     return message_of<base::UsageError>([&] { save_tensors({{"x", tensor}}, folder / "x"); });
   };
   const auto quantised = at::quantize_per_tensor(torch::ones({2}), 0.5, 0, at::kQInt8);
-  EXPECT_THAT(why_pt(quantised), HasSubstr("a tensor of dtype QInt8; allowed are dense tensors of float64"));
-  EXPECT_THAT(why_safetensors(quantised), HasSubstr("tensor \"x\" of dtype QInt8; allowed are dense tensors of F64"));
+  EXPECT_THAT(torch_file_error(quantised), HasSubstr("a tensor of dtype QInt8; allowed are dense tensors of float64"));
+  EXPECT_THAT(safetensors_error(quantised), HasSubstr("tensor \"x\" of dtype QInt8; allowed are dense tensors of F64"));
   for (const auto& sparse : {torch::ones({2, 2}).to_sparse(), torch::ones({2, 2}).to_sparse_csr()}) {
-    EXPECT_THAT(why_pt(sparse), HasSubstr("of dtype Float, which is sparse"));
-    EXPECT_THAT(why_safetensors(sparse), HasSubstr("of dtype Float, which is sparse"));
+    EXPECT_THAT(torch_file_error(sparse), HasSubstr("of dtype Float, which is sparse"));
+    EXPECT_THAT(safetensors_error(sparse), HasSubstr("of dtype Float, which is sparse"));
   }
   for (const auto type : {at::kComplexDouble, at::kComplexHalf})
-    EXPECT_THAT(why_safetensors(torch::zeros({2}, at::kComplexFloat).to(type)),
+    EXPECT_THAT(safetensors_error(torch::zeros({2}, at::kComplexFloat).to(type)),
                 HasSubstr("tensor \"x\" of dtype Complex"));
 }
 

@@ -42,7 +42,7 @@ std::int64_t peak_growth(Action action) {
 
 std::int64_t size_of(const std::string& path) { return static_cast<std::int64_t>(std::filesystem::file_size(path)); }
 
-class ReaderMemory : public testing::Test {
+class ReaderMemoryUse : public testing::Test {
  protected:
   void SetUp() override {
 #ifdef __SANITIZE_ADDRESS__
@@ -55,7 +55,7 @@ class ReaderMemory : public testing::Test {
   const TempDir folder_;
 };
 
-TEST_F(ReaderMemory, OfLargeFilesIsTheFilesAndLittleMore) {
+TEST_F(ReaderMemoryUse, LargeFileMemoryIsFileSizePlus16MiB) {
   TensorMap tensors;
   Dict dict{{}, true};
   for (int i = 0; i < 8; ++i) {
@@ -78,7 +78,7 @@ TEST_F(ReaderMemory, OfLargeFilesIsTheFilesAndLittleMore) {
 }
 
 // Headers of the largest size that is allowed, which say as much as can be said.
-TEST_F(ReaderMemory, OfHostileHeadersToo) {
+TEST_F(ReaderMemoryUse, HostileHeaderMemoryIsBounded) {
   std::string many = "{", deep = "{\"a\":", metadata = "{\"__metadata__\":{";
   for (int i = 0; many.size() < kHeader; ++i)
     many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}";
@@ -102,7 +102,7 @@ TEST_F(ReaderMemory, OfHostileHeadersToo) {
   EXPECT_LE(peak_growth([&] { EXPECT_THROW(load_tensors(path), base::FormatError); }), kMiB);
 }
 
-TEST_F(ReaderMemory, OfAPickleThatMakesManyValuesIsBounded) {
+TEST_F(ReaderMemoryUse, PickleMemoryIsBounded) {
   // 20 MB of a pickle that makes lists, of which each holds the one before: refused on its way.
   std::string pickle = "\x80\x02](";
   pickle += std::string(kPickle, ']') + "e.";

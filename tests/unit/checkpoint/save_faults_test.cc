@@ -31,7 +31,7 @@ using testing::Eq;
 using testing::HasSubstr;
 using tests::TempDir;
 
-Parts parts_of(std::int64_t step) {
+CheckpointParts parts_of(std::int64_t step) {
   return {{"model", {{"weight", torch::full({100}, static_cast<double>(step))}}}, {"trainer", {{"step", step}}}};
 }
 
@@ -54,7 +54,7 @@ std::int64_t newest_step(const std::string& folder) {
   return 0;
 }
 
-bool has_leftovers(const std::string& folder) {
+bool has_temp_entries(const std::string& folder) {
   for (const auto& entry : fs::directory_iterator(folder))
     if (entry.path().filename().string().starts_with(".lockstep-tmp-")) return true;
   return false;
@@ -63,7 +63,7 @@ bool has_leftovers(const std::string& folder) {
 // What a save does, from its beginning; and the number of the operation by which it is durable.
 int num_operations(std::size_t& durable) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder.path());
+  Checkpointer checkpoints(comm::init(), folder.path());
   for (const std::int64_t step : {1, 2}) checkpoints.save(step, parts_of(step));
   tests::record_file_operations();
   checkpoints.save(3, parts_of(3));
@@ -75,7 +75,7 @@ int num_operations(std::size_t& durable) {
   return number;
 }
 
-TEST(SaveFaults, EveryOperationThatFailsIsToldAndLeavesAWholeOne) {
+TEST(SaveFaults, EveryFailedOperationIsReportedAndKeepsACheckpoint) {
   std::size_t durable = 0;
   const int number = num_operations(durable);
   ASSERT_GT(number, 30);
@@ -83,7 +83,7 @@ TEST(SaveFaults, EveryOperationThatFailsIsToldAndLeavesAWholeOne) {
   for (const int error : {EIO, ENOSPC})
     for (int k = 0; k < number; ++k) {
       const TempDir folder;
-      Checkpoints checkpoints(comm::init(), folder.path());
+      Checkpointer checkpoints(comm::init(), folder.path());
       for (const std::int64_t step : {1, 2}) checkpoints.save(step, parts_of(step));
       testing::internal::CaptureStderr();
       std::string said;
@@ -92,7 +92,7 @@ TEST(SaveFaults, EveryOperationThatFailsIsToldAndLeavesAWholeOne) {
         checkpoints.save(3, parts_of(3));
       } catch (const base::SystemError& failure) {
         said = failure.what();
-        EXPECT_EQ(failure.cause(), base::Cause::kSaveFailed);
+        EXPECT_EQ(failure.cause(), base::Cause::kCkptWriteFailed);
         EXPECT_EQ(failure.error_number(), error);
       }
       tests::end_file_operations();
@@ -106,14 +106,14 @@ TEST(SaveFaults, EveryOperationThatFailsIsToldAndLeavesAWholeOne) {
           << k << " " << said;
       checkpoints.save(4, parts_of(4));
       EXPECT_EQ(newest_step(folder.path()), 4);
-      EXPECT_FALSE(has_leftovers(folder.path())) << "something half made was left by operation " << k;
+      EXPECT_FALSE(has_temp_entries(folder.path())) << "something half made was left by operation " << k;
       if (HasFailure()) return;
     }
 }
 
-TEST(SaveFaults, EverythingIsOnTheDiskBeforeItHasItsName) {
+TEST(SaveFaults, EverythingIsSyncedBeforeRename) {
   const TempDir folder;
-  Checkpoints checkpoints(comm::init(), folder.path());
+  Checkpointer checkpoints(comm::init(), folder.path());
   for (const std::int64_t step : {1, 2}) checkpoints.save(step, parts_of(step));
   tests::record_file_operations();
   checkpoints.save(3, parts_of(3));
@@ -150,7 +150,7 @@ TEST(SaveFaults, EverythingIsOnTheDiskBeforeItHasItsName) {
 
 // Runs `save` in a child, which may be killed; returns its status.
 template <typename Action>
-int in_child(Action action, std::chrono::microseconds kill_after = {}) {
+int run_in_child(Action action, std::chrono::microseconds kill_after = {}) {
   const pid_t child = ::fork();
   if (child == 0) {
     try {
@@ -169,12 +169,12 @@ int in_child(Action action, std::chrono::microseconds kill_after = {}) {
   return status;
 }
 
-TEST(SaveFaults, KilledAtEveryOperation) {
+TEST(SaveFaults, KillAtEveryOperationKeepsACheckpoint) {
   // The parent must not have threads that a child lacks: it makes no group.
   for (int k = 0, killed = 1; killed != 0; ++k) {
     const TempDir folder;
-    const int status = in_child([&] {
-      Checkpoints checkpoints(comm::init(), folder.path());
+    const int status = run_in_child([&] {
+      Checkpointer checkpoints(comm::init(), folder.path());
       for (const std::int64_t step : {1, 2}) checkpoints.save(step, parts_of(step));
       tests::fail_file_operation(k, 0);
       checkpoints.save(3, parts_of(3));
@@ -185,14 +185,14 @@ TEST(SaveFaults, KilledAtEveryOperation) {
       EXPECT_GT(k, 30);
     }
     EXPECT_THAT(newest_step(folder.path()), AnyOf(Eq(2), Eq(3))) << k;
-    EXPECT_EQ(in_child([&] { Checkpoints(comm::init(), folder.path()).save(4, parts_of(4)); }), 0);
+    EXPECT_EQ(run_in_child([&] { Checkpointer(comm::init(), folder.path()).save(4, parts_of(4)); }), 0);
     EXPECT_EQ(newest_step(folder.path()), 4);
-    EXPECT_FALSE(has_leftovers(folder.path())) << k << ": a part of a dead process stays";
+    EXPECT_FALSE(has_temp_entries(folder.path())) << k << ": a part of a dead process stays";
     if (HasFailure()) return;
   }
 }
 
-TEST(SaveFaults, KilledAtRandomMoments) {
+TEST(SaveFaults, KillAtRandomTimesKeepsACheckpoint) {
   const TempDir folder;
   const auto seed = std::random_device()();
   std::mt19937_64 random(seed);
@@ -200,9 +200,9 @@ TEST(SaveFaults, KilledAtRandomMoments) {
   std::int64_t before = 0;
   std::uint64_t longest = 60'000;  // microseconds; more on a machine so busy that nothing is saved by then
   for (int i = 0; i < 40; ++i) {
-    in_child(
+    run_in_child(
         [&] {
-          Checkpoints checkpoints(comm::init(), folder.path());
+          Checkpointer checkpoints(comm::init(), folder.path());
           for (std::int64_t step = before + 1;; ++step) checkpoints.save(step, parts_of(step));
         },
         std::chrono::microseconds(1 + random() % longest));

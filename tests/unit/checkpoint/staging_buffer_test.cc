@@ -6,20 +6,20 @@
 namespace lockstep::checkpoint {
 namespace {
 
-const at::Tensor& tensor_in(const Parts& parts, const std::string& name) {
+const at::Tensor& tensor_in(const CheckpointParts& parts, const std::string& name) {
   return std::get<at::Tensor>(parts.at("model").at(name));
 }
 
 // Blocks of 16 KiB are copied in another way than what is left of them.
-TEST(Stage, KeepsTheBytesOfThatMomentWhateverTheirNumber) {
-  Parts parts;
+TEST(StagingBuffer, CopiesAnyNumberOfBytes) {
+  CheckpointParts parts;
   for (const std::int64_t size : {0, 1, 63, 64, 4096, 16383, 16384, 16385, 20480, 32768, 49151, 1000003})
     parts["model"][std::to_string(size)] = torch::randint(256, {size}, torch::kByte);
-  Stage stage;
+  StagingBuffer stage;
   for (int round = 0; round < 2; ++round) {  // the second time into the same memory
-    Parts before;
+    CheckpointParts before;
     for (auto& [name, value] : parts["model"]) before["model"][name] = std::get<at::Tensor>(value).clone();
-    const Parts copy = stage.copied(parts);
+    const CheckpointParts copy = stage.copy(parts);
     for (auto& [name, value] : parts["model"]) std::get<at::Tensor>(value).bitwise_not_();
     for (const auto& [name, value] : copy.at("model"))
       EXPECT_TRUE(tensor_in(copy, name).equal(tensor_in(before, name))) << name << " bytes, round " << round;
@@ -27,9 +27,9 @@ TEST(Stage, KeepsTheBytesOfThatMomentWhateverTheirNumber) {
 }
 
 // Neither end is a multiple of anything, and some are no whole memory.
-TEST(Stage, KeepsPartsOfTensorsAndTheirShapes) {
+TEST(StagingBuffer, CopiesViewsWithTheirShapes) {
   const at::Tensor all = torch::randn({300, 301});
-  Parts parts;
+  CheckpointParts parts;
   auto& model = parts["model"];
   model["behind one"] = all.flatten().narrow(0, 1, 80000);
   model["transposed"] = all.t();
@@ -37,8 +37,8 @@ TEST(Stage, KeepsPartsOfTensorsAndTheirShapes) {
   model["one"] = all[3][4];
   model["half"] = all.to(torch::kBFloat16);
   model["complex"] = torch::view_as_complex(torch::randn({5000, 2})).conj();
-  Stage stage;
-  const Parts kept = stage.copied(parts);
+  StagingBuffer stage;
+  const CheckpointParts kept = stage.copy(parts);
   for (const auto& [name, value] : model) {
     const at::Tensor& original = std::get<at::Tensor>(value);
     EXPECT_EQ(tensor_in(kept, name).sizes(), original.sizes()) << name;

@@ -19,7 +19,7 @@ using testing::HasSubstr;
 using tests::message_of;
 using tests::TempDir;
 
-TEST(StateFiles, EveryKindOfValueComesBack) {
+TEST(StateFiles, RoundTripsEveryValueType) {
   const TempDir folder;
   const StateDict state = {{"yes", true},
                            {"epoch", std::int64_t{3}},
@@ -66,7 +66,7 @@ TEST(StateFiles, EveryKindOfValueComesBack) {
               HasSubstr("the state has no value \"nobody\""));
 }
 
-TEST(StateFiles, OnlyTheFilesThatAreNeeded) {
+TEST(StateFiles, WritesOnlyNeededFiles) {
   const TempDir folder;
   EXPECT_EQ(write_state({{"w", torch::ones({1})}}, folder.path(), "a", 0).size(), 1u);
   EXPECT_EQ(write_state({{"n", 1.0}}, folder.path(), "b", 0).size(), 1u);
@@ -75,7 +75,7 @@ TEST(StateFiles, OnlyTheFilesThatAreNeeded) {
   EXPECT_TRUE(read_state(folder.path(), none).empty());
 }
 
-TEST(StateFiles, RefusesWhatTheyCannotHold) {
+TEST(StateFiles, RejectsUnsupportedValues) {
   const TempDir folder;
   const auto reason = [&](const StateDict& state) {
     return message_of<base::UsageError>([&] { write_state(state, folder.path(), "p", 0); });
@@ -84,7 +84,7 @@ TEST(StateFiles, RefusesWhatTheyCannotHold) {
   EXPECT_THAT(reason({{"\xff", 1.0}}), HasSubstr("both UTF-8"));
   EXPECT_THAT(reason({{"u", at::Tensor()}}), HasSubstr("undefined tensor \"u\""));
   const auto why = [](const std::string& text) {
-    return message_of<base::FormatError>([&] { plain_from_text(text, "f"); });
+    return message_of<base::FormatError>([&] { values_from_json(text, "f"); });
   };
   EXPECT_THAT(why("[]"), HasSubstr("f:0: no object of values"));
   EXPECT_THAT(why("{\"a\":1,\"a\":2}"), HasSubstr("the key \"a\" is there twice"));
@@ -94,16 +94,16 @@ TEST(StateFiles, RefusesWhatTheyCannotHold) {
   EXPECT_THAT(why("{\"a\":{\"b\":{}}}"), HasSubstr("nested deeper than the allowed 2 levels"));
 }
 
-TEST(CheckpointName, OrderIsThatOfWriting) {
+TEST(CheckpointName, SortsBySequence) {
   CheckpointName name;
-  ASSERT_TRUE(parse_name("00000012-step-340", name));
+  ASSERT_TRUE(parse_checkpoint_name("00000012-step-340", name));
   EXPECT_EQ(name.sequence, 12);
   EXPECT_EQ(name.step, 340);
   for (const char* const text : {"00000001-step-0", "99999999-step-9", "123456789-step-1"})
-    EXPECT_TRUE(parse_name(text, name)) << text;
+    EXPECT_TRUE(parse_checkpoint_name(text, name)) << text;
   for (const char* const text : {"", "LATEST", "1-step-1", "00000000-step-1", "00000001-step-", "00000001-step-01",
                                  "00000001-step-1x", "-step-1", "00000001-step-1/x", "99999999999999999999-step-1"})
-    EXPECT_FALSE(parse_name(text, name)) << text;
+    EXPECT_FALSE(parse_checkpoint_name(text, name)) << text;
   const TempDir folder;
   for (const char* const text :
        {"00000002-step-5/x", "00000010-step-1/x", "00000009-step-70/x", "other/x", ".lockstep-tmp-0/x"})
@@ -114,13 +114,13 @@ TEST(CheckpointName, OrderIsThatOfWriting) {
   EXPECT_TRUE(list_checkpoints(folder / "none").empty());
 }
 
-TEST(Folder, IsMadeWithThoseAboveIt) {
+TEST(Directory, CreatesParents) {
   const TempDir folder;
-  make_folders(folder / "a/b/c");
-  make_folders(folder / "a/b/c");
-  EXPECT_TRUE(open_folder(folder / "a/b/c", "it"));
+  create_directories(folder / "a/b/c");
+  create_directories(folder / "a/b/c");
+  EXPECT_TRUE(open_directory(folder / "a/b/c", "it"));
   folder.write("file", "");
-  EXPECT_THAT(message_of<base::SystemError>([&] { make_folders(folder / "file/b"); }),
+  EXPECT_THAT(message_of<base::SystemError>([&] { create_directories(folder / "file/b"); }),
               HasSubstr("cannot make the folder"));
 }
 

@@ -9,21 +9,21 @@
 namespace lockstep::comm {
 namespace {
 
-TEST(Busy, TheOneThatBeganLastIsShown) {
-  const base::RankPage& page = base::RankPage::process();
-  auto outer = std::make_unique<Busy>("evaluate");
-  auto inner = std::make_unique<Busy>("save");
-  EXPECT_EQ(page.busy, 2);
+TEST(BusyScope, LastStartedIsPublished) {
+  const base::RankPage& page = base::RankPage::this_process();
+  auto outer = std::make_unique<BusyScope>("evaluate");
+  auto inner = std::make_unique<BusyScope>("save");
+  EXPECT_EQ(page.busy_depth, 2);
   EXPECT_STREQ(page.busy_with, "save");
   inner.reset();
-  EXPECT_EQ(page.busy, 1);
+  EXPECT_EQ(page.busy_depth, 1);
   EXPECT_STREQ(page.busy_with, "evaluate");
-  auto longer = std::make_unique<Busy>(std::string(100, 'x'));
+  auto longer = std::make_unique<BusyScope>(std::string(100, 'x'));
   EXPECT_EQ(page.busy_with, std::string(sizeof page.busy_with - 1, 'x'));
   outer.reset();  // in another order
   EXPECT_EQ(page.busy_with, std::string(sizeof page.busy_with - 1, 'x'));
   longer.reset();
-  EXPECT_EQ(page.busy, 0);
+  EXPECT_EQ(page.busy_depth, 0);
   EXPECT_STREQ(page.busy_with, "");
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Device, IsAWord) {
+TEST(DeviceSelection, ParsesDeviceStrings) {
   EXPECT_FALSE(parse_device("auto").cpu || parse_device("auto").gpu);
   EXPECT_TRUE(parse_device("cpu").cpu);
   EXPECT_TRUE(parse_device("cuda").gpu);
@@ -20,10 +20,10 @@ TEST(Device, IsAWord) {
     EXPECT_THROW(parse_device(wrong), base::UsageError) << wrong;
 }
 
-TEST(Device, OnTheCpuNothingIsLookedFor) {
+TEST(DeviceSelection, CpuSkipsGpuDetection) {
   World world;
-  EXPECT_FALSE(find_gpus(world, parse_device("cpu")));
-  EXPECT_THAT(world.no_gpu, HasSubstr("LOCKSTEP_DEVICE"));
+  EXPECT_FALSE(detect_gpus(world, parse_device("cpu")));
+  EXPECT_THAT(world.gpu_unavailable_reason, HasSubstr("LOCKSTEP_DEVICE"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Steps as CUDA graphs: on a CPU, on a GPU that is pretended (tests/support/gpu), and, in the suite GraphedStepOnAGpu,
+// Steps as CUDA graphs: on a CPU, on a GPU that is pretended (tests/support/gpu), and, in the suite GraphedStepRealGpu,
 // on a real one.
 #include "lockstep/cuda/graphed_step.h"
 
@@ -29,15 +29,15 @@ std::vector<float> values(const at::Tensor& tensor) {
   return {host.const_data_ptr<float>(), host.const_data_ptr<float>() + host.numel()};
 }
 
-std::string refusal(GraphedStep& step, const Tensors& inputs, int calls) {
+std::string error_of(GraphedStep& step, const Tensors& inputs, int calls) {
   return message_of<base::UsageError>([&] {
     for (int i = 0; i < calls; ++i) step(inputs);
   });
 }
 
 // A weight, its gradient by hand through autograd, and SGD: what the pretended GPU has kernels for.
-struct Line {
-  explicit Line(at::Device device) : weight(row(device, {1, 2, 3}).requires_grad_()) {}
+struct LinearModel {
+  explicit LinearModel(at::Device device) : weight(row(device, {1, 2, 3}).requires_grad_()) {}
 
   Tensors step(const Tensors& inputs) {
     ++runs;
@@ -57,8 +57,8 @@ struct Line {
   int runs = 0;
 };
 
-TEST(GraphedStep, OnACpuTheBodyIsAllThereIs) {
-  Line plain(at::kCPU), graphed(at::kCPU), off(at::kCPU);
+TEST(GraphedStep, RunsBodyEagerlyOnCpu) {
+  LinearModel plain(at::kCPU), graphed(at::kCPU), off(at::kCPU);
   GraphedStep step = graphed.graphed(at::kCPU), none = off.graphed(at::kCPU, {.enabled = false});
   for (int i = 0; i < 6; ++i) {
     const Tensors inputs = {row(at::kCPU, {1, static_cast<float>(i), 0})};
@@ -72,7 +72,7 @@ TEST(GraphedStep, OnACpuTheBodyIsAllThereIs) {
   EXPECT_EQ(step.stats().captured + step.stats().replayed, 0);
 }
 
-TEST(GraphedStep, RefusesOptionsAndDevices) {
+TEST(GraphedStep, RejectsInvalidOptionsAndDevices) {
   const auto make = [](at::Device device, GraphedStepOptions options) {
     GraphedStep(device, [](const Tensors& inputs) { return inputs; }, options);
   };
@@ -84,46 +84,47 @@ TEST(GraphedStep, RefusesOptionsAndDevices) {
             "GraphedStep: the device is meta; allowed are cpu and cuda");
 }
 
-TEST(CallList, HasWhatIsCalledWithWhichNumbers) {
+TEST(OpTrace, RecordsOperationsAndNumbers) {
   const at::Tensor x = torch::ones({2}, torch::kDouble).to(at::kMeta);
   double factor = 0.5;
-  const auto list = [&] { return calls_of([&] { x.mul(factor).sum(0); }); };
-  const CallList first = list(), again = list();
-  EXPECT_EQ(difference(first, again), std::nullopt);
+  const auto list = [&] { return trace_ops([&] { x.mul(factor).sum(0); }); };
+  const OpTrace first = list(), again = list();
+  EXPECT_EQ(find_difference(first, again), std::nullopt);
   EXPECT_FALSE(first.cpu_tensor);
   factor = 0.25;
-  EXPECT_EQ(difference(first, list()), "call 1, aten::mul(tensor, 0.25), was aten::mul(tensor, 0.5) in the run before");
-  const CallList more = calls_of([&] { x.mul(0.5).sum(0).neg(); });
-  EXPECT_EQ(difference(first, more), "there were " + std::to_string(more.calls.size()) + " calls, and " +
-                                         std::to_string(first.calls.size()) + " in the run before");
-  EXPECT_THAT(calls_of([] { torch::ones({2}).add(1); }).cpu_tensor.value_or(""), HasSubstr("tensor on cpu"));
+  EXPECT_EQ(find_difference(first, list()),
+            "call 1, aten::mul(tensor, 0.25), was aten::mul(tensor, 0.5) in the run before");
+  const OpTrace more = trace_ops([&] { x.mul(0.5).sum(0).neg(); });
+  EXPECT_EQ(find_difference(first, more), "there were " + std::to_string(more.calls.size()) + " calls, and " +
+                                              std::to_string(first.calls.size()) + " in the run before");
+  EXPECT_THAT(trace_ops([] { torch::ones({2}).add(1); }).cpu_tensor.value_or(""), HasSubstr("tensor on cpu"));
 }
 
-TEST(CallList, SeesBackwardAndTheCountOfTorchsAdam) {
+TEST(OpTrace, RecordsBackwardAndAdamStepCount) {
   torch::nn::Linear net(3, 2);
   torch::optim::Adam optimizer(net->parameters(), 0.1);
   const at::Tensor x = torch::ones({4, 3});
   const auto list = [&] {
-    return calls_of([&] {
+    return trace_ops([&] {
       optimizer.zero_grad();
       net->forward(x).sum().backward();
       optimizer.step();
     });
   };
   list();
-  const CallList second = list(), third = list();
+  const OpTrace second = list(), third = list();
   EXPECT_THAT(second.calls, testing::Contains(HasSubstr("aten::t(")));
-  EXPECT_THAT(difference(second, third).value_or("equal"), AllOf(HasSubstr("call "), HasSubstr("was aten::")));
+  EXPECT_THAT(find_difference(second, third).value_or("equal"), AllOf(HasSubstr("call "), HasSubstr("was aten::")));
 }
 
-class GraphedStepPretended : public testing::Test {
+class GraphedStepFakeGpu : public testing::Test {
  protected:
   const comm::Group world = comm::init({.device = "cuda"});
   const at::Device gpu = world.device();
 };
 
-TEST_F(GraphedStepPretended, AReplayIsAStep) {
-  Line plain(gpu), graphed(gpu);
+TEST_F(GraphedStepFakeGpu, ReplayMatchesEagerStep) {
+  LinearModel plain(gpu), graphed(gpu);
   GraphedStep step = graphed.graphed(gpu);
   for (int i = 0; i < 8; ++i) {
     const Tensors inputs = {row(gpu, {1, static_cast<float>(i), 0.5})};
@@ -137,9 +138,9 @@ TEST_F(GraphedStepPretended, AReplayIsAStep) {
   EXPECT_EQ(step.stats().replayed, 5);
 }
 
-TEST_F(GraphedStepPretended, ItStandsInTheOrderOfTheStream) {
-  Line line(gpu);
-  GraphedStep step = line.graphed(gpu, {.warmup = 2});
+TEST_F(GraphedStepFakeGpu, FollowsStreamOrder) {
+  LinearModel model(gpu);
+  GraphedStep step = model.graphed(gpu, {.warmup = 2});
   const auto other = c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(gpu);
   std::vector<at::Tensor> kept;
   {
@@ -153,7 +154,7 @@ TEST_F(GraphedStepPretended, ItStandsInTheOrderOfTheStream) {
   }
 }
 
-TEST_F(GraphedStepPretended, EachShapeHasAGraphUpToTheLimit) {
+TEST_F(GraphedStepFakeGpu, CapturesOneGraphPerShapeUpToLimit) {
   GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 3}; },
                    {.warmup = 1, .max_graphs = 2});
   testing::internal::CaptureStderr();
@@ -175,63 +176,63 @@ TEST_F(GraphedStepPretended, EachShapeHasAGraphUpToTheLimit) {
   EXPECT_EQ(one.stats().eager, 2);
 }
 
-TEST_F(GraphedStepPretended, ANumberThatChangesIsNamed) {
-  Line line(gpu);
+TEST_F(GraphedStepFakeGpu, RejectsChangingNumber) {
+  LinearModel model(gpu);
   GraphedStep step(gpu, [&](const Tensors& inputs) {
-    line.rate *= 0.5;
-    return line.step(inputs);
+    model.rate *= 0.5;
+    return model.step(inputs);
   });
   const Tensors inputs = {row(gpu, {1, 1, 1})};
   EXPECT_THAT(
-      refusal(step, inputs, 4),
+      error_of(step, inputs, 4),
       AllOf(HasSubstr("GraphedStep: the step cannot be a graph: call "),
             HasSubstr(
                 "aten::add_(tensor, tensor, -0.03125), was aten::add_(tensor, tensor, -0.0625) in the run before")));
   EXPECT_EQ(step.stats().captured, 0);
   EXPECT_EQ(step.stats().eager, 3);
-  EXPECT_THAT(refusal(step, inputs, 1), HasSubstr("cannot be a graph"));  // and still
+  EXPECT_THAT(error_of(step, inputs, 1), HasSubstr("cannot be a graph"));  // and still
   // What is left behind is not in the way of others.
-  GraphedStep good = line.graphed(gpu);
+  GraphedStep good = model.graphed(gpu);
   for (int i = 0; i < 5; ++i) good(inputs);
   EXPECT_EQ(good.stats().replayed, 2);
 }
 
-TEST_F(GraphedStepPretended, WhatIsReadOnTheHostIsNamed) {
+TEST_F(GraphedStepFakeGpu, RejectsHostReads) {
   GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * inputs[0][0].item<float>()}; });
-  EXPECT_THAT(refusal(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("cannot be a graph: "), HasSubstr("capturing")));
+  EXPECT_THAT(error_of(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("cannot be a graph: "), HasSubstr("capturing")));
   EXPECT_EQ(step.stats().eager, 3);
   GraphedStep good(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 2}; });
   for (int i = 0; i < 5; ++i) EXPECT_EQ(values(good({row(gpu, {1, 2})})[0])[1], 4);
 }
 
-TEST_F(GraphedStepPretended, TensorsOnTheCpuAreNamed) {
+TEST_F(GraphedStepFakeGpu, RejectsCpuTensors) {
   GraphedStep step(gpu, [this](const Tensors& inputs) -> Tensors { return {inputs[0] + torch::ones({2}).to(gpu)}; });
-  EXPECT_THAT(refusal(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("has a tensor on the CPU"), HasSubstr("aten::")));
-  EXPECT_THAT(refusal(step, {torch::ones({2})}, 1),
+  EXPECT_THAT(error_of(step, {row(gpu, {1, 2})}, 4), AllOf(HasSubstr("has a tensor on the CPU"), HasSubstr("aten::")));
+  EXPECT_THAT(error_of(step, {torch::ones({2})}, 1),
               HasSubstr("GraphedStep: input 0 is on cpu; allowed are dense tensors on cuda:0 (LoaderOptions.device "
                         "brings batches there)"));
-  EXPECT_THAT(refusal(step, {at::Tensor()}, 1), HasSubstr("input 0 is undefined"));
+  EXPECT_THAT(error_of(step, {at::Tensor()}, 1), HasSubstr("input 0 is undefined"));
 }
 
-TEST_F(GraphedStepPretended, AnAutocastBelongsInside) {
+TEST_F(GraphedStepFakeGpu, RejectsSurroundingAutocast) {
   GraphedStep step(gpu, [](const Tensors& inputs) -> Tensors { return {inputs[0] * 2}; });
   const amp::Autocast autocast({.device = at::kCUDA});
-  EXPECT_THAT(refusal(step, {row(gpu, {1})}, 1), HasSubstr("allowed is an Autocast inside the body"));
+  EXPECT_THAT(error_of(step, {row(gpu, {1})}, 1), HasSubstr("allowed is an Autocast inside the body"));
 }
 
-TEST_F(GraphedStepPretended, OperationsOfAGroupBelongOutside) {
+TEST_F(GraphedStepFakeGpu, RejectsCollectivesInBody) {
   comm::Group group = world;
   GraphedStep step(gpu, [&](const Tensors& inputs) -> Tensors {
     group.all_reduce(inputs[0]);
     return inputs;
   });
   const at::Tensor input = row(gpu, {1});
-  EXPECT_THAT(refusal(step, {input}, 1), AllOf(HasSubstr("all_reduce inside a step that is to be a CUDA graph"),
-                                               HasSubstr("allowed is all_reduce before or after it")));
+  EXPECT_THAT(error_of(step, {input}, 1), AllOf(HasSubstr("all_reduce inside a step that is to be a CUDA graph"),
+                                                HasSubstr("allowed is all_reduce before or after it")));
   group.all_reduce(input);  // the group is as it was
 }
 
-TEST_F(GraphedStepPretended, WhatTheBodyThrowsComesOut) {
+TEST_F(GraphedStepFakeGpu, PropagatesExceptionOfBody) {
   int run = 0;
   GraphedStep step(gpu, [&](const Tensors& inputs) -> Tensors {
     if (++run == 4) throw std::runtime_error("of the body");
@@ -245,7 +246,7 @@ TEST_F(GraphedStepPretended, WhatTheBodyThrowsComesOut) {
 }
 
 // Not run yet anywhere: no GPU was there.
-TEST(GraphedStepOnAGpu, TrainsAsTheBodyDoes) {
+TEST(GraphedStepRealGpu, MatchesEagerTraining) {
   const comm::Group world = comm::init();
   if (!world.device().is_cuda()) GTEST_SKIP() << "there is no GPU: capturing and replaying on a real one were left out";
   const auto train = [&](bool enabled) {

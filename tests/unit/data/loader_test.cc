@@ -36,7 +36,7 @@ std::vector<std::int64_t> targets(const at::Tensor& target) {
 }
 
 template <typename L>
-std::vector<std::vector<std::int64_t>> walk(L& loader, std::uint64_t epoch) {
+std::vector<std::vector<std::int64_t>> collect_batches(L& loader, std::uint64_t epoch) {
   std::vector<std::vector<std::int64_t>> batches;
   for (auto& batch : loader.epoch(epoch)) batches.push_back(targets(batch.target));
   return batches;
@@ -49,8 +49,8 @@ int num_batches(L& loader) {
   return batches;
 }
 
-TEST(Loader, GivesStackedBatchesOfATorchDataset) {
-  auto loader = make_loader(Numbers(10), ShardOf{}, {.batch_size = 4, .seed = 1});
+TEST(Loader, ReturnsStackedBatchesOfTorchDataset) {
+  auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 4, .seed = 1});
   EXPECT_EQ(loader.batches_per_epoch(), 3u);
   std::vector<std::int64_t> all;
   std::vector<std::int64_t> sizes;
@@ -62,24 +62,24 @@ TEST(Loader, GivesStackedBatchesOfATorchDataset) {
   }
   EXPECT_THAT(sizes, testing::ElementsAre(4, 4, 2));
   EXPECT_THAT(all, testing::UnorderedElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
-  EXPECT_NE(walk(loader, 0), walk(loader, 1));
+  EXPECT_NE(collect_batches(loader, 0), collect_batches(loader, 1));
 }
 
-TEST(Loader, TakesTheSamplersOrderOnEveryRank) {
+TEST(Loader, FollowsTheSamplerOnEveryRank) {
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop, ShardMode::kExact})
     for (int rank = 0; rank < 3; ++rank) {
-      auto loader = make_loader(Numbers(20), ShardOf{rank, 3}, {.batch_size = 3, .seed = 4, .mode = mode});
+      auto loader = make_loader(Numbers(20), DataShard{rank, 3}, {.batch_size = 3, .seed = 4, .mode = mode});
       const auto order = Sampler(20, {rank, 3}, {.seed = 4, .mode = mode}).epoch(6);
       std::vector<std::int64_t> got;
-      for (const auto& batch : walk(loader, 6)) got.insert(got.end(), batch.begin(), batch.end());
+      for (const auto& batch : collect_batches(loader, 6)) got.insert(got.end(), batch.begin(), batch.end());
       ASSERT_EQ(got.size(), order.size());
       for (std::size_t k = 0; k < got.size(); ++k) EXPECT_EQ(static_cast<std::uint64_t>(got[k]), order[k]);
     }
 }
 
-TEST(Loader, TheSameBatchesWhateverTheNumberOfWorkers) {
-  auto inline_loader = make_loader(Numbers(101), ShardOf{}, {.batch_size = 4, .seed = 1});
-  const auto expected = walk(inline_loader, 2);
+TEST(Loader, BatchesDoNotDependOnNumWorkers) {
+  auto inline_loader = make_loader(Numbers(101), DataShard{}, {.batch_size = 4, .seed = 1});
+  const auto expected = collect_batches(inline_loader, 2);
   for (const int workers : {1, 2, 5, 40}) {
     // Samples that take unequal time come back out of order unless the loader sees to it.
     auto loader = make_loader(101,
@@ -87,13 +87,13 @@ TEST(Loader, TheSameBatchesWhateverTheNumberOfWorkers) {
                                 std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 100));
                                 return Numbers(101).get(i);
                               },
-                              ShardOf{}, {.batch_size = 4, .seed = 1, .num_workers = workers, .prefetch = 3});
-    EXPECT_EQ(walk(loader, 2), expected) << workers;
-    EXPECT_EQ(walk(loader, 2), expected) << "again";
+                              DataShard{}, {.batch_size = 4, .seed = 1, .num_workers = workers, .prefetch = 3});
+    EXPECT_EQ(collect_batches(loader, 2), expected) << workers;
+    EXPECT_EQ(collect_batches(loader, 2), expected) << "again";
   }
 }
 
-TEST(Loader, WorkersWorkAtTheSameTime) {
+TEST(Loader, WorkersRunConcurrently) {
   // Sample 0 is not done before sample 1 has begun: one thread alone would never finish.
   std::mutex mutex;
   std::condition_variable begun;
@@ -109,20 +109,20 @@ TEST(Loader, WorkersWorkAtTheSameTime) {
                               }
                               return torch::tensor(static_cast<std::int64_t>(i));
                             },
-                            ShardOf{}, {.shuffle = false, .num_workers = 2});
+                            DataShard{}, {.shuffle = false, .num_workers = 2});
   std::int64_t sum = 0;
   for (auto& batch : loader.epoch(0)) sum += batch.sum().item<std::int64_t>();
   EXPECT_EQ(sum, 1);
 }
 
-TEST(Loader, NeverRunsFurtherAheadThanPrefetchSays) {
+TEST(Loader, RespectsPrefetchLimit) {
   std::atomic<int> made{0};
   auto loader = make_loader(100,
                             [&](std::size_t i) {
                               ++made;
                               return torch::tensor(static_cast<std::int64_t>(i));
                             },
-                            ShardOf{}, {.num_workers = 2, .prefetch = 3});
+                            DataShard{}, {.num_workers = 2, .prefetch = 3});
   int taken = 0;
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
@@ -133,14 +133,14 @@ TEST(Loader, NeverRunsFurtherAheadThanPrefetchSays) {
   EXPECT_EQ(taken, 100);
 }
 
-TEST(Loader, AnExceptionComesWithItsSampleAtItsTurn) {
+TEST(Loader, ExceptionIsRethrownInOrderWithItsSample) {
   for (const int workers : {0, 1, 3}) {
     auto loader = make_loader(20,
                               [](std::size_t i) {
                                 if (i >= 9) throw std::runtime_error("the file is\ngone");
                                 return torch::tensor(static_cast<std::int64_t>(i));
                               },
-                              ShardOf{}, {.batch_size = 2, .shuffle = false, .num_workers = workers});
+                              DataShard{}, {.batch_size = 2, .shuffle = false, .num_workers = workers});
     int batches = 0;
     try {
       for (auto& batch : loader.epoch(0)) batches += batch.size(0) == 2;
@@ -155,8 +155,9 @@ TEST(Loader, AnExceptionComesWithItsSampleAtItsTurn) {
   }
 }
 
-TEST(Loader, KeepsTheCauseAndTheFirstLineOfWhatWasThrown) {
-  auto format = make_loader(1, [](std::size_t) -> at::Tensor { throw base::FormatError("x.png:12: bad"); }, ShardOf{});
+TEST(Loader, KeepsCauseAndFirstLineOfException) {
+  auto format =
+      make_loader(1, [](std::size_t) -> at::Tensor { throw base::FormatError("x.png:12: bad"); }, DataShard{});
   try {
     format.epoch(0).begin();
     ADD_FAILURE() << "nothing was thrown";
@@ -164,31 +165,31 @@ TEST(Loader, KeepsTheCauseAndTheFirstLineOfWhatWasThrown) {
     EXPECT_EQ(error.cause(), base::Cause::kBadFile);
     EXPECT_STREQ(error.what(), "sample 0: x.png:12: bad");
   }
-  auto torch_error = make_loader(1, [](std::size_t) { return torch::ones({2}).view({3}); }, ShardOf{});
+  auto torch_error = make_loader(1, [](std::size_t) { return torch::ones({2}).view({3}); }, DataShard{});
   const auto message = message_of<SampleError>([&] { torch_error.epoch(0).begin(); });
   EXPECT_THAT(message, HasSubstr("sample 0: shape '[3]' is invalid"));
   EXPECT_THAT(message, testing::Not(HasSubstr("\n")));
-  auto odd = make_loader(1, [](std::size_t) -> at::Tensor { throw 7; }, ShardOf{});
+  auto odd = make_loader(1, [](std::size_t) -> at::Tensor { throw 7; }, DataShard{});
   EXPECT_THAT(message_of<SampleError>([&] { odd.epoch(0).begin(); }), HasSubstr("no std::exception"));
 }
 
-TEST(Loader, SamplesThatDoNotFitTogetherAreNamed) {
+TEST(Loader, ErrorNamesSamplesThatCannotBeStacked) {
   auto loader = make_loader(
       4,
       [](std::size_t i) { return Example{torch::ones({static_cast<std::int64_t>(i < 3 ? 2 : 5)}), torch::tensor(1)}; },
-      ShardOf{}, {.batch_size = 4, .shuffle = false});
+      DataShard{}, {.batch_size = 4, .shuffle = false});
   const auto message = message_of<base::UsageError>([&] { loader.epoch(0).begin(); });
   EXPECT_THAT(message, HasSubstr("data of sample 0 is Float[2] and of sample 3 Float[5]"));
 }
 
-TEST(Loader, LeavingTheLoopStopsTheThreads) {
+TEST(Loader, LeavingTheLoopStopsWorkers) {
   std::atomic<int> made{0};
   auto loader = make_loader(100'000,
                             [&](std::size_t i) {
                               ++made;
                               return torch::tensor(static_cast<std::int64_t>(i));
                             },
-                            ShardOf{}, {.batch_size = 10, .num_workers = 2});
+                            DataShard{}, {.batch_size = 10, .num_workers = 2});
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
     break;
@@ -200,7 +201,7 @@ TEST(Loader, LeavingTheLoopStopsTheThreads) {
   EXPECT_EQ(num_batches(loader), 10'000);
 }
 
-TEST(Loader, AStuckSampleEndsInATimeoutAndDoesNotHoldTheDestructor) {
+TEST(Loader, StuckSampleTimesOutAndDoesNotBlockDestructor) {
   // The thread that is left behind holds this, not the test's stack.
   struct Gate {
     std::mutex mutex;
@@ -220,7 +221,7 @@ TEST(Loader, AStuckSampleEndsInATimeoutAndDoesNotHoldTheDestructor) {
                       gate->opened.notify_all();
                       return torch::tensor(static_cast<std::int64_t>(i));
                     },
-                    ShardOf{}, {.shuffle = false, .num_workers = 1, .timeout = std::chrono::milliseconds(100)});
+                    DataShard{}, {.shuffle = false, .num_workers = 1, .timeout = std::chrono::milliseconds(100)});
     EXPECT_THAT(message_of<base::TimeoutError>([&] { loader.epoch(7).begin(); }),
                 HasSubstr("batch 0 of 3 of epoch 7 was not ready after 100 ms; its first sample is 0"));
   }
@@ -231,19 +232,19 @@ TEST(Loader, AStuckSampleEndsInATimeoutAndDoesNotHoldTheDestructor) {
   EXPECT_TRUE(gate->opened.wait_for(lock, std::chrono::seconds(20), [&] { return gate->passed; }));
 }
 
-TEST(Loader, GoesOnInAnotherWorldWithEachSampleExactlyOnce) {
-  std::map<std::int64_t, int> ledger;
+TEST(Loader, ResumesInAnotherWorldSizeWithoutDuplicates) {
+  std::map<std::int64_t, int> draw_counts;
   std::string saved;
   const auto steps = [&](int world, std::int64_t batch_size, int num_steps) {
-    Position position;
+    LoaderPosition position;
     for (int rank = 0; rank < world; ++rank) {
       auto loader =
-          make_loader(Numbers(101), ShardOf{rank, world},
+          make_loader(Numbers(101), DataShard{rank, world},
                       {.batch_size = batch_size, .seed = 3, .mode = ShardMode::kExact, .num_workers = rank % 2});
       if (!saved.empty()) loader.restore(parse_position(saved));
       int step = 0;
       for (auto& batch : loader.epoch(5)) {
-        for (const auto i : targets(batch.target)) ++ledger[i];
+        for (const auto i : targets(batch.target)) ++draw_counts[i];
         if (++step == num_steps) break;
       }
       if (rank == 0) position = loader.position();
@@ -256,45 +257,45 @@ TEST(Loader, GoesOnInAnotherWorldWithEachSampleExactlyOnce) {
   EXPECT_EQ(saved, "seed=3 epoch=5 samples=60 num_samples=101 shuffle=1");
   steps(4, 2, -1);
   EXPECT_EQ(saved, "seed=3 epoch=5 samples=101 num_samples=101 shuffle=1");
-  EXPECT_EQ(ledger.size(), 101u);
-  for (const auto& [index, count] : ledger) EXPECT_EQ(count, 1) << index;
+  EXPECT_EQ(draw_counts.size(), 101u);
+  for (const auto& [index, count] : draw_counts) EXPECT_EQ(count, 1) << index;
 }
 
-TEST(Loader, APositionHoldsForItsEpochOnly) {
-  auto loader = make_loader(Numbers(10), ShardOf{}, {.batch_size = 2, .seed = 1});
-  const auto whole = walk(loader, 3);
+TEST(Loader, PositionAppliesToItsEpochOnly) {
+  auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2, .seed = 1});
+  const auto whole = collect_batches(loader, 3);
   loader.restore({.seed = 1, .epoch = 3, .samples = 6, .num_samples = 10});
   auto rest = loader.epoch(3);
   EXPECT_EQ(rest.size(), 2u);
   EXPECT_EQ(loader.batches_per_epoch(), 5u);
   loader.restore({.seed = 1, .epoch = 3, .samples = 6, .num_samples = 10});
-  EXPECT_EQ(walk(loader, 3), std::vector(whole.begin() + 3, whole.end()));
-  EXPECT_EQ(walk(loader, 3), whole);
+  EXPECT_EQ(collect_batches(loader, 3), std::vector(whole.begin() + 3, whole.end()));
+  EXPECT_EQ(collect_batches(loader, 3), whole);
   // A position at the end of its epoch leaves nothing of it.
   loader.restore(loader.position());
-  EXPECT_TRUE(walk(loader, 3).empty());
-  EXPECT_EQ(walk(loader, 4).size(), 5u);
+  EXPECT_TRUE(collect_batches(loader, 3).empty());
+  EXPECT_EQ(collect_batches(loader, 4).size(), 5u);
 }
 
-TEST(Loader, RefusesThePositionOfAnotherLoader) {
-  auto loader = make_loader(Numbers(10), ShardOf{}, {.seed = 1});
+TEST(Loader, RejectsPositionOfAnotherLoader) {
+  auto loader = make_loader(Numbers(10), DataShard{}, {.seed = 1});
   EXPECT_THROW(loader.restore({.seed = 2, .samples = 6, .num_samples = 10}), base::UsageError);
   EXPECT_THROW(loader.restore({.seed = 1, .samples = 6, .num_samples = 11}), base::UsageError);
   EXPECT_THROW(loader.restore({.seed = 1, .samples = 11, .num_samples = 10}), base::UsageError);
   EXPECT_THROW(loader.restore({.seed = 1, .num_samples = 10, .shuffle = false}), base::UsageError);
-  EXPECT_EQ(walk(loader, 0).size(), 10u);
+  EXPECT_EQ(collect_batches(loader, 0).size(), 10u);
 }
 
-TEST(Loader, EqualRanksHandOutEquallyManyEquallyLongBatches) {
+TEST(Loader, PadAndDropGiveEqualBatchesOnAllRanks) {
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop})
     for (const bool drop_last : {false, true})
       for (const std::size_t n : {1, 2, 3, 10, 29}) {
         std::set<std::vector<std::size_t>> seen;
         for (int rank = 0; rank < 4; ++rank) {
           auto loader =
-              make_loader(Numbers(n), ShardOf{rank, 4}, {.batch_size = 3, .mode = mode, .drop_last = drop_last});
+              make_loader(Numbers(n), DataShard{rank, 4}, {.batch_size = 3, .mode = mode, .drop_last = drop_last});
           std::vector<std::size_t> sizes;
-          for (const auto& batch : walk(loader, 1)) sizes.push_back(batch.size());
+          for (const auto& batch : collect_batches(loader, 1)) sizes.push_back(batch.size());
           EXPECT_EQ(sizes.size(), loader.batches_per_epoch());
           seen.insert(sizes);
         }
@@ -302,78 +303,78 @@ TEST(Loader, EqualRanksHandOutEquallyManyEquallyLongBatches) {
       }
 }
 
-TEST(Loader, CountsEachBatchThatItHandsOut) {
+TEST(Loader, CountsEachBatchReturned) {
   int counted = 0;
   auto loader = detail::make_loader(Numbers(10), {0, 2}, {.batch_size = 2, .num_workers = 2},
-                                    [&](const Position&) { ++counted; });
+                                    [&](const LoaderPosition&) { ++counted; });
   for (auto& batch : loader.epoch(0)) {
     (void)batch;
     if (counted == 2) break;
   }
   EXPECT_EQ(counted, 2) << "batches made ahead do not count";
-  walk(loader, 1);
+  collect_batches(loader, 1);
   EXPECT_EQ(counted, 5);
-  EXPECT_TRUE(ranks_draw_alike({0, 2}, {.mode = ShardMode::kPad}));
-  EXPECT_TRUE(ranks_draw_alike({0, 2}, {.mode = ShardMode::kDrop}));
-  EXPECT_FALSE(ranks_draw_alike({0, 2}, {.mode = ShardMode::kExact}));
-  EXPECT_FALSE(ranks_draw_alike({0, 1}, {.mode = ShardMode::kPad}));
+  EXPECT_TRUE(has_equal_batch_counts({0, 2}, {.mode = ShardMode::kPad}));
+  EXPECT_TRUE(has_equal_batch_counts({0, 2}, {.mode = ShardMode::kDrop}));
+  EXPECT_FALSE(has_equal_batch_counts({0, 2}, {.mode = ShardMode::kExact}));
+  EXPECT_FALSE(has_equal_batch_counts({0, 1}, {.mode = ShardMode::kPad}));
 }
 
-TEST(Loader, EachBatchIsASignOfLifeWhoeverElseCounts) {
-  const auto& alive = base::RankPage::process().alive;
-  auto loader = make_loader(Numbers(10), ShardOf{}, {.batch_size = 2});  // as one rank that evaluates makes it
+TEST(Loader, EachBatchCountsAsProgress) {
+  const auto& alive = base::RankPage::this_process().alive_count;
+  auto loader = make_loader(Numbers(10), DataShard{}, {.batch_size = 2});  // as one rank that evaluates makes it
   const std::uint64_t before = alive;
-  walk(loader, 0);
+  collect_batches(loader, 0);
   EXPECT_EQ(alive, before + 5);
 }
 
-TEST(Loader, TheOrderOfSamplesHasAFingerprint) {
-  const Position here{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = true};
-  const std::uint32_t ours = fingerprint_of_order(here, ShardMode::kPad);
-  Position later = here;
+TEST(Loader, OrderFingerprintDependsOnOrderOnly) {
+  const LoaderPosition here{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = true};
+  const std::uint32_t ours = order_fingerprint(here, ShardMode::kPad);
+  LoaderPosition later = here;
   later.samples = 50;
-  EXPECT_EQ(fingerprint_of_order(later, ShardMode::kPad), ours);
-  EXPECT_NE(fingerprint_of_order(here, ShardMode::kDrop), ours);
-  for (const Position& other : {Position{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true},
-                                Position{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
-                                Position{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true},
-                                Position{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
-    EXPECT_NE(fingerprint_of_order(other, ShardMode::kPad), ours);
+  EXPECT_EQ(order_fingerprint(later, ShardMode::kPad), ours);
+  EXPECT_NE(order_fingerprint(here, ShardMode::kDrop), ours);
+  for (const LoaderPosition& other : {LoaderPosition{.seed = 2, .epoch = 2, .num_samples = 100, .shuffle = true},
+                                      LoaderPosition{.seed = 1, .epoch = 3, .num_samples = 100, .shuffle = true},
+                                      LoaderPosition{.seed = 1, .epoch = 2, .num_samples = 101, .shuffle = true},
+                                      LoaderPosition{.seed = 1, .epoch = 2, .num_samples = 100, .shuffle = false}})
+    EXPECT_NE(order_fingerprint(other, ShardMode::kPad), ours);
 }
 
-TEST(Loader, TakesEveryKindOfMapStyleDataset) {
+TEST(Loader, AcceptsEveryMapStyleDataset) {
   // torch's transforms: with Stack<> the dataset makes the batch, without it gives many samples.
-  auto stacked = make_loader(Numbers(6).map(torch::data::transforms::Stack<>()), ShardOf{}, {.batch_size = 4});
-  auto mapped = make_loader(Numbers(6).map(torch::data::transforms::Normalize<>(0.0, 2.0)), ShardOf{},
+  auto stacked = make_loader(Numbers(6).map(torch::data::transforms::Stack<>()), DataShard{}, {.batch_size = 4});
+  auto mapped = make_loader(Numbers(6).map(torch::data::transforms::Normalize<>(0.0, 2.0)), DataShard{},
                             {.batch_size = 4, .num_workers = 1});
-  auto plain = make_loader(Numbers(6), ShardOf{}, {.batch_size = 4});
-  EXPECT_EQ(walk(stacked, 0), walk(plain, 0));
+  auto plain = make_loader(Numbers(6), DataShard{}, {.batch_size = 4});
+  EXPECT_EQ(collect_batches(stacked, 0), collect_batches(plain, 0));
   for (auto& batch : mapped.epoch(0))
     EXPECT_TRUE(batch.data.flatten(1).select(1, 0).equal(batch.target.to(torch::kFloat32) / 2));
   // Samples without a target; plain tensors; anything else comes as it is.
   auto untargeted =
       make_loader(6, [](std::size_t i) { return torch::data::TensorExample(torch::full({2}, static_cast<float>(i))); },
-                  ShardOf{}, {.batch_size = 3});
+                  DataShard{}, {.batch_size = 3});
   EXPECT_EQ(untargeted.epoch(0).begin()->data.sizes(), at::IntArrayRef({3, 2}));
-  auto words =
-      make_loader(6, [](std::size_t i) { return std::string(i, 'x'); }, ShardOf{}, {.batch_size = 6, .shuffle = false});
+  auto words = make_loader(6, [](std::size_t i) { return std::string(i, 'x'); }, DataShard{},
+                           {.batch_size = 6, .shuffle = false});
   EXPECT_EQ((*words.epoch(0).begin())[3], "xxx");
   auto labelled = make_loader(
       2, [](std::size_t i) { return torch::data::Example<at::Tensor, int>(torch::ones({2}), static_cast<int>(i)); },
-      ShardOf{}, {.batch_size = 2, .shuffle = false});
+      DataShard{}, {.batch_size = 2, .shuffle = false});
   EXPECT_EQ(labelled.epoch(0).begin()->at(1).target, 1) << "an int is not stacked, and not lost";
   auto characters =
-      make_loader(CharDataset(std::vector<std::int32_t>(100, 1), {.block_size = 9}), ShardOf{}, {.batch_size = 5});
+      make_loader(CharDataset(std::vector<std::int32_t>(100, 1), {.block_size = 9}), DataShard{}, {.batch_size = 5});
   EXPECT_EQ(characters.epoch(0).begin()->target.sizes(), at::IntArrayRef({5, 9}));
 }
 
-TEST(Loader, EachWorkerHasACopyOfTheDataset) {
+TEST(Loader, EachWorkerCopiesTheDataset) {
   struct Counting {
     int uses = 0;  // unguarded: TSan sees it when two threads share one
     at::Tensor get(std::size_t) { return torch::tensor(++uses); }
     std::size_t size() const { return 64; }
   };
-  auto loader = make_loader(Counting{}, ShardOf{}, {.batch_size = 2, .num_workers = 4});
+  auto loader = make_loader(Counting{}, DataShard{}, {.batch_size = 2, .num_workers = 4});
   // Every copy counts from 1 without a gap, whichever batches fell to it.
   std::multiset<int> uses;
   for (auto& batch : loader.epoch(0))
@@ -382,16 +383,16 @@ TEST(Loader, EachWorkerHasACopyOfTheDataset) {
   for (const int use : uses) EXPECT_TRUE(use == 1 || uses.count(use - 1) >= uses.count(use));
 }
 
-TEST(Loader, OutlivesTheNameItWasMadeUnder) {
-  auto epoch = make_loader(Numbers(4), ShardOf{}, {.num_workers = 1}).epoch(0);
+TEST(Loader, EpochOutlivesTemporaryLoader) {
+  auto epoch = make_loader(Numbers(4), DataShard{}, {.num_workers = 1}).epoch(0);
   int batches = 0;
   for (auto& batch : epoch) batches += batch.target.size(0) == 1;
   EXPECT_EQ(batches, 4);
 }
 
-TEST(Loader, RefusesOptionsOutOfRange) {
+TEST(Loader, RejectsOptionsOutOfRange) {
   const auto message = [](const LoaderOptions& options) {
-    return message_of<base::UsageError>([&] { make_loader(Numbers(4), ShardOf{}, options); });
+    return message_of<base::UsageError>([&] { make_loader(Numbers(4), DataShard{}, options); });
   };
   EXPECT_EQ(message({.batch_size = 0}), "LoaderOptions.batch_size is 0; allowed is 1 to 2147483648");
   EXPECT_THAT(message({.num_workers = -1}), HasSubstr("num_workers is -1; allowed is 0 to 256"));
@@ -401,7 +402,7 @@ TEST(Loader, RefusesOptionsOutOfRange) {
             "LoaderOptions.device is cuda, which libtorch cannot use in this process; allowed are cpu and "
             "Group::device(), after lockstep::init() has found a GPU");
   EXPECT_THAT(message({.mode = ShardMode::kExact, .drop_last = true}), HasSubstr("drop_last"));
-  EXPECT_THAT(message_of<base::UsageError>([] { make_loader(Numbers(0), ShardOf{}); }), HasSubstr("has 0 samples"));
+  EXPECT_THAT(message_of<base::UsageError>([] { make_loader(Numbers(0), DataShard{}); }), HasSubstr("has 0 samples"));
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/batch_plan.h"
-#include "lockstep/data/permutation.h"
 #include "lockstep/data/loader_position.h"
+#include "lockstep/data/permutation.h"
 
 namespace lockstep::data {
 namespace {
@@ -21,7 +21,7 @@ namespace {
 constexpr int kWorlds[] = {1, 2, 3, 4, 7};
 constexpr std::uint64_t kSizes[] = {1, 2, 3, 5, 7, 16, 17, 100, 255, 256, 257, 1000, 1023};
 
-std::vector<std::uint64_t> drawn(const EpochOrder& order) {
+std::vector<std::uint64_t> indices_of(const EpochOrder& order) {
   std::vector<std::uint64_t> all;
   for (std::uint64_t k = 0; k < order.size(); ++k) all.push_back(order[k]);
   return all;
@@ -49,7 +49,7 @@ TEST(Permutation, IsABijection) {
       }
 }
 
-TEST(Permutation, OfABillionNeedsNoMemoryAndHitsNothingTwice) {
+TEST(Permutation, HandlesABillionWithoutDuplicates) {
   const Permutation permutation(1'000'000'007, 1, 0);
   std::set<std::uint64_t> seen;
   for (std::uint64_t i = 0; i < 100'000; ++i) seen.insert(permutation[i * 9'973]);
@@ -58,7 +58,7 @@ TEST(Permutation, OfABillionNeedsNoMemoryAndHitsNothingTwice) {
   EXPECT_LT(Permutation(std::uint64_t{1} << 62, 3, 4)[std::uint64_t{1} << 61], std::uint64_t{1} << 62);
 }
 
-TEST(Permutation, SameEverywhereForEver) {
+TEST(Permutation, OrderIsStableAcrossVersions) {
   // What a checkpoint of an older version means must not change.
   const Permutation permutation(10, 1, 2);
   std::vector<std::uint64_t> all;
@@ -66,7 +66,7 @@ TEST(Permutation, SameEverywhereForEver) {
   EXPECT_THAT(all, testing::ElementsAre(9, 2, 3, 4, 8, 1, 0, 5, 7, 6));
 }
 
-TEST(Permutation, SeedAndEpochBothMatterAndDoNotStandInForEachOther) {
+TEST(Permutation, DependsOnSeedAndEpochIndependently) {
   const auto first = [](std::uint64_t seed, std::uint64_t epoch) {
     const Permutation permutation(1000, seed, epoch);
     std::vector<std::uint64_t> all;
@@ -86,7 +86,7 @@ double chi_square_score(const std::vector<double>& observed, double expected, do
   return (sum - degrees) / std::sqrt(2 * degrees);
 }
 
-TEST(Permutation, EveryPlaceIsEquallyLikely) {
+TEST(Permutation, AllPositionsAreEquallyLikely) {
   for (const std::uint64_t n : {5, 64, 100}) {
     constexpr int kEpochs = 4000;
     std::vector<double> counts(n * n);
@@ -100,7 +100,7 @@ TEST(Permutation, EveryPlaceIsEquallyLikely) {
   }
 }
 
-TEST(Permutation, EveryOrderOfFourIsEquallyLikely) {
+TEST(Permutation, AllOrdersOfFourAreEquallyLikely) {
   constexpr int kSeeds = 24'000;
   std::map<std::vector<std::uint64_t>, double> counts;
   for (int seed = 0; seed < kSeeds; ++seed) {
@@ -113,7 +113,7 @@ TEST(Permutation, EveryOrderOfFourIsEquallyLikely) {
   EXPECT_LT(std::abs(chi_square_score(observed, kSeeds / 24.0, 23)), 5);
 }
 
-TEST(Permutation, NeighboursAreNotRelated) {
+TEST(Permutation, SuccessiveElementsAreUncorrelated) {
   // The correlation of an element with its successor, which for a random order of n has a deviation of 1 / sqrt(n).
   constexpr std::uint64_t kN = 100'000;
   const Permutation permutation(kN, 3, 1);
@@ -127,7 +127,7 @@ TEST(Permutation, NeighboursAreNotRelated) {
   EXPECT_LT(std::abs(product / square), 5 / std::sqrt(static_cast<double>(kN)));
 }
 
-TEST(Sampler, EveryModeDealsTheWholeEpoch) {
+TEST(Sampler, EveryModeCoversTheEpoch) {
   for (const auto n : kSizes)
     for (const int world : kWorlds)
       for (const bool shuffle : {true, false})
@@ -139,7 +139,7 @@ TEST(Sampler, EveryModeDealsTheWholeEpoch) {
             for (int rank = 0; rank < world; ++rank) {
               const auto order = Sampler(n, {rank, world}, {.seed = 5, .shuffle = shuffle, .mode = mode}).epoch(epoch);
               sizes.insert(order.size());
-              for (const auto index : drawn(order)) ++times[mode][index];
+              for (const auto index : indices_of(order)) ++times[mode][index];
             }
             const bool uneven = mode == ShardMode::kExact && n % size != 0;
             ASSERT_EQ(sizes.size(), uneven ? 2u : 1u);
@@ -157,20 +157,22 @@ TEST(Sampler, EveryModeDealsTheWholeEpoch) {
         }
 }
 
-TEST(Sampler, PadsAsPyTorchDoes) {
+TEST(Sampler, PadsLikePyTorch) {
   // torch.utils.data.DistributedSampler(range(10), 4, r, shuffle=False) and of range(2), as PyTorch 2.11 gives them.
-  const auto of = [](std::uint64_t n, int rank) { return drawn(Sampler(n, {rank, 4}, {.shuffle = false}).epoch(0)); };
+  const auto of = [](std::uint64_t n, int rank) {
+    return indices_of(Sampler(n, {rank, 4}, {.shuffle = false}).epoch(0));
+  };
   EXPECT_THAT(of(10, 0), testing::ElementsAre(0, 4, 8));
   EXPECT_THAT(of(10, 1), testing::ElementsAre(1, 5, 9));
   EXPECT_THAT(of(10, 2), testing::ElementsAre(2, 6, 0));
   EXPECT_THAT(of(10, 3), testing::ElementsAre(3, 7, 1));
   EXPECT_THAT(of(2, 2), testing::ElementsAre(0));
   EXPECT_THAT(of(2, 3), testing::ElementsAre(1));
-  EXPECT_THAT(drawn(Sampler(1, {6, 7}, {}).epoch(0)), testing::ElementsAre(0));
+  EXPECT_THAT(indices_of(Sampler(1, {6, 7}, {}).epoch(0)), testing::ElementsAre(0));
 }
 
-TEST(Sampler, TheOrderDoesNotDependOnTheWorld) {
-  const auto alone = drawn(Sampler(100, {}, {.seed = 2}).epoch(4));
+TEST(Sampler, OrderIsIndependentOfWorldSize) {
+  const auto alone = indices_of(Sampler(100, {}, {.seed = 2}).epoch(4));
   for (const int world : {2, 4, 5}) {
     std::vector<std::uint64_t> together;
     for (std::uint64_t k = 0; k < 100 / static_cast<std::uint64_t>(world); ++k)
@@ -179,61 +181,62 @@ TEST(Sampler, TheOrderDoesNotDependOnTheWorld) {
   }
 }
 
-TEST(Sampler, EveryEpochHasAnotherOrder) {
+TEST(Sampler, OrderDiffersPerEpoch) {
   // pytorch#73141: the sampler of libtorch repeats one order.
   const Sampler sampler(100, {}, {.seed = 1});
-  EXPECT_NE(drawn(sampler.epoch(0)), drawn(sampler.epoch(1)));
-  EXPECT_EQ(drawn(sampler.epoch(1)), drawn(sampler.epoch(1)));
-  EXPECT_EQ(drawn(Sampler(100, {}, {.shuffle = false}).epoch(3)), range(100));
+  EXPECT_NE(indices_of(sampler.epoch(0)), indices_of(sampler.epoch(1)));
+  EXPECT_EQ(indices_of(sampler.epoch(1)), indices_of(sampler.epoch(1)));
+  EXPECT_EQ(indices_of(Sampler(100, {}, {.shuffle = false}).epoch(3)), range(100));
 }
 
 // Draws `steps` batches on every rank of a world, counts them, and returns the position after that.
-std::uint64_t train(std::uint64_t n, int world, ShardMode mode, std::uint64_t batch, std::uint64_t position,
-                    std::uint64_t steps, std::map<std::uint64_t, int>& ledger) {
+std::uint64_t draw_batches(std::uint64_t n, int world, ShardMode mode, std::uint64_t batch, std::uint64_t position,
+                           std::uint64_t steps, std::map<std::uint64_t, int>& draw_counts) {
   for (int rank = 0; rank < world; ++rank) {
     const BatchPlan plan(Sampler(n, {rank, world}, {.seed = 8, .mode = mode}).epoch(2, position), batch, false);
     for (std::uint64_t b = 0; b < std::min(steps, plan.num_batches()); ++b)
-      for (const auto index : plan.indices(b)) ++ledger[index];
+      for (const auto index : plan.indices(b)) ++draw_counts[index];
   }
   return std::min(n, position + steps * batch * static_cast<std::uint64_t>(world));
 }
 
-TEST(Sampler, GoesOnInAnotherWorldWithEachSampleExactlyOnce) {
+TEST(Sampler, ResumesInAnotherWorldSizeWithoutDuplicates) {
   constexpr std::uint64_t kAll = 1'000'000;
   for (const std::uint64_t n : {97, 100, 144, 1000}) {
-    std::map<std::uint64_t, int> ledger;
-    auto position = train(n, 4, ShardMode::kExact, 3, 0, 2, ledger);    // 24 samples
-    position = train(n, 3, ShardMode::kExact, 5, position, 3, ledger);  // 45 samples
+    std::map<std::uint64_t, int> draw_counts;
+    auto position = draw_batches(n, 4, ShardMode::kExact, 3, 0, 2, draw_counts);    // 24 samples
+    position = draw_batches(n, 3, ShardMode::kExact, 5, position, 3, draw_counts);  // 45 samples
     ASSERT_EQ(position, 69u);
-    position = train(n, 4, ShardMode::kExact, 2, position, kAll, ledger);
+    position = draw_batches(n, 4, ShardMode::kExact, 2, position, kAll, draw_counts);
     EXPECT_EQ(position, n);
-    ASSERT_EQ(ledger.size(), n);
-    for (const auto& [index, count] : ledger) ASSERT_EQ(count, 1) << index;
+    ASSERT_EQ(draw_counts.size(), n);
+    for (const auto& [index, count] : draw_counts) ASSERT_EQ(count, 1) << index;
   }
 }
 
-TEST(Sampler, EqualCountsAlsoAfterGoingOn) {
+TEST(Sampler, CountsAreEqualAfterResume) {
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop}) {
-    std::map<std::uint64_t, int> ledger;
-    const auto position = train(100, 4, mode, 3, 0, 2, ledger);
+    std::map<std::uint64_t, int> draw_counts;
+    const auto position = draw_batches(100, 4, mode, 3, 0, 2, draw_counts);
     std::set<std::uint64_t> sizes;
     for (int rank = 0; rank < 3; ++rank)
       sizes.insert(Sampler(100, {rank, 3}, {.seed = 8, .mode = mode}).epoch(2, position).size());
     EXPECT_THAT(sizes, testing::ElementsAre(mode == ShardMode::kPad ? 26u : 25u));  // 76 remain
-    train(100, 3, mode, 4, position, 1000, ledger);
+    draw_batches(100, 3, mode, 4, position, 1000, draw_counts);
     // 76 = 25 * 3 + 1: padding repeats two samples of the epoch's beginning, dropping leaves one out.
-    EXPECT_EQ(ledger.size(), mode == ShardMode::kPad ? 100u : 99u);
-    EXPECT_EQ(std::count_if(ledger.begin(), ledger.end(), [](const auto& entry) { return entry.second == 2; }),
-              mode == ShardMode::kPad ? 2 : 0);
+    EXPECT_EQ(draw_counts.size(), mode == ShardMode::kPad ? 100u : 99u);
+    EXPECT_EQ(
+        std::count_if(draw_counts.begin(), draw_counts.end(), [](const auto& entry) { return entry.second == 2; }),
+        mode == ShardMode::kPad ? 2 : 0);
   }
 }
 
-TEST(Sampler, AtTheEndNothingRemains) {
+TEST(Sampler, IsEmptyAtEndOfEpoch) {
   for (const auto mode : {ShardMode::kPad, ShardMode::kDrop, ShardMode::kExact})
     EXPECT_EQ(Sampler(10, {1, 3}, {.mode = mode}).epoch(0, 10).size(), 0u);
 }
 
-TEST(Sampler, RefusesWhatCannotBe) {
+TEST(Sampler, RejectsInvalidArguments) {
   EXPECT_THROW(Sampler(0, {}, {}), base::UsageError);
   EXPECT_THROW(Sampler(10, {3, 3}, {}), base::UsageError);
   EXPECT_THROW(Sampler(10, {-1, 3}, {}), base::UsageError);
@@ -241,7 +244,7 @@ TEST(Sampler, RefusesWhatCannotBe) {
   EXPECT_THROW(Sampler(10, {}, {}).epoch(0, 11), base::UsageError);
 }
 
-TEST(BatchPlan, CutsTheOrder) {
+TEST(BatchPlan, SplitsOrderIntoBatches) {
   const auto order = Sampler(10, {}, {.shuffle = false}).epoch(0);
   const BatchPlan keep(order, 4, false), drop(order, 4, true);
   EXPECT_EQ(keep.num_batches(), 3u);
@@ -250,14 +253,14 @@ TEST(BatchPlan, CutsTheOrder) {
   EXPECT_EQ(drop.num_batches(), 2u);
 }
 
-TEST(Position, ReadsWhatItWrites) {
-  const Position position{
+TEST(LoaderPosition, RoundTrips) {
+  const LoaderPosition position{
       .seed = 0xffffffffffffffffULL, .epoch = 3, .samples = 42, .num_samples = 100, .shuffle = false};
   EXPECT_EQ(to_text(position), "seed=18446744073709551615 epoch=3 samples=42 num_samples=100 shuffle=0");
   EXPECT_EQ(parse_position(to_text(position)), position);
 }
 
-TEST(Position, RefusesAnythingElse) {
+TEST(LoaderPosition, RejectsMalformedText) {
   for (const char* const text :
        {"", "seed=1", "seed=1 epoch=2 samples=3 num_samples=4", "seed=1 epoch=2 samples=3 num_samples=4 shuffle=2",
         "seed=1 epoch=2 samples=5 num_samples=4 shuffle=1", "seed=-1 epoch=2 samples=3 num_samples=4 shuffle=1",

@@ -17,19 +17,19 @@ namespace {
 template <typename T>
 int count(T value) {
   int seen = 0;
-  each_tensor(value, [&](at::Tensor&) { ++seen; });
+  visit_tensors(value, [&](at::Tensor&) { ++seen; });
   return seen;
 }
 
 struct Custom {
   at::Tensor image, mask;
-  void for_each_tensor(const SeeTensor& see) {
-    see(image);
-    see(mask);
+  void for_each_tensor(const TensorVisitor& visit) {
+    visit(image);
+    visit(mask);
   }
 };
 
-TEST(EachTensor, FindsThemInBatchesOfAnyType) {
+TEST(VisitTensors, VisitsTensorsInAnyBatchType) {
   const at::Tensor t = torch::ones({1});
   EXPECT_EQ(count(t), 1);
   EXPECT_EQ(count(Example{t, t}), 2);
@@ -44,9 +44,9 @@ TEST(EachTensor, FindsThemInBatchesOfAnyType) {
   EXPECT_EQ(count(std::vector<std::string>{"a"}) + count(std::vector<bool>{true}) + count(3), 0);
 }
 
-TEST(EachTensor, WhatIsSeenMayBeReplaced) {
+TEST(VisitTensors, VisitorMayReplaceTensors) {
   std::vector<std::pair<int, at::Tensor>> batch = {{1, torch::ones({1})}};
-  each_tensor(batch, [](at::Tensor& tensor) { tensor = tensor + 1; });
+  visit_tensors(batch, [](at::Tensor& tensor) { tensor = tensor + 1; });
   EXPECT_EQ(batch[0].second.item<float>(), 2);
 }
 

@@ -10,18 +10,18 @@ using namespace std::string_literals;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-TEST(Arguments, AreTheWordsAfterTheProgramsName) {
+TEST(Arguments, SkipsTheProgramName) {
   EXPECT_THAT(comparable_arguments("./train\0--lr\0000.1\0\0data\0"s), ElementsAre("--lr", "0.1", "", "data"));
   EXPECT_THAT(comparable_arguments("./train\0"s), IsEmpty());
   EXPECT_THAT(comparable_arguments(""), IsEmpty());
 }
 
-TEST(Arguments, RanksMayHaveTheirNumbers) {
+TEST(Arguments, IgnoresRankArguments) {
   EXPECT_THAT(comparable_arguments("t\0--local_rank=3\0--rank\0002\0--lr\0001\0--node-rank\0"s),
               ElementsAre("--lr", "1"));
 }
 
-TEST(Arguments, AreBoundedAndOfOneLine) {
+TEST(Arguments, AreBoundedAndOnOneLine) {
   std::string cmdline = "t\0a\tb\nc\0"s + std::string(1000, 'x') + '\0';
   for (int i = 0; i < 100; ++i) cmdline += "w\0"s;
   const auto words = comparable_arguments(cmdline);
@@ -30,18 +30,18 @@ TEST(Arguments, AreBoundedAndOfOneLine) {
   EXPECT_EQ(words[1], std::string(100, 'x'));
 }
 
-TEST(Arguments, TheFirstDifferenceIsShownFromBothSides) {
-  EXPECT_EQ(difference_of_arguments({"a", "b"}, {"a", "b"}), "");
-  EXPECT_EQ(difference_of_arguments({}, {}), "");
-  EXPECT_EQ(difference_of_arguments({"--lr", "0.2", "d", "e"}, {"--lr", "0.1", "d", "e"}),
+TEST(Arguments, ShowsTheFirstDifferenceOfBothSides) {
+  EXPECT_EQ(argument_difference({"a", "b"}, {"a", "b"}), "");
+  EXPECT_EQ(argument_difference({}, {}), "");
+  EXPECT_EQ(argument_difference({"--lr", "0.2", "d", "e"}, {"--lr", "0.1", "d", "e"}),
             "\"--lr\" \"0.2\" \"d\" against \"--lr\" \"0.1\" \"d\"");
-  EXPECT_EQ(difference_of_arguments({"a"}, {"a", "--bf16"}), "\"a\" against \"a\" \"--bf16\"");
-  EXPECT_EQ(difference_of_arguments({"--bf16"}, {}), "\"--bf16\" against none");
+  EXPECT_EQ(argument_difference({"a"}, {"a", "--bf16"}), "\"a\" against \"a\" \"--bf16\"");
+  EXPECT_EQ(argument_difference({"--bf16"}, {}), "\"--bf16\" against none");
 }
 
-TEST(Arguments, OfThisProcessAreThoseOfItsMain) {
+TEST(Arguments, OfThisProcessMatchMain) {
   const std::vector<std::string> all = ::testing::internal::GetArgvs();
-  const std::vector<std::string> own = own_arguments();
+  const std::vector<std::string> own = process_arguments();
   ASSERT_EQ(own.size(), all.size() - 1);
   for (std::size_t i = 0; i < own.size(); ++i) EXPECT_EQ(own[i], all[i + 1].substr(0, 100));
 }

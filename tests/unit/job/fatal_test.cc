@@ -33,26 +33,26 @@ Fatal example() {
           .hint = "lower batch_size"};
 }
 
-TEST(FatalLine, AsTheReferenceWritesIt) {
-  EXPECT_EQ(to_line(example()),
+TEST(FatalLine, MatchesTheReference) {
+  EXPECT_EQ(format_fatal(example()),
             "FATAL cause=RANK_DIED rank=3 host=beta pid=4711 gen=0 step=120 op=all_reduce(layer4.2.conv3.weight)#881 "
             "detail=\"killed by SIGKILL\" hint=\"lower batch_size\"");
-  EXPECT_EQ(to_line({}), "FATAL cause=INTERNAL rank=- host=- pid=- gen=0 step=- op=- detail=\"\" hint=\"\"");
+  EXPECT_EQ(format_fatal({}), "FATAL cause=INTERNAL rank=- host=- pid=- gen=0 step=- op=- detail=\"\" hint=\"\"");
 }
 
-TEST(FatalLine, IsReadBack) {
-  expect_equal(*parse_fatal(to_line(example())), example());
-  expect_equal(*parse_fatal(to_line({})), {});
+TEST(FatalLine, RoundTrips) {
+  expect_equal(*parse_fatal(format_fatal(example())), example());
+  expect_equal(*parse_fatal(format_fatal({})), {});
 }
 
-TEST(FatalLine, NastyTextIsReadBack) {
+TEST(FatalLine, SpecialCharactersRoundTrip) {
   for (const std::string& nasty :
        {std::string("\" hint=\"x"), std::string("\\"), std::string("\\\""), std::string("a\nb\r\tc\x1b[31m"),
         std::string("\0 zero", 6), std::string("\\x41\\n"), std::string("naïve 日本"), std::string("x\x7f")}) {
     Fatal fatal = example();
     fatal.detail = nasty;
     fatal.hint = nasty + nasty;
-    const std::string line = to_line(fatal);
+    const std::string line = format_fatal(fatal);
     EXPECT_EQ(line.find('\n'), std::string::npos);
     EXPECT_EQ(line.find('\x1b'), std::string::npos);
     ASSERT_TRUE(parse_fatal(line)) << line;
@@ -60,35 +60,35 @@ TEST(FatalLine, NastyTextIsReadBack) {
   }
 }
 
-TEST(FatalLine, RandomTextIsReadBack) {
+TEST(FatalLine, RandomTextRoundTrips) {
   std::mt19937 random(1);
   for (int i = 0; i < 2000; ++i) {
     Fatal fatal = example();
     for (std::size_t n = random() % 30; n > 0; --n) fatal.detail += static_cast<char>(random() % 128);
-    ASSERT_TRUE(parse_fatal(to_line(fatal)));
-    expect_equal(*parse_fatal(to_line(fatal)), fatal);
+    ASSERT_TRUE(parse_fatal(format_fatal(fatal)));
+    expect_equal(*parse_fatal(format_fatal(fatal)), fatal);
   }
 }
 
-TEST(FatalLine, WordsStayWords) {
+TEST(FatalLine, UnquotedValuesStaySingleWords) {
   Fatal fatal = example();
   fatal.op = "\"a b\nc";
   fatal.host = "two words";
-  const auto back = parse_fatal(to_line(fatal));
+  const auto back = parse_fatal(format_fatal(fatal));
   ASSERT_TRUE(back);
   EXPECT_EQ(back->op, "_a_b_c");
   EXPECT_EQ(back->host, "two_words");
   EXPECT_EQ(back->detail, fatal.detail);
 }
 
-TEST(FatalLine, LongTextIsCut) {
+TEST(FatalLine, LongTextIsTruncated) {
   Fatal fatal = example();
   fatal.detail = std::string(1023, 'x') + "éé";
-  EXPECT_EQ(parse_fatal(to_line(fatal))->detail, std::string(1023, 'x'));
+  EXPECT_EQ(parse_fatal(format_fatal(fatal))->detail, std::string(1023, 'x'));
 }
 
-TEST(FatalLine, WhatIsNoneIsRefused) {
-  const std::string line = to_line(example());
+TEST(FatalLine, RejectsOtherLines) {
+  const std::string line = format_fatal(example());
   for (std::size_t cut = 0; cut + 1 < line.size(); ++cut) EXPECT_FALSE(parse_fatal(line.substr(0, cut))) << cut;
   for (const char* const text :
        {"", "FATAL", "FATAL ", "fatal cause=DESYNC", "WARN cause=DESYNC", "FATAL rank=1 cause=DESYNC"})
@@ -99,7 +99,7 @@ TEST(FatalLine, WhatIsNoneIsRefused) {
       -1);
 }
 
-TEST(FatalLine, NumbersThatAreNoneAreUnknown) {
+TEST(FatalLine, InvalidNumbersBecomeUnknown) {
   const auto fatal =
       parse_fatal("FATAL cause=DESYNC rank=66666664666666662 host=h pid=-7 gen=- step=. op=- detail=\"\" hint=\"\"");
   ASSERT_TRUE(fatal);
@@ -109,13 +109,13 @@ TEST(FatalLine, NumbersThatAreNoneAreUnknown) {
   EXPECT_EQ(fatal->step, -1);
 }
 
-TEST(FirstCause, TheFirstStays) {
+TEST(FirstCause, FirstPublishedCauseIsKept) {
   LocalStore store;
   Fatal second = example();
   second.detail = "another";
   expect_equal(publish_cause(store, example()), example());
   expect_equal(publish_cause(store, second), example());
-  EXPECT_EQ(store.find(key::kCause, base::Deadline::in(std::chrono::seconds(1))), to_line(example()));
+  EXPECT_EQ(store.find(key::kCause, base::Deadline::in(std::chrono::seconds(1))), format_fatal(example()));
 }
 
 }  // namespace

@@ -9,14 +9,14 @@
 namespace lockstep::job {
 namespace {
 
-TEST(Injection, KindRankAndStep) {
+TEST(Injection, ParsesFaultRankAndStep) {
   const Injection injection = parse_injection("--inject", "flip@rank=3,step=40");
   EXPECT_EQ(injection.fault, Fault::kFlip);
   EXPECT_EQ(injection.rank, 3);
   EXPECT_EQ(injection.step, 40);
 }
 
-TEST(Injection, AnythingElseIsRefusedByName) {
+TEST(Injection, InvalidTextIsRejected) {
   for (const char* bad : {"", "kill", "kill@", "kill@rank=1", "kill@step=1,rank=1", "kill@rank=-1,step=1",
                           "kill@rank=1,step=0", "kill@rank=1,step=x", "Kill@rank=1,step=1", "kill@rank=1,step=1,step=2",
                           "@rank=1,step=1", "kill@rank=1,step=99999999999999999999", "kill@rank=,step=1"})

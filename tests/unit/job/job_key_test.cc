@@ -20,23 +20,23 @@ std::string hex(const Mac& mac) {
   return text;
 }
 
-TEST(JobKey, TheMacIsHmacSha256) {
+TEST(JobKey, MacIsHmacSha256) {
   // RFC 4231, test case 2, whose key is shorter than 32 bytes: HMAC fills a key with zeros.
   std::string key = "Jefe";
   key.resize(32);
   const JobKey jefe(key);
   EXPECT_EQ(hex(jefe.mac({"what do ya ", "want for ", "", "nothing?"})),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  EXPECT_TRUE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"te", "xt"}))));
-  EXPECT_FALSE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"texT"}))));
-  EXPECT_FALSE(equal(jefe.mac({"text"}), bytes_of(jefe.mac({"text"})).substr(1)));
+  EXPECT_TRUE(equal_constant_time(jefe.mac({"text"}), mac_bytes(jefe.mac({"te", "xt"}))));
+  EXPECT_FALSE(equal_constant_time(jefe.mac({"text"}), mac_bytes(jefe.mac({"texT"}))));
+  EXPECT_FALSE(equal_constant_time(jefe.mac({"text"}), mac_bytes(jefe.mac({"text"})).substr(1)));
 }
 
-TEST(JobKey, RandomOnesDiffer) {
+TEST(JobKey, RandomKeysDiffer) {
   const JobKey one = JobKey::random();
-  EXPECT_TRUE(one.secret());
+  EXPECT_TRUE(one.is_set());
   EXPECT_NE(one.bytes(), JobKey::random().bytes());
-  EXPECT_FALSE(JobKey().secret());
+  EXPECT_FALSE(JobKey().is_set());
   EXPECT_EQ(JobKey(one.bytes()).bytes(), one.bytes());
   EXPECT_THROW(JobKey("short"), base::UsageError);
 }
@@ -61,16 +61,16 @@ class KeyFile : public ::testing::Test {
   const tests::TempDir dir_;
 };
 
-TEST_F(KeyFile, TheSameFileIsTheSameKey) {
+TEST_F(KeyFile, SameFileGivesSameKey) {
   const std::string text(32, 'x');
   const JobKey key = JobKey::from_file(write(text));
-  EXPECT_TRUE(key.secret());
+  EXPECT_TRUE(key.is_set());
   EXPECT_EQ(key.bytes(), JobKey::from_file(write(text, 0400)).bytes());
   EXPECT_NE(key.bytes(), JobKey::from_file(write(text + "y")).bytes());
-  EXPECT_TRUE(JobKey::from_file(write(std::string(4096, 'x'))).secret());
+  EXPECT_TRUE(JobKey::from_file(write(std::string(4096, 'x'))).is_set());
 }
 
-TEST_F(KeyFile, WhatIsNoSecretIsRefused) {
+TEST_F(KeyFile, UnsafeFilesAreRejected) {
   const std::string text(32, 'x');
   for (const mode_t mode : {0640, 0604, 0620, 0660, 0644})
     expect_refused(write(text, mode), "may be read or written by others");

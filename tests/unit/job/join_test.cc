@@ -18,74 +18,74 @@ using base::Deadline;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-struct Rank {
+struct RankSpec {
   int rank;
   int size;
   Facts facts = {{"library", "1"}};
 };
 
-struct End {
+struct JoinResult {
   Identity identity;
   Cause cause = Cause::kInternal;
   std::string text;  // empty: it joined
 };
 
 /// All of them at once, in threads, at one table.
-std::vector<End> join_all(const std::vector<Rank>& ranks, std::chrono::milliseconds limit = 10s,
-                          LocalStore* table = nullptr) {
+std::vector<JoinResult> join_all(const std::vector<RankSpec>& ranks, std::chrono::milliseconds limit = 10s,
+                                 LocalStore* table = nullptr) {
   LocalStore own;
   LocalStore& store = table ? *table : own;
-  std::vector<End> ends(ranks.size());
+  std::vector<JoinResult> results(ranks.size());
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < ranks.size(); ++i)
     threads.emplace_back([&, i] {
-      ends[i].identity.rank = ranks[i].rank;
-      ends[i].identity.world_size = ranks[i].size;
+      results[i].identity.rank = ranks[i].rank;
+      results[i].identity.world_size = ranks[i].size;
       try {
-        join(store, ends[i].identity, ranks[i].facts, Deadline::in(limit));
+        join(store, results[i].identity, ranks[i].facts, Deadline::in(limit));
       } catch (const base::Error& error) {
-        ends[i].cause = error.cause();
-        ends[i].text = error.what();
+        results[i].cause = error.cause();
+        results[i].text = error.what();
         // As init() does: the others' waits end by it.
         if (error.cause() != Cause::kJoinTimeout)
           publish_cause(store, {.cause = error.cause(), .rank = ranks[i].rank, .detail = error.what()});
       }
     });
   for (std::thread& thread : threads) thread.join();
-  return ends;
+  return results;
 }
 
-TEST(Join, PlacesOnOneHostAreCounted) {
-  const auto ends = join_all({{2, 3}, {0, 3}, {1, 3}});
-  for (const End& end : ends) {
+TEST(Join, FillsHostLayoutOfOneHost) {
+  const auto results = join_all({{2, 3}, {0, 3}, {1, 3}});
+  for (const JoinResult& end : results) {
     EXPECT_EQ(end.text, "");
     EXPECT_EQ(end.identity.local_rank, end.identity.rank);
     EXPECT_EQ(end.identity.local_world_size, 3);
     EXPECT_EQ(end.identity.node_rank, 0);
     EXPECT_EQ(end.identity.num_nodes, 1);
-    EXPECT_THAT(end.identity.hosts, Each(0));
-    EXPECT_EQ(end.identity.hosts.size(), 3U);
+    EXPECT_THAT(end.identity.host_indices, Each(0));
+    EXPECT_EQ(end.identity.host_indices.size(), 3U);
   }
 }
 
-TEST(Join, WhoDidNotComeIsListed) {
-  const auto ends = join_all({{0, 5}, {3, 5}}, 300ms);
-  for (const End& end : ends) {
+TEST(Join, MissingRanksAreListed) {
+  const auto results = join_all({{0, 5}, {3, 5}}, 300ms);
+  for (const JoinResult& end : results) {
     EXPECT_EQ(end.cause, Cause::kJoinTimeout);
     EXPECT_EQ(end.text, "3 of 5 ranks did not join in time: 1, 2, 4");
   }
 }
 
-TEST(Join, ADifferenceIsNamedOnEveryRank) {
-  const auto ends = join_all({{0, 3}, {1, 3}, {2, 3, {{"library", "2"}}}});
-  for (const End& end : ends) {
+TEST(Join, MismatchIsReportedOnEveryRank) {
+  const auto results = join_all({{0, 3}, {1, 3}, {2, 3, {{"library", "2"}}}});
+  for (const JoinResult& end : results) {
     EXPECT_EQ(end.cause, Cause::kConfigMismatch);
     EXPECT_THAT(end.text, HasSubstr("rank 2 differs from rank 0 in library: \"2\" on "));
     EXPECT_THAT(end.text, HasSubstr("against \"1\" on "));
   }
 }
 
-TEST(Join, OtherArgumentsAreAWarning) {
+TEST(Join, DifferentArgumentsAreAWarning) {
   LocalStore store;
   store.set("join/1", "beta\nid\n77\narguments=--lr\t0.2\nlibrary=1\nworld_size=2", Deadline::in(1s));
   Identity id{.rank = 0, .world_size = 2};
@@ -96,37 +96,37 @@ TEST(Join, OtherArgumentsAreAWarning) {
       HasSubstr("lockstep: warning: rank 1 was started with other arguments than rank 0: \"--lr\" \"0.2\" against "));
 }
 
-TEST(Join, WorldsOfDifferentSizes) {
-  // Rank 0 sees all of its two; the other waits for a third that never comes, until rank 0 says why.
+TEST(Join, DifferentWorldSizesAreAMismatch) {
+  // RankSpec 0 sees all of its two; the other waits for a third that never comes, until rank 0 says why.
   const auto begin = Deadline::Clock::now();
-  for (const End& end : join_all({{0, 2}, {1, 3}})) {
+  for (const JoinResult& end : join_all({{0, 2}, {1, 3}})) {
     EXPECT_EQ(end.cause, Cause::kConfigMismatch);
     EXPECT_THAT(end.text, HasSubstr("rank 1 differs from rank 0 in world_size: \"3\" on "));
   }
   EXPECT_LT(Deadline::Clock::now() - begin, 5s);
 }
 
-TEST(Join, ACauseEndsTheWaitOfOthers) {
+TEST(Join, PublishedCauseEndsTheWait) {
   LocalStore store;
   publish_cause(store, {.cause = Cause::kResource, .rank = 1, .detail = "no memory"});
-  const auto ends = join_all({{0, 2}}, 10s, &store);
-  EXPECT_EQ(ends[0].cause, Cause::kResource);
-  EXPECT_EQ(ends[0].text, "no memory");
+  const auto results = join_all({{0, 2}}, 10s, &store);
+  EXPECT_EQ(results[0].cause, Cause::kResource);
+  EXPECT_EQ(results[0].text, "no memory");
 }
 
-TEST(Join, ANumberThatIsTaken) {
+TEST(Join, DuplicateRankIsRejected) {
   LocalStore store;
   store.set("join/1", "beta\nid\n77\nlibrary=1", Deadline::in(1s));
   const auto begin = Deadline::Clock::now();
-  const auto ends = join_all({{0, 3}, {1, 3}}, 10s, &store);
-  for (const End& end : ends) {
+  const auto results = join_all({{0, 3}, {1, 3}}, 10s, &store);
+  for (const JoinResult& end : results) {
     EXPECT_EQ(end.cause, Cause::kBadArg);
     EXPECT_THAT(end.text, HasSubstr("rank 1 joined twice: from host beta pid 77 and from host "));
   }
   EXPECT_LT(Deadline::Clock::now() - begin, 5s);
 }
 
-TEST(Join, HostsAreToldApartByMoreThanTheirName) {
+TEST(Join, HostsWithEqualNamesAreDistinguished) {
   LocalStore store;
   Identity id{.rank = 1, .world_size = 3};
   store.set("join/0", base::host_name() + "\nanother machine\n1\nlibrary=1\nworld_size=3", Deadline::in(1s));
@@ -138,7 +138,7 @@ TEST(Join, HostsAreToldApartByMoreThanTheirName) {
   EXPECT_EQ(id.num_nodes, 2);
 }
 
-TEST(Join, WhatTheLauncherToldIsKept) {
+TEST(Join, LauncherValuesAreKept) {
   LocalStore store;
   Identity id{.rank = 0, .world_size = 1, .local_rank = 3, .local_world_size = 4, .node_rank = 5, .num_nodes = 6};
   join(store, id, {}, Deadline::in(1s));
@@ -146,7 +146,7 @@ TEST(Join, WhatTheLauncherToldIsKept) {
   EXPECT_EQ(id.num_nodes, 6);
 }
 
-TEST(Join, ThisProgramHasABuildId) {
+TEST(Join, ProgramHasABuildId) {
   const std::string id = build_id("");
   EXPECT_EQ(id, build_id(""));
   if (id != "-") {
@@ -156,7 +156,7 @@ TEST(Join, ThisProgramHasABuildId) {
   }
 }
 
-TEST(BuildId, OfTheProgramAndOfItsLibraries) {
+TEST(BuildId, OfProgramAndLibraries) {
   EXPECT_EQ(build_id("").size(), 40u);
   EXPECT_EQ(build_id("libc.so.6").size(), 40u);
   EXPECT_NE(build_id(""), build_id("libc.so.6"));

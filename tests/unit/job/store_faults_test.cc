@@ -10,8 +10,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/job/fatal.h"
 #include "lockstep/job/store_client.h"
-#include "lockstep/job/store_server.h"
 #include "lockstep/job/store_protocol.h"
+#include "lockstep/job/store_server.h"
 #include "tests/support/fault_proxy.h"
 
 namespace lockstep::job {
@@ -23,57 +23,58 @@ using base::CommError;
 using base::Deadline;
 using tests::FaultProxy;
 
-Deadline soon() { return Deadline::in(10s); }
+Deadline within_10s() { return Deadline::in(10s); }
 const Credentials kJob{"job", 0, JobKey(std::string(32, 'k'))};
 
-struct Spoiled {
+struct FaultyStore {
   StoreServer server{{"127.0.0.1", 0}, kJob, true};
   FaultProxy proxy{server.address()};
 };
 
-TEST(StoreProxy, SegmentsOfOneByteAreNoMatter) {
-  Spoiled spoiled;
-  spoiled.proxy.one_byte_segments();
-  const auto client = connect_store(spoiled.proxy.address(), kJob, 1, soon());
+TEST(StoreOverFaultyNetwork, WorksWithOneByteSegments) {
+  FaultyStore faulty;
+  faulty.proxy.send_byte_by_byte();
+  const auto client = connect_store(faulty.proxy.address(), kJob, 1, within_10s());
   const std::string value(5000, 'v');
-  client->set("key", value, soon());
-  EXPECT_EQ(client->get("key", soon()), value);
-  EXPECT_EQ(client->add("n", 3, soon()), 3);
+  client->set("key", value, within_10s());
+  EXPECT_EQ(client->get("key", within_10s()), value);
+  EXPECT_EQ(client->add("n", 3, within_10s()), 3);
 }
 
-constexpr FaultProxy::End kEnds[] = {FaultProxy::End::kReset, FaultProxy::End::kFinish, FaultProxy::End::kHalfClose};
+constexpr FaultProxy::CloseMode kEnds[] = {FaultProxy::CloseMode::kReset, FaultProxy::CloseMode::kFinish,
+                                           FaultProxy::CloseMode::kHalfClose};
 
-TEST(StoreProxy, AConnectionThatEndsIsReplaced) {
+TEST(StoreOverFaultyNetwork, LostConnectionIsReplaced) {
   for (const auto how : kEnds) {
-    Spoiled spoiled;
-    const auto client = connect_store(spoiled.proxy.address(), kJob, 1, soon());
-    client->set("key", "value", soon());
-    spoiled.proxy.end(how);
-    EXPECT_EQ(client->get("key", soon()), "value");
-    EXPECT_EQ(spoiled.server.store().find(key::exited(1), soon()).value_or(""), "");
+    FaultyStore faulty;
+    const auto client = connect_store(faulty.proxy.address(), kJob, 1, within_10s());
+    client->set("key", "value", within_10s());
+    faulty.proxy.close_connections(how);
+    EXPECT_EQ(client->get("key", within_10s()), "value");
+    EXPECT_EQ(faulty.server.store().find(key::exited(1), within_10s()).value_or(""), "");
     std::optional<std::string> waited;
     std::thread waiter([&] { waited = client->get("late", Deadline::in(30s)); });
     std::this_thread::sleep_for(20ms);  // so that it mostly waits by then; either way is right
-    spoiled.proxy.end(how);
-    client->set("late", "now", soon());
+    faulty.proxy.close_connections(how);
+    client->set("late", "now", within_10s());
     waiter.join();
     EXPECT_EQ(waited, "now");
     // A sum is not added twice.
-    spoiled.proxy.end(how);
+    faulty.proxy.close_connections(how);
     try {
-      client->add("n", 1, soon());
+      client->add("n", 1, within_10s());
     } catch (const CommError& error) {
       EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
     }
-    EXPECT_LE(spoiled.server.store().add("n", 0, soon()), 1);
+    EXPECT_LE(faulty.server.store().add("n", 0, within_10s()), 1);
   }
 }
 
-TEST(StoreProxy, AnEndForGoodIsSeenAtOnceByBothSides) {
+TEST(StoreOverFaultyNetwork, PermanentLossIsSeenAtOnceByBothSides) {
   for (const auto how : kEnds) {
     StoreServer server{{"127.0.0.1", 0}, kJob, true};
     auto proxy = std::make_unique<FaultProxy>(server.address());
-    const auto client = connect_store(proxy->address(), kJob, 1, soon());
+    const auto client = connect_store(proxy->address(), kJob, 1, within_10s());
     Cause told = Cause::kInternal;
     std::thread waiter([&] {
       try {
@@ -85,10 +86,10 @@ TEST(StoreProxy, AnEndForGoodIsSeenAtOnceByBothSides) {
     std::this_thread::sleep_for(50ms);  // so that the request has mostly come; either way is right
     const auto begin = Deadline::Clock::now();
     proxy->stop_listening();
-    proxy->end(how);
+    proxy->close_connections(how);
     waiter.join();
     EXPECT_EQ(told, Cause::kCoordinatorLost);
-    EXPECT_EQ(server.store().get(key::exited(1), Deadline::in(1s)), key::kClosed);
+    EXPECT_EQ(server.store().get(key::exited(1), Deadline::in(1s)), key::kClosedWithoutCause);
     EXPECT_LT(Deadline::Clock::now() - begin, 1s);
   }
 }
@@ -98,33 +99,34 @@ struct Traffic {
   std::uint64_t to_server, to_client;
 };
 Traffic traffic() {
-  const std::uint64_t frame = 8 + wire::kMac;
-  return {wire::hello(kJob, 1, Mac{}).size() + wire::kMac + 2 * (frame + 13) + 3 + 5 + 1 + 1,
-          wire::kChallengeSize + 1 + 2 * (frame + 1) + 1};
+  const std::uint64_t frame = 8 + store_protocol::kMacBytes;
+  return {
+      store_protocol::make_hello(kJob, 1, Mac{}).size() + store_protocol::kMacBytes + 2 * (frame + 13) + 3 + 5 + 1 + 1,
+      store_protocol::kChallengeBytes + 1 + 2 * (frame + 1) + 1};
 }
 
-TEST(StoreProxy, EveryFlippedBitIsFound) {
+TEST(StoreOverFaultyNetwork, FlippedBitsAreDetected) {
   std::mt19937 random(11);
   ::testing::internal::CaptureStderr();
   int found = 0;
   for (int i = 0; i < 1000; ++i) {
-    Spoiled spoiled;
+    FaultyStore faulty;
     const bool to_server = random() % 2 == 0;
     const Traffic all = traffic();
-    spoiled.proxy.flip(to_server, random() % (to_server ? all.to_server : all.to_client),
-                       static_cast<int>(random() % 8));
+    faulty.proxy.flip_bit(to_server, random() % (to_server ? all.to_server : all.to_client),
+                          static_cast<int>(random() % 8));
     const auto begin = Deadline::Clock::now();
     try {
-      const auto client = connect_store(spoiled.proxy.address(), kJob, 1, Deadline::in(5s));
-      client->set("key", "value", soon());
-      client->add("n", 1, soon());
+      const auto client = connect_store(faulty.proxy.address(), kJob, 1, Deadline::in(5s));
+      client->set("key", "value", within_10s());
+      client->add("n", 1, within_10s());
     } catch (const base::Error&) {
       ++found;
     }
     EXPECT_LT(Deadline::Clock::now() - begin, 3s) << "run " << i;
     // What was taken is what was said.
-    EXPECT_EQ(spoiled.server.store().find("key", soon()).value_or("value"), "value");
-    EXPECT_EQ(spoiled.server.store().find("n", soon()).value_or("1"), "1");
+    EXPECT_EQ(faulty.server.store().find("key", within_10s()).value_or("value"), "value");
+    EXPECT_EQ(faulty.server.store().find("n", within_10s()).value_or("1"), "1");
   }
   ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(found, 1000);

@@ -27,46 +27,49 @@ using base::Fd;
 using ::testing::HasSubstr;
 
 const base::Address kAnyPort{"127.0.0.1", 0};
-Deadline soon() { return Deadline::in(10s); }
+Deadline within_10s() { return Deadline::in(10s); }
 
 const Credentials kJob{"job", 0, JobKey(std::string(32, 'k'))};
 const Mac kNonce{};
 
-std::string hello(const std::string& job) { return wire::hello({job, 0, {}}, 0, kNonce); }
+std::string hello(const std::string& job) { return store_protocol::make_hello({job, 0, {}}, 0, kNonce); }
 
-std::string body(wire::Verb verb, const std::string& key, const std::string& value, std::uint32_t key_size) {
+std::string body(store_protocol::StoreOperation operation, const std::string& key, const std::string& value,
+                 std::uint32_t key_size) {
   std::string frame;
-  wire::put(frame, verb);
-  wire::put(frame, std::uint32_t{0});
-  wire::put(frame, key_size);
+  store_protocol::put(frame, operation);
+  store_protocol::put(frame, std::uint32_t{0});
+  store_protocol::put(frame, key_size);
   frame += key;
-  wire::put_text(frame, "");
+  store_protocol::put_text(frame, "");
   return frame + value;
 }
 
 std::string read_bytes(const Fd& fd, std::size_t size) {
   std::string bytes(size, '\0');
-  EXPECT_TRUE(base::recv_all(fd.get(), bytes.data(), size, soon()));
+  EXPECT_TRUE(base::recv_all(fd.get(), bytes.data(), size, within_10s()));
   return bytes;
 }
 
-wire::Verdict verdict_in(const std::string& challenge) { return static_cast<wire::Verdict>(challenge.at(10)); }
+store_protocol::HandshakeResult handshake_result_in(const std::string& challenge) {
+  return static_cast<store_protocol::HandshakeResult>(challenge.at(10));
+}
 
 /// A connection that the test drives byte by byte.
-struct Admitted {
+struct RawConnection {
   Fd fd;
-  wire::Seal requests{JobKey(), wire::kRequests};
+  store_protocol::FrameAuthenticator requests{JobKey(), store_protocol::kRequestDirection};
 };
 
 /// Connects and sends `bytes`.
-Fd stranger(const StoreServer& server, const std::string& bytes) {
-  Fd fd = base::dial(server.address(), soon());
-  base::send_all(fd.get(), bytes, soon());
+Fd connect_and_send(const StoreServer& server, const std::string& bytes) {
+  Fd fd = base::connect_to(server.address(), within_10s());
+  base::send_all(fd.get(), bytes, within_10s());
   return fd;
 }
 
 /// True when the server has closed the connection; what it said before is skipped.
-bool closed(const Fd& fd, Deadline deadline) {
+bool is_closed_by_server(const Fd& fd, Deadline deadline) {
   char bytes[256];
   for (;;) {
     if (!base::wait_readable(fd.get(), deadline)) return false;
@@ -98,22 +101,22 @@ std::chrono::microseconds cpu_time() {
          std::chrono::microseconds(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-TEST(StoreServer, ServesWhatItsOwnerSets) {
+TEST(StoreServer, ServesValuesSetByItsOwner) {
   StoreServer server(kAnyPort, kJob);
-  const auto client = connect_store(server.address(), kJob, 0, soon());
+  const auto client = connect_store(server.address(), kJob, 0, within_10s());
   std::thread owner([&] {
     std::this_thread::sleep_for(50ms);  // the client waits by then
-    server.store().set("from", "owner", soon());
+    server.store().set("from", "owner", within_10s());
   });
   const auto begin = Deadline::Clock::now();
-  EXPECT_EQ(client->get("from", soon()), "owner");
+  EXPECT_EQ(client->get("from", within_10s()), "owner");
   EXPECT_LT(Deadline::Clock::now() - begin, 2s) << "found only when the server looked around by itself";
   owner.join();
-  client->set("back", "client", soon());
-  EXPECT_EQ(server.store().find("back", soon()), "client");
+  client->set("back", "client", within_10s());
+  EXPECT_EQ(server.store().find("back", within_10s()), "client");
 }
 
-TEST(StoreServer, ListensWhereItIsTold) {
+TEST(StoreServer, ListensOnTheGivenAddress) {
   StoreServer server(kAnyPort, kJob);
   EXPECT_EQ(server.address().host, "127.0.0.1");
   EXPECT_NE(server.address().port, 0);
@@ -121,32 +124,33 @@ TEST(StoreServer, ListensWhereItIsTold) {
 }
 
 /// Says hello with `key` and proves it.
-Admitted enter(const StoreServer& server, const JobKey& key) {
+RawConnection authenticate(const StoreServer& server, const JobKey& key) {
   const std::string text = hello("job");
-  Fd fd = stranger(server, text);
-  const std::string challenge = read_bytes(fd, wire::kChallengeSize);
-  EXPECT_EQ(verdict_in(challenge), wire::Verdict::kWelcome);
-  const wire::Handshake agreed = wire::handshake(key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
-  base::send_all(fd.get(), bytes_of(agreed.of_client), soon());
-  return {std::move(fd), wire::Seal(agreed.key, wire::kRequests)};
+  Fd fd = connect_and_send(server, text);
+  const std::string challenge = read_bytes(fd, store_protocol::kChallengeBytes);
+  EXPECT_EQ(handshake_result_in(challenge), store_protocol::HandshakeResult::kAccepted);
+  const store_protocol::Handshake derived = store_protocol::derive_handshake(
+      key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
+  base::send_all(fd.get(), mac_bytes(derived.client_proof), within_10s());
+  return {std::move(fd), store_protocol::FrameAuthenticator(derived.key, store_protocol::kRequestDirection)};
 }
 
-TEST(StoreServer, AnotherJobIsTurnedAway) {
+TEST(StoreServer, RefusesAnotherJob) {
   StoreServer server(kAnyPort, {"ours", 0, kJob.key});
   const auto ask = [&](const std::string& job) {
-    return cause_of([&] { connect_store(server.address(), {job, 0, kJob.key}, 0, soon()); });
+    return cause_of([&] { connect_store(server.address(), {job, 0, kJob.key}, 0, within_10s()); });
   };
   EXPECT_EQ(ask("theirs"), Cause::kWrongJob);
   EXPECT_EQ(ask(""), Cause::kWrongJob);
   EXPECT_EQ(ask("ours+"), Cause::kWrongJob);
-  EXPECT_TRUE(connect_store(server.address(), {"ours", 0, kJob.key}, 0, soon()));
+  EXPECT_TRUE(connect_store(server.address(), {"ours", 0, kJob.key}, 0, within_10s()));
 }
 
-TEST(StoreServer, AnotherStartOfTheJobIsTurnedAway) {
+TEST(StoreServer, RefusesAnotherGeneration) {
   StoreServer server(kAnyPort, {"job", 2, kJob.key});
   for (const int generation : {1, 3}) {
     try {
-      connect_store(server.address(), {"job", generation, kJob.key}, 0, soon());
+      connect_store(server.address(), {"job", generation, kJob.key}, 0, within_10s());
       FAIL() << generation << " was let in";
     } catch (const CommError& error) {
       EXPECT_EQ(error.cause(), Cause::kStaleGen);
@@ -154,269 +158,287 @@ TEST(StoreServer, AnotherStartOfTheJobIsTurnedAway) {
                   HasSubstr("belongs to start 2 of this job, and this rank to start " + std::to_string(generation)));
     }
   }
-  EXPECT_TRUE(connect_store(server.address(), {"job", 2, kJob.key}, 0, soon()));
+  EXPECT_TRUE(connect_store(server.address(), {"job", 2, kJob.key}, 0, within_10s()));
 }
 
-TEST(StoreServer, WhoDoesNotHaveTheKeyIsTurnedAway) {
+TEST(StoreServer, RefusesAWrongKey) {
   StoreServer server(kAnyPort, kJob);
   for (const JobKey& key : {JobKey(), JobKey::random()})
-    EXPECT_EQ(cause_of([&] { connect_store(server.address(), {"job", 0, key}, 0, soon()); }), Cause::kAuthFailed);
+    EXPECT_EQ(cause_of([&] { connect_store(server.address(), {"job", 0, key}, 0, within_10s()); }), Cause::kAuthFailed);
   ::testing::internal::CaptureStderr();
-  Admitted other = enter(server, JobKey::random());
-  EXPECT_EQ(static_cast<wire::Verdict>(read_bytes(other.fd, 1)[0]), wire::Verdict::kOtherKey);
-  EXPECT_TRUE(closed(other.fd, soon()));
-  Admitted again = enter(server, JobKey::random());
-  EXPECT_TRUE(closed(again.fd, soon()));
+  RawConnection other = authenticate(server, JobKey::random());
+  EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(other.fd, 1)[0]),
+            store_protocol::HandshakeResult::kOtherKey);
+  EXPECT_TRUE(is_closed_by_server(other.fd, within_10s()));
+  RawConnection again = authenticate(server, JobKey::random());
+  EXPECT_TRUE(is_closed_by_server(again.fd, within_10s()));
   const std::string told = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(told.find("rank 0"), told.rfind("rank 0")) << "it is told once: " << told;
-  EXPECT_TRUE(connect_store(server.address(), kJob, 0, soon()));
+  EXPECT_TRUE(connect_store(server.address(), kJob, 0, within_10s()));
 }
 
-TEST(StoreServer, AServerWithoutTheKeyLearnsNothing) {
+TEST(StoreServer, ImpostorServerLearnsNothing) {
   StoreServer server(kAnyPort, {"job", 0, JobKey::random()});
-  EXPECT_EQ(cause_of([&] { connect_store(server.address(), kJob, 0, soon()); }), Cause::kAuthFailed);
+  EXPECT_EQ(cause_of([&] { connect_store(server.address(), kJob, 0, within_10s()); }), Cause::kAuthFailed);
   // What a rank sends to it is its hello, and no proof.
   const Fd listener = base::listen_on(kAnyPort);
   std::string heard;
-  std::thread false_server([&] {
-    base::wait_readable(listener.get(), soon());
-    const Fd one = base::accept_one(listener.get());
+  std::thread impostor([&] {
+    base::wait_readable(listener.get(), within_10s());
+    const Fd one = base::try_accept(listener.get());
     const std::string text = read_bytes(one, hello("job").size());
-    std::string challenge(wire::kMagic);
-    wire::put(challenge, wire::kProtocol);
-    challenge += std::string(wire::kChallengeSize - challenge.size(), '\0');
-    base::send_all(one.get(), challenge, soon());
-    heard = read_bytes(one, wire::kMac);
-    const wire::Handshake agreed =
-        wire::handshake(kJob.key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
-    EXPECT_FALSE(equal(agreed.of_client, heard));
+    std::string challenge(store_protocol::kMagic);
+    store_protocol::put(challenge, store_protocol::kProtocol);
+    challenge += std::string(store_protocol::kChallengeBytes - challenge.size(), '\0');
+    base::send_all(one.get(), challenge, within_10s());
+    heard = read_bytes(one, store_protocol::kMacBytes);
+    const store_protocol::Handshake derived = store_protocol::derive_handshake(
+        kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
+    EXPECT_FALSE(equal(derived.client_proof, heard));
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, soon()); }), Cause::kAuthFailed);
-  false_server.join();
-  EXPECT_EQ(heard, std::string(wire::kMac, '\0'));
+  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
+            Cause::kAuthFailed);
+  impostor.join();
+  EXPECT_EQ(heard, std::string(store_protocol::kMacBytes, '\0'));
 }
 
-TEST(StoreServer, WhatWasRecordedIsOfNoUse) {
+TEST(StoreServer, ReplayedBytesAreRefused) {
   StoreServer server(kAnyPort, kJob);
   const std::string text = hello("job");
-  Fd first = stranger(server, text);
-  const std::string challenge = read_bytes(first, wire::kChallengeSize);
-  const wire::Handshake agreed =
-      wire::handshake(kJob.key, text, challenge.substr(0, wire::kChallengeSize - wire::kMac));
-  base::send_all(first.get(), bytes_of(agreed.of_client), soon());
-  EXPECT_EQ(static_cast<wire::Verdict>(read_bytes(first, 1)[0]), wire::Verdict::kWelcome);
+  Fd first = connect_and_send(server, text);
+  const std::string challenge = read_bytes(first, store_protocol::kChallengeBytes);
+  const store_protocol::Handshake derived = store_protocol::derive_handshake(
+      kJob.key, text, challenge.substr(0, store_protocol::kChallengeBytes - store_protocol::kMacBytes));
+  base::send_all(first.get(), mac_bytes(derived.client_proof), within_10s());
+  EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(first, 1)[0]),
+            store_protocol::HandshakeResult::kAccepted);
   // The same bytes on another connection, before and after the challenge.
-  const Fd replayed = stranger(server, text + std::string(bytes_of(agreed.of_client)));
-  read_bytes(replayed, wire::kChallengeSize);
-  EXPECT_EQ(static_cast<wire::Verdict>(read_bytes(replayed, 1)[0]), wire::Verdict::kOtherKey);
+  const Fd replayed = connect_and_send(server, text + std::string(mac_bytes(derived.client_proof)));
+  read_bytes(replayed, store_protocol::kChallengeBytes);
+  EXPECT_EQ(static_cast<store_protocol::HandshakeResult>(read_bytes(replayed, 1)[0]),
+            store_protocol::HandshakeResult::kOtherKey);
   // A frame on the same connection.
-  wire::Seal requests(agreed.key, wire::kRequests);
-  const std::string frame = requests.close(body(wire::Verb::kAdd, "n", "1", 1));
-  base::send_all(first.get(), frame + frame, soon());
-  EXPECT_TRUE(closed(first, soon()));
-  EXPECT_EQ(server.store().find("n", soon()), "1");
+  store_protocol::FrameAuthenticator requests(derived.key, store_protocol::kRequestDirection);
+  const std::string frame = requests.make_frame(body(store_protocol::StoreOperation::kAdd, "n", "1", 1));
+  base::send_all(first.get(), frame + frame, within_10s());
+  EXPECT_TRUE(is_closed_by_server(first, within_10s()));
+  EXPECT_EQ(server.store().find("n", within_10s()), "1");
 }
 
-TEST(StoreServer, EveryChangedByteIsFound) {
+TEST(StoreServer, ChangedBytesAreDetected) {
   StoreServer server(kAnyPort, kJob);
-  const std::string request = body(wire::Verb::kSet, "key", "value", 3);
-  for (std::size_t at = 0; at < wire::kLength + request.size() + wire::kMac; ++at) {
-    Admitted one = enter(server, kJob.key);
-    std::string frame = one.requests.close(request);
+  const std::string request = body(store_protocol::StoreOperation::kSet, "key", "value", 3);
+  for (std::size_t at = 0; at < store_protocol::kLengthBytes + request.size() + store_protocol::kMacBytes; ++at) {
+    RawConnection one = authenticate(server, kJob.key);
+    std::string frame = one.requests.make_frame(request);
     frame[at] = static_cast<char>(frame[at] ^ 0x10);
-    base::send_all(one.fd.get(), frame, soon());
-    EXPECT_TRUE(closed(one.fd, soon())) << "byte " << at;
+    base::send_all(one.fd.get(), frame, within_10s());
+    EXPECT_TRUE(is_closed_by_server(one.fd, within_10s())) << "byte " << at;
   }
-  EXPECT_EQ(server.store().find("key", soon()), std::nullopt);
+  EXPECT_EQ(server.store().find("key", within_10s()), std::nullopt);
 }
 
-TEST(StoreServer, AnEndThatNobodyElseSeesIsTold) {
+TEST(StoreServer, PublishesRankExits) {
   StoreServer server(kAnyPort, kJob, true);
-  auto two = connect_store(server.address(), kJob, 2, soon());
-  const auto three = connect_store(server.address(), kJob, 3, soon());
-  EXPECT_EQ(three->find(key::exited(2), soon()).value_or(""), "");
+  auto two = connect_store(server.address(), kJob, 2, within_10s());
+  const auto three = connect_store(server.address(), kJob, 3, within_10s());
+  EXPECT_EQ(three->find(key::exited(2), within_10s()).value_or(""), "");
   two.reset();
-  EXPECT_EQ(three->get(key::exited(2), soon()), key::kClosed);
-  EXPECT_EQ(three->find(key::exited(3), soon()).value_or(""), "");
-  two = connect_store(server.address(), kJob, 2, soon());
-  EXPECT_EQ(two->find(key::exited(2), soon()), "") << "it had only lost its connection";
+  EXPECT_EQ(three->get(key::exited(2), within_10s()), key::kClosedWithoutCause);
+  EXPECT_EQ(three->find(key::exited(3), within_10s()).value_or(""), "");
+  two = connect_store(server.address(), kJob, 2, within_10s());
+  EXPECT_EQ(two->find(key::exited(2), within_10s()), "") << "it had only lost its connection";
 }
 
-TEST(StoreServer, TheLongestJobNameIsAllowed) {
+TEST(StoreServer, AcceptsTheLongestJobName) {
   const std::string longest(128, 'j');
   StoreServer server(kAnyPort, {longest, 0, {}});
-  EXPECT_TRUE(connect_store(server.address(), {longest, 0, {}}, 0, soon()));
-  EXPECT_THROW(connect_store(server.address(), {longest + "j", 0, {}}, 0, soon()), base::UsageError);
+  EXPECT_TRUE(connect_store(server.address(), {longest, 0, {}}, 0, within_10s()));
+  EXPECT_THROW(connect_store(server.address(), {longest + "j", 0, {}}, 0, within_10s()), base::UsageError);
 }
 
-TEST(StoreServer, AnotherProtocolIsNamed) {
+TEST(StoreServer, RefusesAnotherProtocol) {
   StoreServer server(kAnyPort, kJob);
   std::string text = hello("job");
   text[8] = 99;
-  const Fd old = stranger(server, text);
-  EXPECT_EQ(verdict_in(read_bytes(old, wire::kVerdictSize)), wire::Verdict::kOtherProtocol);
-  EXPECT_TRUE(closed(old, soon()));
+  const Fd old = connect_and_send(server, text);
+  EXPECT_EQ(handshake_result_in(read_bytes(old, store_protocol::kChallengePrefixBytes)),
+            store_protocol::HandshakeResult::kOtherProtocol);
+  EXPECT_TRUE(is_closed_by_server(old, within_10s()));
 }
 
-TEST(StoreClient, AServerOfAnotherProtocolIsNamed) {
+TEST(StoreClient, ReportsAServerOfAnotherProtocol) {
   const Fd listener = base::listen_on(kAnyPort);
   std::thread other([&] {
-    base::wait_readable(listener.get(), soon());
-    const Fd one = base::accept_one(listener.get());
-    std::string answer(wire::kMagic);
-    wire::put(answer, std::uint16_t{1});
-    wire::put(answer, wire::Verdict::kOtherProtocol);
-    base::send_all(one.get(), answer, soon());
+    base::wait_readable(listener.get(), within_10s());
+    const Fd one = base::try_accept(listener.get());
+    std::string answer(store_protocol::kMagic);
+    store_protocol::put(answer, std::uint16_t{1});
+    store_protocol::put(answer, store_protocol::HandshakeResult::kOtherProtocol);
+    base::send_all(one.get(), answer, within_10s());
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, soon()); }), Cause::kProtocol);
+  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
+            Cause::kProtocol);
   other.join();
 }
 
-TEST(StoreServer, SomethingElseAtTheAddressIsNamed) {
+TEST(StoreServer, ReportsAServerThatIsNotAStore) {
   const Fd listener = base::listen_on(kAnyPort);
   std::thread other([&] {
-    base::wait_readable(listener.get(), soon());
-    const Fd one = base::accept_one(listener.get());
-    base::send_all(one.get(), "SSH-2.0-OpenSSH_9.2p1\r\n", soon());
-    closed(one, Deadline::in(1s));
+    base::wait_readable(listener.get(), within_10s());
+    const Fd one = base::try_accept(listener.get());
+    base::send_all(one.get(), "SSH-2.0-OpenSSH_9.2p1\r\n", within_10s());
+    is_closed_by_server(one, Deadline::in(1s));
   });
-  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, soon()); }), Cause::kProtocol);
+  EXPECT_EQ(cause_of([&] { connect_store(base::local_address(listener.get()), kJob, 0, within_10s()); }),
+            Cause::kProtocol);
   other.join();
 }
 
-TEST(StoreServer, GarbageIsDropped) {
+TEST(StoreServer, DropsGarbage) {
   StoreServer server(kAnyPort, kJob);
   std::mt19937 random(7);
   for (int i = 0; i < 50; ++i) {
     std::string bytes(1 + random() % 400, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
     bytes[0] = 'G';
-    EXPECT_TRUE(closed(stranger(server, bytes), soon()));
+    EXPECT_TRUE(is_closed_by_server(connect_and_send(server, bytes), within_10s()));
   }
   // A right beginning, then more than a hello may have.
-  EXPECT_TRUE(closed(stranger(server, hello(std::string(200, 'j')) + std::string(300, 'x')), soon()));
-  EXPECT_TRUE(connect_store(server.address(), kJob, 0, soon()));
+  EXPECT_TRUE(is_closed_by_server(connect_and_send(server, hello(std::string(200, 'j')) + std::string(300, 'x')),
+                                  within_10s()));
+  EXPECT_TRUE(connect_store(server.address(), kJob, 0, within_10s()));
 }
 
-TEST(StoreServer, MalformedRequestsAreRefusedOrDropped) {
+TEST(StoreServer, RefusesOrDropsMalformedRequests) {
   StoreServer server(kAnyPort, kJob);
   const auto send_body = [&](const std::string& bytes) {
-    Admitted one = enter(server, kJob.key);
+    RawConnection one = authenticate(server, kJob.key);
     read_bytes(one.fd, 1);
-    base::send_all(one.fd.get(), one.requests.close(bytes), soon());
-    return static_cast<wire::Status>(read_bytes(one.fd, wire::kLength + 1).back());
+    base::send_all(one.fd.get(), one.requests.make_frame(bytes), within_10s());
+    return static_cast<store_protocol::ReplyStatus>(read_bytes(one.fd, store_protocol::kLengthBytes + 1).back());
   };
-  EXPECT_EQ(send_body(body(wire::Verb::kSet, "key", "value", 0xffffffff)), wire::Status::kRefused);
-  EXPECT_EQ(send_body(body(wire::Verb::kSet, "key", "value", 4000)), wire::Status::kRefused);
-  EXPECT_EQ(send_body(body(static_cast<wire::Verb>(77), "key", "", 3)), wire::Status::kRefused);
-  EXPECT_EQ(send_body(body(wire::Verb::kAdd, "key", "many", 3)), wire::Status::kRefused);
-  EXPECT_EQ(send_body(""), wire::Status::kRefused);
-  EXPECT_EQ(send_body(body(wire::Verb::kSet, "key", std::string(wire::kMaxValue + 1, 'x'), 3)), wire::Status::kRefused);
-  const Admitted greedy = enter(server, kJob.key);
-  base::send_all(greedy.fd.get(), std::string("\xff\xff\xff\xff\0\0\0\0", 8), soon());  // a frame of 4 GiB
-  EXPECT_TRUE(closed(greedy.fd, soon()));
-  EXPECT_EQ(server.store().find("key", soon()), std::nullopt);
+  EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kSet, "key", "value", 0xffffffff)),
+            store_protocol::ReplyStatus::kRefused);
+  EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kSet, "key", "value", 4000)),
+            store_protocol::ReplyStatus::kRefused);
+  EXPECT_EQ(send_body(body(static_cast<store_protocol::StoreOperation>(77), "key", "", 3)),
+            store_protocol::ReplyStatus::kRefused);
+  EXPECT_EQ(send_body(body(store_protocol::StoreOperation::kAdd, "key", "many", 3)),
+            store_protocol::ReplyStatus::kRefused);
+  EXPECT_EQ(send_body(""), store_protocol::ReplyStatus::kRefused);
+  EXPECT_EQ(
+      send_body(body(store_protocol::StoreOperation::kSet, "key", std::string(store_protocol::kMaxValue + 1, 'x'), 3)),
+      store_protocol::ReplyStatus::kRefused);
+  const RawConnection greedy = authenticate(server, kJob.key);
+  base::send_all(greedy.fd.get(), std::string("\xff\xff\xff\xff\0\0\0\0", 8), within_10s());  // a frame of 4 GiB
+  EXPECT_TRUE(is_closed_by_server(greedy.fd, within_10s()));
+  EXPECT_EQ(server.store().find("key", within_10s()), std::nullopt);
 }
 
-TEST(StoreServer, AHelloMayComeInPieces) {
+TEST(StoreServer, AcceptsAFragmentedHello) {
   StoreServer server(kAnyPort, kJob);
-  const Fd fd = base::dial(server.address(), soon());
+  const Fd fd = base::connect_to(server.address(), within_10s());
   for (const char c : hello("job")) {
-    base::send_all(fd.get(), std::string(1, c), soon());
+    base::send_all(fd.get(), std::string(1, c), within_10s());
     std::this_thread::sleep_for(1ms);
   }
-  EXPECT_EQ(verdict_in(read_bytes(fd, wire::kChallengeSize)), wire::Verdict::kWelcome);
+  EXPECT_EQ(handshake_result_in(read_bytes(fd, store_protocol::kChallengeBytes)),
+            store_protocol::HandshakeResult::kAccepted);
 }
 
-TEST(StoreServer, WhoSaysNothingIsDroppedAfterTwoSeconds) {
+TEST(StoreServer, DropsSilentConnectionsAfterTwoSeconds) {
   StoreServer server(kAnyPort, kJob);
-  const Fd silent = base::dial(server.address(), soon());
-  const Fd slow = stranger(server, "LOCK");
-  EXPECT_FALSE(closed(silent, Deadline::in(1s)));
-  EXPECT_TRUE(closed(silent, Deadline::in(3s)));
-  EXPECT_TRUE(closed(slow, Deadline::in(1s)));
+  const Fd silent = base::connect_to(server.address(), within_10s());
+  const Fd slow = connect_and_send(server, "LOCK");
+  EXPECT_FALSE(is_closed_by_server(silent, Deadline::in(1s)));
+  EXPECT_TRUE(is_closed_by_server(silent, Deadline::in(3s)));
+  EXPECT_TRUE(is_closed_by_server(slow, Deadline::in(1s)));
 }
 
-TEST(StoreServer, ACrowdOfStrangersKeepsNobodyOut) {
+TEST(StoreServer, UnauthenticatedFloodDoesNotLockOutRanks) {
   StoreServer server(kAnyPort, kJob);
-  const auto early = connect_store(server.address(), kJob, 0, soon());
+  const auto early = connect_store(server.address(), kJob, 0, within_10s());
   std::vector<Fd> crowd;
   const auto crowd_came = Deadline::Clock::now();
-  for (int i = 0; i < 200; ++i) crowd.push_back(base::dial(server.address(), soon()));
+  for (int i = 0; i < 200; ++i) crowd.push_back(base::connect_to(server.address(), within_10s()));
   const auto begin = Deadline::Clock::now();
   const auto cpu = cpu_time();
-  const auto late = connect_store(server.address(), kJob, 0, soon());
-  late->set("k", "v", soon());
-  EXPECT_EQ(early->get("k", soon()), "v");
+  const auto late = connect_store(server.address(), kJob, 0, within_10s());
+  late->set("k", "v", within_10s());
+  EXPECT_EQ(early->get("k", within_10s()), "v");
   EXPECT_LT(Deadline::Clock::now() - begin, 1s) << "the crowd is dropped only after 2 s";
-  EXPECT_TRUE(closed(crowd.front(), Deadline::in(1s))) << "the oldest strangers go first";
+  EXPECT_TRUE(is_closed_by_server(crowd.front(), Deadline::in(1s))) << "the oldest strangers go first";
   EXPECT_LT(Deadline::Clock::now() - crowd_came, 1900ms) << "and do not wait for their 2 s";
   EXPECT_LT(cpu_time() - cpu, 500ms) << "a crowd must not make the server spin";
 }
 
-TEST(StoreServer, MemoryDoesNotGrowWithStrangers) {
+TEST(StoreServer, UnauthenticatedConnectionsUseBoundedMemory) {
   StoreServer server(kAnyPort, kJob);
-  const auto client = connect_store(server.address(), kJob, 0, soon());
+  const auto client = connect_store(server.address(), kJob, 0, within_10s());
   const auto scan = [&](int count) {
-    for (int i = 0; i < count; ++i) closed(stranger(server, "GET / HTTP/1.1\r\n" + std::string(200, 'x')), soon());
+    for (int i = 0; i < count; ++i)
+      is_closed_by_server(connect_and_send(server, "GET / HTTP/1.1\r\n" + std::string(200, 'x')), within_10s());
   };
   scan(200);
   const std::size_t before = resident_bytes();
   scan(2000);
-  EXPECT_LT(resident_bytes(), before + (1 << 20) + tests::kKeptBack);
-  client->set("k", "v", soon());
+  EXPECT_LT(resident_bytes(), before + (1 << 20) + tests::kSanitizerQuarantineBytes);
+  client->set("k", "v", within_10s());
 }
 
-TEST(StoreServer, ASleepingServerStillTakesAHelloThatCameInTime) {
+TEST(StoreServer, SuspendedServerAcceptsATimelyHello) {
   // The hello lies in the socket before the server looks: whatever the clock says then, it counts.
   StoreServer server(kAnyPort, kJob);
-  const Fd fd = stranger(server, "LOCKSTEP");
+  const Fd fd = connect_and_send(server, "LOCKSTEP");
   std::this_thread::sleep_for(1500ms);
-  base::send_all(fd.get(), hello("job").substr(8), soon());
-  EXPECT_EQ(verdict_in(read_bytes(fd, wire::kChallengeSize)), wire::Verdict::kWelcome);
+  base::send_all(fd.get(), hello("job").substr(8), within_10s());
+  EXPECT_EQ(handshake_result_in(read_bytes(fd, store_protocol::kChallengeBytes)),
+            store_protocol::HandshakeResult::kAccepted);
 }
 
-TEST(StoreClient, AServerThatGoesIsToldAtOnce) {
+TEST(StoreClient, ReportsALostServerAtOnce) {
   auto server = std::make_unique<StoreServer>(kAnyPort, kJob);
-  const auto client = connect_store(server->address(), kJob, 0, soon());
+  const auto client = connect_store(server->address(), kJob, 0, within_10s());
   Cause waiting_ended = Cause::kInternal;
   std::thread waiter([&] { waiting_ended = cause_of([&] { client->get("never", Deadline::in(60s)); }); });
-  while (!client->find("ready", soon()) && client->add("n", 1, soon()) < 3) std::this_thread::sleep_for(5ms);
+  while (!client->find("ready", within_10s()) && client->add("n", 1, within_10s()) < 3)
+    std::this_thread::sleep_for(5ms);
   const auto begin = Deadline::Clock::now();
   server.reset();
   waiter.join();
   EXPECT_EQ(waiting_ended, Cause::kCoordinatorLost);
-  EXPECT_EQ(cause_of([&] { client->set("k", "v", soon()); }), Cause::kCoordinatorLost);
+  EXPECT_EQ(cause_of([&] { client->set("k", "v", within_10s()); }), Cause::kCoordinatorLost);
   EXPECT_LT(Deadline::Clock::now() - begin, 8s);
 }
 
-TEST(StoreClient, AnotherServerInItsPlaceIsNotTaken) {
+TEST(StoreClient, RefusesAReplacedServer) {
   auto server = std::make_unique<StoreServer>(kAnyPort, kJob);
   const base::Address address = server->address();
-  const auto client = connect_store(address, kJob, 1, soon());
-  client->set("k", "v", soon());
+  const auto client = connect_store(address, kJob, 1, within_10s());
+  client->set("k", "v", within_10s());
   server.reset();
   StoreServer next(address, kJob);  // the same job, started again
   try {
-    client->set("k", "old", soon());
+    client->set("k", "old", within_10s());
     FAIL() << "it was taken";
   } catch (const CommError& error) {
     EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
     EXPECT_THAT(error.what(), HasSubstr("another one has taken its place"));
   }
-  EXPECT_EQ(cause_of([&] { client->set("k", "old", soon()); }), Cause::kCoordinatorLost);
-  EXPECT_EQ(next.store().find("k", soon()), std::nullopt);
-  EXPECT_TRUE(connect_store(address, kJob, 1, soon()));
+  EXPECT_EQ(cause_of([&] { client->set("k", "old", within_10s()); }), Cause::kCoordinatorLost);
+  EXPECT_EQ(next.store().find("k", within_10s()), std::nullopt);
+  EXPECT_TRUE(connect_store(address, kJob, 1, within_10s()));
 }
 
-TEST(StoreClient, AConnectionThatIsClosedBeforeItIsAdmittedIsTriedAgain) {
+TEST(StoreClient, RetriesAConnectionClosedDuringTheHandshake) {
   StoreServer server(kAnyPort, kJob);
   const Fd listener = base::listen_on(kAnyPort);
   int refused = 0;
   std::thread crowded([&] {
     for (; refused < 2; ++refused) {
-      base::wait_readable(listener.get(), soon());
-      const Fd one = base::accept_one(listener.get());
+      base::wait_readable(listener.get(), within_10s());
+      const Fd one = base::try_accept(listener.get());
       read_bytes(one, hello("job").size());
     }
   });
@@ -427,7 +449,7 @@ TEST(StoreClient, AConnectionThatIsClosedBeforeItIsAdmittedIsTriedAgain) {
   EXPECT_EQ(refused, 2);
 }
 
-TEST(StoreClient, NobodyThereIsNamed) {
+TEST(StoreClient, ReportsAnAddressWithoutServer) {
   const Fd reserved = base::reserve_port(kAnyPort);
   EXPECT_EQ(cause_of([&] { connect_store(base::local_address(reserved.get()), kJob, 0, Deadline::in(100ms)); }),
             Cause::kCoordinatorLost);

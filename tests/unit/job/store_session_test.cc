@@ -7,21 +7,21 @@ namespace {
 
 const Credentials kJob{"job", 0, JobKey::random()};
 
-TEST(StoreSession, AStrangerMaySendLittleUntilItHasProvedItsKey) {
+TEST(StoreSession, LimitsInputBeforeAuthentication) {
   LocalStore store;
   StoreSession session(kJob, 1, store);
-  EXPECT_LE(session.room(), 256u);
-  const std::string hello = wire::hello(kJob, 0, new_nonce());
+  EXPECT_LE(session.receive_capacity(), 256u);
+  const std::string hello = store_protocol::make_hello(kJob, 0, random_nonce());
   session.receive(hello.substr(0, hello.size() - 1));
-  EXPECT_LE(session.room(), 256u - (hello.size() - 1)) << "what has come counts";
-  EXPECT_FALSE(session.has_said_hello());
+  EXPECT_LE(session.receive_capacity(), 256u - (hello.size() - 1)) << "what has come counts";
+  EXPECT_FALSE(session.has_received_hello());
   session.receive(hello.substr(hello.size() - 1));
-  EXPECT_TRUE(session.has_said_hello());
-  EXPECT_LE(session.room(), 256u);
-  EXPECT_FALSE(session.admitted());
-  session.receive(std::string(session.room(), 'x'));
-  EXPECT_TRUE(session.over());
-  EXPECT_EQ(session.room(), 0u);
+  EXPECT_TRUE(session.has_received_hello());
+  EXPECT_LE(session.receive_capacity(), 256u);
+  EXPECT_FALSE(session.is_authenticated());
+  session.receive(std::string(session.receive_capacity(), 'x'));
+  EXPECT_TRUE(session.is_closed());
+  EXPECT_EQ(session.receive_capacity(), 0u);
 }
 
 }  // namespace

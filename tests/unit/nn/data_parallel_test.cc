@@ -53,7 +53,7 @@ void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>
   }
 }
 
-TEST(DataParallel, EqualsTheModuleOnTheWholeBatch) {
+TEST(DataParallel, MatchesModuleOnWholeBatch) {
   Net net;
   net->eval();  // so that the batch norm does not see the parts
   for (const auto& devices : {std::vector<at::Device>{at::kCPU}, kTwo, kFour}) {
@@ -74,7 +74,7 @@ TEST(DataParallel, EqualsTheModuleOnTheWholeBatch) {
   }
 }
 
-TEST(DataParallel, PartsDifferByOneSampleAtMostAndKeepTheirOrder) {
+TEST(DataParallel, SplitsEvenlyAndKeepsOrder) {
   Net net;
   std::mutex mutex;
   std::multiset<std::int64_t> parts;
@@ -95,7 +95,7 @@ TEST(DataParallel, PartsDifferByOneSampleAtMostAndKeepTheirOrder) {
   EXPECT_EQ(threads.size(), 4u) << "threads are kept";
 }
 
-TEST(DataParallel, TrainsAndUsesNewValuesInEachForward) {
+TEST(DataParallel, TrainsWithUpdatedParameters) {
   Net net;
   DataParallel parallel(net, {.devices = kTwo});
   torch::optim::SGD optimizer(net->parameters(), 0.05);
@@ -115,7 +115,7 @@ TEST(DataParallel, TrainsAndUsesNewValuesInEachForward) {
   EXPECT_TRUE(torch::allclose(parallel(x.to(at::kDouble)), net->forward(x.to(at::kDouble))));
 }
 
-TEST(DataParallel, TwoGraphsMayWaitForTheirBackward) {
+TEST(DataParallel, AllowsTwoPendingGraphs) {
   Net net;
   DataParallel parallel(net, {.devices = kTwo});
   net->eval();
@@ -129,7 +129,7 @@ TEST(DataParallel, TwoGraphsMayWaitForTheirBackward) {
   expect_same(gradients, taken_gradients(*net));
 }
 
-TEST(DataParallel, AWriteBetweenForwardAndBackwardIsNoticed) {
+TEST(DataParallel, DetectsWriteBetweenForwardAndBackward) {
   Net net;
   DataParallel parallel(net, {.devices = kTwo});
   const at::Tensor loss = parallel(torch::randn({4, 4})).sum();
@@ -154,7 +154,7 @@ TEST(DataParallel, TrainsAfterInferenceMode) {
   EXPECT_TRUE(net->first->weight.grad().defined());
 }
 
-TEST(DataParallel, BuffersFollowTheFirstPart) {
+TEST(DataParallel, BuffersFollowFirstReplica) {
   Net net, alone;
   {
     const at::NoGradGuard no_grad;
@@ -173,7 +173,7 @@ TEST(DataParallel, BuffersFollowTheFirstPart) {
   EXPECT_EQ(net->norm->num_batches_tracked.item<std::int64_t>(), 3);
 }
 
-TEST(DataParallel, OutputsWithoutDimensionsBecomeAVector) {
+TEST(DataParallel, GathersScalarsIntoAVector) {
   Net net;
   net->eval();
   DataParallel parallel(net, [](NetImpl& replica, const at::Tensor& x) { return replica.loss(x); }, {.devices = kTwo});
@@ -183,7 +183,7 @@ TEST(DataParallel, OutputsWithoutDimensionsBecomeAVector) {
   EXPECT_TRUE(torch::allclose(losses.mean(), net->loss(x)));
 }
 
-TEST(DataParallel, ReplicasHaveTheCallersGradModeAutocastAndModes) {
+TEST(DataParallel, PropagatesGradModeAutocastAndTrainingMode) {
   Net net;
   std::mutex mutex;
   std::vector<std::string> seen;
@@ -219,7 +219,7 @@ TEST(DataParallel, ReplicasHaveTheCallersGradModeAutocastAndModes) {
   all_see("Float grad training");
 }
 
-TEST(DataParallel, AnExceptionSaysWhichReplicaAndIsNested) {
+TEST(DataParallel, NamesReplicaAndNestsException) {
   Net net;
   DataParallel parallel(net,
                         [](NetImpl& replica, const at::Tensor& x) {
@@ -241,7 +241,7 @@ TEST(DataParallel, AnExceptionSaysWhichReplicaAndIsNested) {
   EXPECT_EQ(parallel(torch::zeros({8, 4})).size(0), 8) << "it works again";
 }
 
-TEST(DataParallel, FrozenParametersGetNoGradient) {
+TEST(DataParallel, SkipsFrozenParameters) {
   Net net;
   DataParallel parallel(net, {.devices = kTwo});
   parallel(torch::randn({4, 4})).sum().backward();
@@ -259,7 +259,7 @@ struct PlainImpl : torch::nn::Module {
   torch::nn::Linear layer;
 };
 
-TEST(DataParallel, AModuleWithoutCloneComesFromAFunction) {
+TEST(DataParallel, UsesMakeReplicaForUncloneableModule) {
   const auto plain = std::make_shared<PlainImpl>();
   EXPECT_THROW(DataParallel(plain, {.devices = kTwo}), c10::Error);
   DataParallel parallel(plain, {.devices = kTwo, .make_replica = [] { return std::make_shared<PlainImpl>(); }});
@@ -267,7 +267,7 @@ TEST(DataParallel, AModuleWithoutCloneComesFromAFunction) {
   EXPECT_TRUE(torch::allclose(parallel(x), plain->forward(x)));
 }
 
-TEST(DataParallel, RefusesWhatDoesNotFit) {
+TEST(DataParallel, RejectsInvalidArguments) {
   Net net;
   EXPECT_THROW(DataParallel(net, {.devices = {}}), base::UsageError);
   EXPECT_THROW(DataParallel(net, {.devices = {at::kMeta, at::kCPU}}), base::UsageError);
@@ -282,61 +282,61 @@ TEST(DataParallel, RefusesWhatDoesNotFit) {
 }
 
 /// torch cannot move a module to the device meta; it can be born there.
-struct BornImpl : torch::nn::Cloneable<BornImpl> {
-  explicit BornImpl(at::Device where = at::kCPU) : device(where) { BornImpl::reset(); }
+struct MetaNetImpl : torch::nn::Cloneable<MetaNetImpl> {
+  explicit MetaNetImpl(at::Device where = at::kCPU) : device(where) { MetaNetImpl::reset(); }
   void reset() override { weight = register_parameter("weight", torch::randn({4, 8}, at::TensorOptions(device))); }
   at::Tensor forward(const at::Tensor& x) { return x.matmul(weight); }
   at::Device device;
   at::Tensor weight;
 };
-TORCH_MODULE(Born);
+TORCH_MODULE(MetaNet);
 
-TEST(DataParallel, TellsWhatEachDeviceHoldsAndMoves) {
-  Born net;
+TEST(DataParallel, ReportsDeviceUsage) {
+  MetaNet net;
   DataParallel same(net, {.devices = kTwo});
   same(torch::randn({6, 4}));
-  ASSERT_EQ(same.use().size(), 1u);
-  EXPECT_EQ(same.use()[0].replicas, 2);
-  EXPECT_EQ(same.use()[0].samples, 6);
-  EXPECT_EQ(same.use()[0].held_bytes, 4 * 4 * 8) << "replicas on one device share";
-  EXPECT_EQ(same.use()[0].received_bytes, 0);
+  ASSERT_EQ(same.device_usage().size(), 1u);
+  EXPECT_EQ(same.device_usage()[0].replicas, 2);
+  EXPECT_EQ(same.device_usage()[0].samples, 6);
+  EXPECT_EQ(same.device_usage()[0].held_bytes, 4 * 4 * 8) << "replicas on one device share";
+  EXPECT_EQ(same.device_usage()[0].received_bytes, 0);
 
   int born = 0;
   DataParallel apart(net,
                      {.devices = {at::kCPU, at::kMeta}, .output_device = at::Device(at::kMeta), .make_replica = [&] {
-                        return std::make_shared<BornImpl>(born++ == 0 ? at::kCPU : at::kMeta);
+                        return std::make_shared<MetaNetImpl>(born++ == 0 ? at::kCPU : at::kMeta);
                       }});
   EXPECT_EQ(apart(torch::randn({6, 4})).sizes(), at::IntArrayRef({6, 8}));
-  const auto use = apart.use();
-  ASSERT_EQ(use.size(), 2u);
-  EXPECT_EQ(use[0].samples, 3);
-  EXPECT_EQ(use[1].samples, 3);
-  EXPECT_EQ(use[1].held_bytes, 4 * 4 * 8);
-  EXPECT_EQ(use[0].sent_bytes, 4 * 4 * 8 + 4 * 3 * 4 + 4 * 3 * 8)
+  const auto device_usage = apart.device_usage();
+  ASSERT_EQ(device_usage.size(), 2u);
+  EXPECT_EQ(device_usage[0].samples, 3);
+  EXPECT_EQ(device_usage[1].samples, 3);
+  EXPECT_EQ(device_usage[1].held_bytes, 4 * 4 * 8);
+  EXPECT_EQ(device_usage[0].sent_bytes, 4 * 4 * 8 + 4 * 3 * 4 + 4 * 3 * 8)
       << "parameters, half of the input, half of the output";
-  EXPECT_EQ(use[1].received_bytes, use[0].sent_bytes);
-  EXPECT_EQ(use_table(use),
+  EXPECT_EQ(device_usage[1].received_bytes, device_usage[0].sent_bytes);
+  EXPECT_EQ(format_device_usage(device_usage),
             "device  replicas  samples         held     received         sent         peak\n"
             "cpu            1        3      0.1 KiB      0.0 KiB      0.3 KiB            -\n"
             "meta           1        3      0.1 KiB      0.3 KiB      0.0 KiB            -\n");
-  EXPECT_EQ(use_table({{.device = at::Device(at::kCUDA, 1),
-                        .replicas = 1,
-                        .samples = 16,
-                        .held_bytes = 4 << 20,
-                        .peak_bytes = 1 << 30}})
+  EXPECT_EQ(format_device_usage({{.device = at::Device(at::kCUDA, 1),
+                                  .replicas = 1,
+                                  .samples = 16,
+                                  .held_bytes = 4 << 20,
+                                  .peak_bytes = 1 << 30}})
                 .substr(78),
             "cuda:1         1       16      4.0 MiB      0.0 KiB      0.0 KiB   1024.0 MiB\n");
 }
 
-TEST(Traffic, GradientsComeBackTheSameWay) {
-  const auto traffic = std::make_shared<Traffic>();
+TEST(TransferCounter, CountsForwardAndBackwardTransfers) {
+  const auto transfers = std::make_shared<TransferCounter>();
   const at::Tensor x = torch::randn({5}, at::TensorOptions(at::kMeta)).requires_grad_();
-  const at::Tensor away = moved(x, at::kMeta, traffic);
+  const at::Tensor away = copy_to_device(x, at::kMeta, transfers);
   EXPECT_TRUE(away.is_same(x)) << "it is there already";
   const at::Tensor p = torch::ones({3}).requires_grad_();
-  const auto replicas = replicated(p, {at::kCPU, at::kMeta, at::kCPU}, traffic);
+  const auto replicas = replicate(p, {at::kCPU, at::kMeta, at::kCPU}, transfers);
   EXPECT_EQ(replicas[0].data_ptr(), p.data_ptr());
-  EXPECT_EQ(traffic->of(at::kMeta).received, 12);
+  EXPECT_EQ(transfers->of(at::kMeta).received, 12);
   (replicas[0].sum() + 2 * replicas[2].sum()).backward();
   EXPECT_TRUE(torch::equal(p.grad(), torch::full({3}, 3.0F)));
 }

@@ -17,8 +17,8 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
-TEST(Summary, CountsParametersAndMemory) {
-  EXPECT_EQ(train::summary(NetImpl()),
+TEST(ModuleSummary, CountsParametersAndMemory) {
+  EXPECT_EQ(train::module_summary(NetImpl()),
             "module  kind        parameters    memory\n"
             "body    Sequential   1,003,000   3.8 MiB\n"
             "head    Linear          10,010  39.1 KiB\n"
@@ -26,7 +26,7 @@ TEST(Summary, CountsParametersAndMemory) {
             "1,013,000 are trained, with 3.9 MiB of gradients; buffers take 7.8 KiB\n");
 }
 
-TEST(Summary, GoesDownToADepthAndCountsSharedOnce) {
+TEST(ModuleSummary, LimitsDepthAndCountsSharedParametersOnce) {
   struct TiedImpl : torch::nn::Module {
     TiedImpl() {
       first = register_module("first", torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
@@ -34,11 +34,11 @@ TEST(Summary, GoesDownToADepthAndCountsSharedOnce) {
     }
     torch::nn::Linear first{nullptr};
   };
-  EXPECT_EQ(train::summary(TiedImpl(), 0),
+  EXPECT_EQ(train::module_summary(TiedImpl(), 0),
             "module  kind  parameters  memory\n"
             "all     Tied          16    64 B\n"
             "16 are trained, with 64 B of gradients; buffers take 0 B\n");
-  const std::string deep = train::summary(NetImpl(), 2);
+  const std::string deep = train::module_summary(NetImpl(), 2);
   EXPECT_NE(deep.find("\n  0     Linear        1,001,000   3.8 MiB\n"), std::string::npos) << deep;
 }
 

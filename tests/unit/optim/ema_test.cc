@@ -29,13 +29,13 @@ void change(torch::nn::Module& net, int step) {
   for (at::Tensor& one : net.buffers()) one.add_(1);
 }
 
-TEST(Ema, IsALoopOverTheWeights) {
+TEST(Ema, MatchesReferenceLoop) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
     for (const bool warm : {false, true}) {
       NetImpl net;
       net.to(dtype);
       EmaOptions options{.decay = 0.9, .buffers = true};
-      if (warm) options.decay_at = ema_warm_up(0.99);
+      if (warm) options.decay_schedule = ema_warmup(0.99);
       Ema ema(net, options);
       std::map<std::string, at::Tensor> wanted;
       const auto all = [&] {
@@ -63,7 +63,7 @@ TEST(Ema, IsALoopOverTheWeights) {
     }
 }
 
-TEST(Ema, IsSwappedInAndOut) {
+TEST(Ema, SwapsAveragesInAndOut) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     NetImpl net;
     net.to(dtype);
@@ -107,14 +107,14 @@ TEST(Ema, IsSwappedInAndOut) {
   }
 }
 
-TEST(Ema, GoesOnWhereItWas) {
+TEST(Ema, ResumesFromState) {
   NetImpl net;
-  Ema first(net, {.decay_at = ema_warm_up(0.99)});
+  Ema first(net, {.decay_schedule = ema_warmup(0.99)});
   for (int step = 0; step < 5; ++step) {
     change(net, step);
     first.update();
   }
-  Ema again(net, {.decay_at = ema_warm_up(0.99)});
+  Ema again(net, {.decay_schedule = ema_warmup(0.99)});
   Ema::State state = first.state();
   again.resume(state);
   change(net, 9);
@@ -147,14 +147,14 @@ TEST(Ema, GoesOnWhereItWas) {
   EXPECT_EQ(again.updates(), 6);
 }
 
-TEST(Ema, WhatCannotBeIsRefused) {
+TEST(Ema, RejectsInvalidArguments) {
   NetImpl net;
   struct NothingImpl : torch::nn::Module {
   } nothing;
   EXPECT_THROW(Ema(net, {.decay = 1.5}), base::UsageError);
-  EXPECT_THROW(ema_warm_up(-1), base::UsageError);
+  EXPECT_THROW(ema_warmup(-1), base::UsageError);
   EXPECT_THROW(Ema(nothing, {}), base::UsageError);
-  Ema ema(net, {.decay_at = [](std::int64_t) { return 2.0; }});
+  Ema ema(net, {.decay_schedule = [](std::int64_t) { return 2.0; }});
   EXPECT_THROW(ema.update(), base::UsageError);
   EXPECT_EQ(ema.updates(), 0);
 }

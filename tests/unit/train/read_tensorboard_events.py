@@ -1,4 +1,4 @@
-"""read_events.py FOLDER: what TensorBoard makes of the event files that unit_train_samples wrote there. Runs in TensorBoard's environment."""
+"""read_events.py FOLDER: what TensorBoard makes of the event files that unit_train_sample_writer wrote there. Runs in TensorBoard's environment."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def rounded(number):
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
-def by_reader(folder):
+def check_python_reader(folder):
     seen = event_accumulator.EventAccumulator(
         folder, size_guidance=dict.fromkeys(event_accumulator.DEFAULT_SIZE_GUIDANCE, 0)
     )
@@ -97,7 +97,7 @@ class Server:
         ) as answer:
             return answer.read()
 
-    def ask_until(self, good, path, **arguments):
+    def get_until(self, good, path, **arguments):
         """It reads files in the background."""
         while True:
             try:
@@ -110,25 +110,25 @@ class Server:
             time.sleep(0.2)
 
 
-def by_program(folder):
+def check_server(folder):
     server = Server(folder)
     try:
-        losses = server.ask_until(lambda got: len(got) == 10, "scalars/scalars", run=".", tag="train/loss")
+        losses = server.get_until(lambda got: len(got) == 10, "scalars/scalars", run=".", tag="train/loss")
         check(
             [(step, value) for _, step, value in losses],
             [(s, 10.0 - s) for s in range(6)] + [(s, 100.0 + s) for s in range(6, 10)],
             "train/loss of the program",
         )
-        histograms = server.ask_until(lambda got: len(got) == 2, "histograms/histograms", run=".", tag="fc.weight")
+        histograms = server.get_until(lambda got: len(got) == 2, "histograms/histograms", run=".", tag="fc.weight")
         check([step for _, step, _ in histograms], [4, 5], "histograms of the program")
         check(round(sum(count for _, _, count in histograms[0][2])), 1000, "numbers in one")
-        texts = server.ask_until(bool, "text/text", run=".", tag="sample")
+        texts = server.get_until(bool, "text/text", run=".", tag="sample")
         check(
             "second: \u2713" in texts[0]["text"] and "&lt;b" in texts[0]["text"],
             True,
             f"the text of the program, {texts}",
         )
-        images = server.ask_until(bool, "images/images", run=".", tag="input", sample=0)
+        images = server.get_until(bool, "images/images", run=".", tag="input", sample=0)
         check(images[0]["step"], 7, "the image of the program")
         image = Image.open(io.BytesIO(server.ask("images/individualImage?" + images[0]["query"])))
         check(image.size, (3, 2), "its pixels")
@@ -137,5 +137,5 @@ def by_program(folder):
         server.process.wait(30)
 
 
-by_reader(sys.argv[1])
-by_program(sys.argv[1])
+check_python_reader(sys.argv[1])
+check_server(sys.argv[1])

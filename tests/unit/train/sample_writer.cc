@@ -1,4 +1,4 @@
-// unit_train_samples KIND FOLDER: files that readers.py reads.
+// unit_train_sample_writer KIND FOLDER: files that readers.py reads.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/train/report/curve_logger.h"
 #include "lockstep/train/loggers/logger_collection.h"
+#include "lockstep/train/report/curve_logger.h"
 #include "lockstep/train/report/report.h"
 #include "lockstep/train/report/trace.h"
 
@@ -21,21 +21,22 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 void log_values(const std::string& folder) {
   const LoggerOptions options{.directory = folder, .json_lines = true};
   {
-    Loggers died(0, options);
-    for (int step = 0; step < 10; ++step) died.scalars(step, {{"train/loss", 10.0 - step}});
+    LoggerCollection died(0, options);
+    for (int step = 0; step < 10; ++step) died.log_scalars(step, {{"train/loss", 10.0 - step}});
   }
   LoggerOptions again = options;
   again.first_step = 6;
-  Loggers loggers(0, again);
-  for (int step = 6; step < 10; ++step) loggers.scalars(step, {{"train/loss", 100.0 + step}, {"learning rate", 0.1}});
-  loggers.scalars(10, {{"odd", kNan}, {"a,\"b\"", kInfinity}, {"bad \xff utf-8", -kInfinity}});
-  loggers.scalars(11, {{"odd", 0.1}, {"tiny", 1e-310}});
+  LoggerCollection loggers(0, again);
+  for (int step = 6; step < 10; ++step)
+    loggers.log_scalars(step, {{"train/loss", 100.0 + step}, {"learning rate", 0.1}});
+  loggers.log_scalars(10, {{"odd", kNan}, {"a,\"b\"", kInfinity}, {"bad \xff utf-8", -kInfinity}});
+  loggers.log_scalars(11, {{"odd", 0.1}, {"tiny", 1e-310}});
   loggers.text(3, "sample", "first line\nsecond: \xe2\x9c\x93 \xff <b>");
   std::vector<float> numbers;
   for (int i = 0; i < 1000; ++i) numbers.push_back(static_cast<float>(i) / 100 - 5);
   numbers.push_back(static_cast<float>(kNan));
-  loggers.histogram(4, "fc.weight", histogram_of(numbers));
-  loggers.histogram(5, "fc.weight", histogram_of(std::vector<double>{2, 2, 2}));
+  loggers.histogram(4, "fc.weight", make_histogram(numbers));
+  loggers.histogram(5, "fc.weight", make_histogram(std::vector<double>{2, 2, 2}));
   Image image{.width = 3, .height = 2, .channels = 3};
   for (int i = 0; i < 18; ++i) image.bytes.push_back(static_cast<std::uint8_t>(10 * i));
   loggers.image(7, "input", image);
@@ -43,7 +44,7 @@ void log_values(const std::string& folder) {
 }
 
 /// Four ranks on two hosts whose clocks are an hour apart; 3000 steps of 20 to 30 ms, the last 32 with all their times.
-RankRecord made_up_rank(int rank) {
+RankRecord synthetic_rank_record(int rank) {
   constexpr std::int64_t kMs = 1'000'000, kHour = 3'600'000 * kMs;
   RankRecord record;
   record.rank = rank;
@@ -82,11 +83,11 @@ RankRecord made_up_rank(int rank) {
   return record;
 }
 
-Report made_up_report() {
+Report synthetic_report() {
   CurveLogger logged;
   for (int step = 0; step < 30'000; ++step) {
-    const Moment at{step, 0};
-    logged.scalars(
+    const LogTimestamp at{step, 0};
+    logged.log_scalars(
         at, {{"train/loss", 2.4 * std::exp(-step / 6000.0) + 0.25 + 0.08 * std::sin(step * 1.7) * std::cos(step * 0.3)},
              {"learning rate",
               step < 1500 ? step * 1e-3 / 1500 : 5e-4 * (1 + std::cos((step - 1500) * 3.14159265 / 28500))},
@@ -94,13 +95,14 @@ Report made_up_report() {
              {"gradient norm",
               step >= 21'000 && step < 21'040 ? kNan : std::exp(3 * std::sin(step / 5000.0) + 0.2 * std::sin(step))}});
     if (step % 3000 == 2999)
-      logged.scalars(at, {{"validation/loss", 2.4 * std::exp(-step / 6000.0) + 0.31},
-                          {"validation/accuracy", 1 - 0.9 * std::exp(-step / 7000.0)}});
+      logged.log_scalars(at, {{"validation/loss", 2.4 * std::exp(-step / 6000.0) + 0.31},
+                              {"validation/accuracy", 1 - 0.9 * std::exp(-step / 7000.0)}});
   }
-  logged.scalars({29'999, 0}, {{"<img src=x onerror=alert(1)>", 1},
-                               {"a name of a number that is much longer than any column of a page of this width could "
-                                "ever be/without_a_place_to_break_it_in_two_because_it_is_one_word_only",
-                                2}});
+  logged.log_scalars({29'999, 0},
+                     {{"<img src=x onerror=alert(1)>", 1},
+                      {"a name of a number that is much longer than any column of a page of this width could "
+                       "ever be/without_a_place_to_break_it_in_two_because_it_is_one_word_only",
+                       2}});
   Report report{.title = "char-gpt <script>document.title='broken'</script>",
                 .facts = {},
                 .curves = logged.curves(),
@@ -110,7 +112,7 @@ Report made_up_report() {
                   {"began", "2026-11-23 13:53:46"},
                   {"took", "12:31"},
                   {"command", "lockstep run -n 4 ./train --lr 1e-3 --data \"a & b\""}};
-  for (int rank = 0; rank < 4; ++rank) report.ranks.push_back(made_up_rank(rank));
+  for (int rank = 0; rank < 4; ++rank) report.ranks.push_back(synthetic_rank_record(rank));
   return report;
 }
 
@@ -122,9 +124,9 @@ int main(int argc, char** argv) {
   if (std::strcmp(argv[1], "values") == 0)
     lockstep::train::log_values(argv[2]);
   else if (std::strcmp(argv[1], "report") == 0)
-    lockstep::train::write_report(std::string(argv[2]) + "/report.html", lockstep::train::made_up_report());
+    lockstep::train::write_report(std::string(argv[2]) + "/report.html", lockstep::train::synthetic_report());
   else if (std::strcmp(argv[1], "trace") == 0)
-    lockstep::train::write_trace(std::string(argv[2]) + "/trace.json", lockstep::train::made_up_report().ranks);
+    lockstep::train::write_trace(std::string(argv[2]) + "/trace.json", lockstep::train::synthetic_report().ranks);
   else
     return 64;
   return 0;

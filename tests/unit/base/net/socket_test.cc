@@ -20,17 +20,17 @@ using tests::message_of;
 
 const Address kAnyPort{"127.0.0.1", 0};
 
-struct Connected {
+struct ConnectedPair {
   Fd listener = listen_on(kAnyPort);
-  Fd client = dial(local_address(listener.get()), Deadline::in(5s));
+  Fd client = connect_to(local_address(listener.get()), Deadline::in(5s));
   Fd server;
-  Connected() {
+  ConnectedPair() {
     wait_readable(listener.get(), Deadline::in(5s));
-    server = accept_one(listener.get());
+    server = try_accept(listener.get());
   }
 };
 
-TEST(Socket, AddressesAreReadAndWritten) {
+TEST(Socket, ParsesAndPrintsAddresses) {
   EXPECT_EQ(to_string(parse_address("x", "alpha:80")), "alpha:80");
   EXPECT_EQ(to_string(parse_address("x", "[::1]:65535")), "[::1]:65535");
   EXPECT_EQ(parse_address("x", "[::1]:1").host, "::1");
@@ -42,8 +42,8 @@ TEST(Socket, AddressesAreReadAndWritten) {
                           "\"; allowed is an integer from 1 to 65535"));
 }
 
-TEST(Socket, BytesTravelWhole) {
-  Connected c;
+TEST(Socket, SendsAndReceivesAllBytes) {
+  ConnectedPair c;
   const std::string sent(1 << 20, 'x');
   std::thread sender([&] { send_all(c.client.get(), sent, Deadline::in(10s)); });
   std::string got(sent.size(), '\0');
@@ -53,13 +53,13 @@ TEST(Socket, BytesTravelWhole) {
   EXPECT_EQ(peer_address(c.client.get()).port, local_address(c.server.get()).port);
 }
 
-TEST(Socket, EveryDescriptorClosesOnExec) {
-  Connected c;
+TEST(Socket, DescriptorsAreCloseOnExec) {
+  ConnectedPair c;
   for (const Fd* fd : {&c.listener, &c.client, &c.server}) EXPECT_TRUE(::fcntl(fd->get(), F_GETFD) & FD_CLOEXEC);
 }
 
-TEST(Socket, AWaitEndsAtItsDeadline) {
-  Connected c;
+TEST(Socket, WaitsEndAtTheirDeadline) {
+  ConnectedPair c;
   char byte;
   EXPECT_FALSE(wait_readable(c.server.get(), Deadline::in(10ms)));
   EXPECT_TRUE(wait_writable(c.server.get(), Deadline::in(10ms)));
@@ -74,8 +74,8 @@ TEST(Socket, AWaitEndsAtItsDeadline) {
   EXPECT_THROW(send_all(c.client.get(), std::string(64 << 20, 'x'), Deadline::in(50ms)), SystemError);
 }
 
-TEST(Socket, TheEndOfAConnectionIsToldFromAHalfMessage) {
-  Connected c;
+TEST(Socket, DistinguishesEndFromTruncatedMessage) {
+  ConnectedPair c;
   char bytes[4];
   send_all(c.client.get(), "ab", Deadline::in(1s));
   c.client.reset();
@@ -83,7 +83,7 @@ TEST(Socket, TheEndOfAConnectionIsToldFromAHalfMessage) {
   EXPECT_FALSE(recv_all(c.server.get(), bytes, 4, Deadline::in(1s)));
 }
 
-TEST(Socket, APortInUseIsNamed) {
+TEST(Socket, PortInUseIsReported) {
   const Fd listener = listen_on(kAnyPort);
   const Address taken = local_address(listener.get());
   try {
@@ -95,15 +95,15 @@ TEST(Socket, APortInUseIsNamed) {
   }
 }
 
-TEST(Socket, AReservedPortCanBeListenedOn) {
+TEST(Socket, ReservedPortCanBeListenedOn) {
   const Fd reserved = reserve_port(kAnyPort);
   const Address address = local_address(reserved.get());
   const Fd listener = listen_on(address);
   EXPECT_EQ(local_address(listener.get()).port, address.port);
-  EXPECT_TRUE(dial(address, Deadline::in(1s)));
+  EXPECT_TRUE(connect_to(address, Deadline::in(1s)));
 }
 
-TEST(Socket, DialTriesUntilSomebodyListens) {
+TEST(Socket, ConnectRetriesUntilAccepted) {
   const Fd reserved = reserve_port(kAnyPort);
   const Address address = local_address(reserved.get());
   std::optional<Fd> listener;
@@ -111,28 +111,28 @@ TEST(Socket, DialTriesUntilSomebodyListens) {
     std::this_thread::sleep_for(100ms);
     listener = listen_on(address);
   });
-  EXPECT_TRUE(dial(address, Deadline::in(10s)));
+  EXPECT_TRUE(connect_to(address, Deadline::in(10s)));
   late.join();
 }
 
-TEST(Socket, DialEndsAtItsDeadlineAndNamesTheAddress) {
+TEST(Socket, ConnectTimeoutNamesTheAddress) {
   const Fd reserved = reserve_port(kAnyPort);
   const Address address = local_address(reserved.get());
   const auto begin = Deadline::Clock::now();
   try {
-    dial(address, Deadline::in(100ms));
+    connect_to(address, Deadline::in(100ms));
     FAIL();
-  } catch (const PeerLost& error) {
+  } catch (const PeerLostError& error) {
     EXPECT_EQ(error.cause(), Cause::kCoordinatorLost);
     EXPECT_THAT(error.what(), HasSubstr("cannot connect to " + to_string(address) + ": Connection refused"));
   }
   EXPECT_LT(Deadline::Clock::now() - begin, 3s);
-  EXPECT_THROW(dial({"no such host", 80}, Deadline::in(1s)), UsageError);
+  EXPECT_THROW(connect_to({"no such host", 80}, Deadline::in(1s)), UsageError);
 }
 
-TEST(Socket, NobodyWaitsAtAQuietListener) {
+TEST(Socket, TryAcceptDoesNotBlock) {
   const Fd listener = listen_on(kAnyPort);
-  EXPECT_FALSE(accept_one(listener.get()));
+  EXPECT_FALSE(try_accept(listener.get()));
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-TEST(SharedMemory, IsTheSameWhereItIsMappedTwice) {
+TEST(SharedMemory, TwoMappingsShareContent) {
   const SharedMemory one = SharedMemory::create("test", 1 << 20);
   const SharedMemory other = SharedMemory::map(Fd(::fcntl(one.fd().get(), F_DUPFD_CLOEXEC, 0)), 1 << 20);
   EXPECT_NE(one.data(), other.data());
@@ -37,7 +37,7 @@ TEST(SharedMemory, IsTheSameWhereItIsMappedTwice) {
   EXPECT_STREQ(other.data() + 500000, "hello");
 }
 
-TEST(SharedMemory, WhatCouldShrinkOrHasAnotherSizeIsRefused) {
+TEST(SharedMemory, RefusesUnsealedAndWrongSize) {
   const SharedMemory one = SharedMemory::create("test", 1 << 20);
   EXPECT_NE(::ftruncate(one.fd().get(), 10), 0) << "sealed";
   EXPECT_THAT(error_of([&] { SharedMemory::map(Fd(::fcntl(one.fd().get(), F_DUPFD_CLOEXEC, 0)), 2 << 20); }),
@@ -47,45 +47,45 @@ TEST(SharedMemory, WhatCouldShrinkOrHasAnotherSizeIsRefused) {
   EXPECT_THAT(error_of([&] { SharedMemory::map(std::move(loose), 1 << 20); }), HasSubstr("no sealed shared memory"));
 }
 
-TEST(PrivateDoor, OnlyThisUserEntersAndNothingStays) {
+TEST(UnixListener, AcceptsOnlyThisUserAndCleansUp) {
   const tests::TempDir folder;
   std::string path;
   {
-    const PrivateDoor door(folder.path());
+    const UnixListener door(folder.path());
     path = door.path();
     struct stat status{};
     ASSERT_EQ(::stat(std::filesystem::path(path).parent_path().c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0700u);
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-  EXPECT_THAT(error_of([&] { knock(path); }), HasSubstr("cannot connect to " + path));
+  EXPECT_THAT(error_of([&] { connect_unix(path); }), HasSubstr("cannot connect to " + path));
 }
 
-TEST(PrivateDoor, AParcelArrives) {
+TEST(UnixListener, SendsAFileDescriptor) {
   const tests::TempDir folder;
-  PrivateDoor door(folder.path());
-  const Fd outside = knock(door.path());
+  UnixListener door(folder.path());
+  const Fd outside = connect_unix(door.path());
   const Fd inside = door.accept(Deadline::in(5s));
   const SharedMemory memory = SharedMemory::create("test", 4096);
-  send_parcel(outside.get(), 4096, memory.fd().get());
-  Parcel parcel = receive_parcel(inside.get(), Deadline::in(5s));
+  send_fd(outside.get(), 4096, memory.fd().get());
+  FdMessage parcel = receive_fd(inside.get(), Deadline::in(5s));
   EXPECT_EQ(parcel.label, 4096u);
   EXPECT_NE(::fcntl(parcel.fd.get(), F_GETFD) & FD_CLOEXEC, 0);
   memory.data()[7] = 'x';
   EXPECT_EQ(SharedMemory::map(std::move(parcel.fd), parcel.label).data()[7], 'x');
 }
 
-TEST(PrivateDoor, SilenceAndNoiseEndInErrors) {
+TEST(UnixListener, TimeoutAndGarbageThrow) {
   const tests::TempDir folder;
-  PrivateDoor door(folder.path());
+  UnixListener door(folder.path());
   EXPECT_THAT(error_of([&] { door.accept(Deadline::in(10ms)); }), HasSubstr("nobody came"));
-  Fd outside = knock(door.path());
+  Fd outside = connect_unix(door.path());
   const Fd inside = door.accept(Deadline::in(5s));
-  EXPECT_THAT(error_of([&] { receive_parcel(inside.get(), Deadline::in(10ms)); }), HasSubstr("did not answer"));
+  EXPECT_THAT(error_of([&] { receive_fd(inside.get(), Deadline::in(10ms)); }), HasSubstr("did not answer"));
   ASSERT_EQ(::write(outside.get(), "no descriptor!!!", 16), 16);
-  EXPECT_THAT(error_of([&] { receive_parcel(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
+  EXPECT_THAT(error_of([&] { receive_fd(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
   outside.reset();
-  EXPECT_THAT(error_of([&] { receive_parcel(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
+  EXPECT_THAT(error_of([&] { receive_fd(inside.get(), Deadline::in(5s)); }), HasSubstr("gave no descriptor"));
 }
 
 }  // namespace

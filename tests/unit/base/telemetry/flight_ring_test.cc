@@ -14,9 +14,9 @@ struct FlightRingTest : ::testing::Test {
   FlightRing& ring = *reinterpret_cast<FlightRing*>(memory.get());
 };
 
-TEST_F(FlightRingTest, NothingIsThereAtFirst) { EXPECT_TRUE(read_flight(ring).empty()); }
+TEST_F(FlightRingTest, IsEmptyAtFirst) { EXPECT_TRUE(read_flight_ring(ring).empty()); }
 
-TEST_F(FlightRingTest, WhatBeganAndWhatEnded) {
+TEST_F(FlightRingTest, RecordsBeginAndEnd) {
   const std::uint16_t world = ring.add_channel("world");
   const std::uint16_t other = ring.add_channel("world.0[1]");
   const auto first = ring.begin({.channel = world,
@@ -28,7 +28,7 @@ TEST_F(FlightRingTest, WhatBeganAndWhatEnded) {
                                  .step = 7});
   ring.begin({.channel = other, .seq = 9, .kind = "reduce_scatter", .dtype = "bfloat16"});
   ring.end(first);
-  const auto seen = read_flight(ring);
+  const auto seen = read_flight_ring(ring);
   ASSERT_EQ(seen.size(), 2u);
   EXPECT_EQ(seen[0].channel, "world");
   EXPECT_EQ(seen[0].seq, 1u);
@@ -37,53 +37,53 @@ TEST_F(FlightRingTest, WhatBeganAndWhatEnded) {
   EXPECT_EQ(seen[0].name, "fc.weight");
   EXPECT_EQ(seen[0].bytes, 4096u);
   EXPECT_EQ(seen[0].step, 7);
-  EXPECT_FALSE(seen[0].goes_on());
-  EXPECT_GE(seen[0].ended, seen[0].begun);
+  EXPECT_FALSE(seen[0].is_running());
+  EXPECT_GE(seen[0].ended, seen[0].started);
   EXPECT_EQ(seen[1].channel, "world.0[1]");
   EXPECT_EQ(seen[1].kind, "reduce_scatter");  // fills its place
   EXPECT_EQ(seen[1].dtype, "bfloat16");
-  EXPECT_TRUE(seen[1].goes_on());
-  EXPECT_EQ(ring.begun, 2u);
+  EXPECT_TRUE(seen[1].is_running());
+  EXPECT_EQ(ring.started, 2u);
 }
 
-TEST_F(FlightRingTest, WhatIsGivenUpNeitherGoesOnNorIsFinished) {
+TEST_F(FlightRingTest, AbandonedIsNeitherRunningNorFinished) {
   const std::uint16_t world = ring.add_channel("world"), other = ring.add_channel("other");
   ring.end(ring.begin({.channel = world, .seq = 1}));
   const auto broken = ring.begin({.channel = world, .seq = 2});
   ring.begin({.channel = other, .seq = 1});
-  ring.give_up(world);
+  ring.abandon(world);
   ring.begin({.channel = world, .seq = 3});
-  const auto seen = read_flight(ring);
+  const auto seen = read_flight_ring(ring);
   ASSERT_EQ(seen.size(), 4u);
-  EXPECT_TRUE(seen[0].finished());
-  EXPECT_TRUE(seen[1].given_up());
-  EXPECT_FALSE(seen[1].goes_on() || seen[1].finished());
-  EXPECT_TRUE(seen[2].goes_on());
-  EXPECT_TRUE(seen[3].goes_on());
+  EXPECT_TRUE(seen[0].is_finished());
+  EXPECT_TRUE(seen[1].is_abandoned());
+  EXPECT_FALSE(seen[1].is_running() || seen[1].is_finished());
+  EXPECT_TRUE(seen[2].is_running());
+  EXPECT_TRUE(seen[3].is_running());
   ring.end(broken);  // late, by a thread that did not know
-  EXPECT_TRUE(read_flight(ring)[1].finished());
+  EXPECT_TRUE(read_flight_ring(ring)[1].is_finished());
 }
 
-TEST_F(FlightRingTest, TheLastOnesStay) {
+TEST_F(FlightRingTest, KeepsTheNewestEntries) {
   const auto early = ring.begin({.seq = 1});
   for (std::uint64_t i = 2; i <= FlightRing::kEntries + 10; ++i) ring.end(ring.begin({.seq = i}));
   ring.end(early);  // its entry is another's by now
-  const auto seen = read_flight(ring);
+  const auto seen = read_flight_ring(ring);
   ASSERT_EQ(seen.size(), FlightRing::kEntries);
   EXPECT_EQ(seen.front().seq, 11u);
   EXPECT_EQ(seen.back().seq, FlightRing::kEntries + 10);
 }
 
-TEST_F(FlightRingTest, TextIsCutAndPrintable) {
+TEST_F(FlightRingTest, TextIsTruncatedAndPrintable) {
   for (int i = 0; i < 300; ++i) ring.add_channel("c" + std::to_string(i));
   ring.begin({.channel = 299, .kind = "\x1b[31mabcdefghijklmnopqrst", .name = std::string(200, 'n')});
-  const auto seen = read_flight(ring);
+  const auto seen = read_flight_ring(ring);
   EXPECT_EQ(seen.at(0).kind, "?[31mabcdefghi");
   EXPECT_EQ(seen.at(0).name, std::string(sizeof FlightEntry::name, 'n'));
   EXPECT_EQ(seen.at(0).channel, "(one of many)");  // and not beyond the table
 }
 
-TEST_F(FlightRingTest, ManyThreadsWrite) {
+TEST_F(FlightRingTest, ManyThreadsCanWrite) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
@@ -91,12 +91,12 @@ TEST_F(FlightRingTest, ManyThreadsWrite) {
         ring.end(ring.begin({.seq = static_cast<std::uint64_t>(t), .name = std::string(t + 1, 'x')}));
     });
   for (std::thread& thread : threads) thread.join();
-  const auto seen = read_flight(ring);
+  const auto seen = read_flight_ring(ring);
   ASSERT_EQ(seen.size(), 2000u);
   for (std::size_t i = 0; i < seen.size(); ++i) {
     EXPECT_EQ(seen[i].number, i + 1);
     EXPECT_EQ(seen[i].name.size(), seen[i].seq + 1);
-    EXPECT_FALSE(seen[i].goes_on());
+    EXPECT_FALSE(seen[i].is_running());
   }
 }
 

@@ -5,16 +5,16 @@
 namespace lockstep::base {
 namespace {
 
-TEST(SpanLog, IsThereOnceAskedFor) {
-  EXPECT_EQ(SpanLog::process(), nullptr);
-  SpanLog::switch_on();
-  SpanLog* const log = SpanLog::process();
+TEST(SpanLog, ExistsOnceEnabled) {
+  EXPECT_EQ(SpanLog::this_process(), nullptr);
+  SpanLog::enable();
+  SpanLog* const log = SpanLog::this_process();
   ASSERT_NE(log, nullptr);
-  SpanLog::switch_on();
-  EXPECT_EQ(SpanLog::process(), log);
+  SpanLog::enable();
+  EXPECT_EQ(SpanLog::this_process(), log);
 }
 
-TEST(SpanLog, KeepsTheNewest) {
+TEST(SpanLog, KeepsTheNewestSpans) {
   SpanLog log;
   for (std::size_t i = 0; i < SpanLog::kMaxSpans + 5; ++i) log.add({"bucket", "fc", i, 0, 0});
   const auto spans = log.spans();

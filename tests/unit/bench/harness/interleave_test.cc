@@ -8,15 +8,15 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(Race, TheOrderRotatesAndResultsKeepTheirPlaces) {
+TEST(Interleaving, RotatesTheOrderAndKeepsResultsInPlace) {
   std::string order;
-  std::vector<TakeTurn> turns;
+  std::vector<MeasureFunction> measurements;
   for (const char name : {'a', 'b', 'c'})
-    turns.push_back([&order, name] {
+    measurements.push_back([&order, name] {
       order += name;
       return std::vector<double>{static_cast<double>(name), 1};
     });
-  const auto results = race(turns, {.rounds = 3});
+  const auto results = race(measurements, {.rounds = 3});
   EXPECT_EQ(order, "abcbcacab");
   ASSERT_EQ(results.size(), 3u);
   for (std::size_t i = 0; i < 3; ++i) {
@@ -25,7 +25,7 @@ TEST(Race, TheOrderRotatesAndResultsKeepTheirPlaces) {
   }
 }
 
-TEST(Race, NoiseIsMetWithMoreRoundsUpToTwiceAsMany) {
+TEST(Interleaving, AddsRoundsWhenNoisy) {
   for (const bool calms_down : {false, true}) {
     int rounds = 0;
     const auto results = race({[&] {
@@ -39,7 +39,7 @@ TEST(Race, NoiseIsMetWithMoreRoundsUpToTwiceAsMany) {
   }
 }
 
-TEST(Race, AQuietMachineIsNotAskedAgain) {
+TEST(Interleaving, AddsNoRoundsWhenQuiet) {
   int rounds = 0;
   race({[&] { return std::vector<double>{1.0 + 0.01 * (rounds++ % 2)}; }}, {.rounds = 6});
   EXPECT_EQ(rounds, 6);

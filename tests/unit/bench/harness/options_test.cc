@@ -28,7 +28,7 @@ TEST(BenchOptions, DefaultsDependOnWhatIsMeasured) {
   EXPECT_THAT(parse_options({"step"}).models, ElementsAre("mlp-50m"));
 }
 
-TEST(BenchOptions, AllOfThem) {
+TEST(BenchOptions, AllOptions) {
   const Options options = parse_options({"all-reduce", "-n", "4", "--size", "4K,1M", "--rounds", "3", "--json",
                                          "--impl", "lockstep,gloo", "--mpi", "a", "--mpi", "b"});
   EXPECT_EQ(options.ranks, 4);
@@ -43,7 +43,7 @@ TEST(BenchOptions, AllOfThem) {
   EXPECT_EQ(step.python, "p");
 }
 
-TEST(BenchOptions, RefusalsNameArgumentValueAndWhatIsAllowed) {
+TEST(BenchOptions, ErrorsNameArgumentValueAndExpectedValues) {
   EXPECT_THAT(error_of({}), HasSubstr("all-reduce, step, launch, memory and arena"));
   EXPECT_THAT(error_of({"hosts"}), AllOf(HasSubstr("\"hosts\""), HasSubstr("all-reduce, step")));
   EXPECT_THAT(error_of({"step", "--model", "gpt"}), AllOf(HasSubstr("\"gpt\""), HasSubstr("mlp-50m")));
@@ -65,7 +65,7 @@ TEST(BenchOptions, HelpIsPrinted) {
   }
 }
 
-TEST(BenchPeers, AnMpiIsKnownByWhatItSays) {
+TEST(BenchBaselines, IdentifiesMpiByVersionText) {
   EXPECT_EQ(mpi_name("mpirun (Open MPI) 4.1.4\n\nReport bugs to"), "openmpi-4.1.4");
   EXPECT_EQ(mpi_name("mpirun (Open MPI) 5.0.11"), "openmpi-5.0.11");
   EXPECT_EQ(mpi_name("HYDRA build details:\n    Version:                                 5.0.2\n"), "mpich-5.0.2");

@@ -19,7 +19,7 @@ TEST(Statistics, MedianAndSpread) {
   EXPECT_EQ(spread({1, 2, 3}), 0);
 }
 
-TEST(Statistics, SummaryIsOfAllRunsAndSpreadOfRounds) {
+TEST(Statistics, SummarizesRunsAndSpreadOfRounds) {
   const Summary summary = summarize({{1, 2, 3}, {2, 2, 9}, {2, 2, 2}, {4, 4, 4}});
   EXPECT_EQ(summary.median_s, 2);
   EXPECT_EQ(summary.min_s, 1);
@@ -27,12 +27,12 @@ TEST(Statistics, SummaryIsOfAllRunsAndSpreadOfRounds) {
   EXPECT_EQ(summary.spread, spread({2, 2, 2, 4}));
 }
 
-TEST(Statistics, ARatioIsTakenInEachRound) {
+TEST(Statistics, RatioIsTakenPerRound) {
   // The machine is ten times slower in two of three rounds: the medians of all runs would say 20 / 10.
   EXPECT_EQ(ratio({{3}, {20}, {60}}, {{1}, {10}, {20}}), 3);
 }
 
-TEST(Statistics, SizesAreReadAndWritten) {
+TEST(Statistics, SizesRoundTrip) {
   for (const auto& [text, bytes] : {std::pair{"8", 8UL}, {"4K", 4096UL}, {"250M", 250UL << 20}, {"1G", 1UL << 30}}) {
     EXPECT_EQ(parse_size(text), bytes);
     EXPECT_EQ(size_text(bytes), text);
@@ -44,7 +44,7 @@ TEST(Statistics, SizesAreReadAndWritten) {
         << bad;
 }
 
-TEST(Statistics, TimesAreWrittenWithAUnit) {
+TEST(Statistics, FormatsTimesWithUnits) {
   EXPECT_EQ(time_text(1.234e-6), "1.23 us");
   EXPECT_EQ(time_text(0.0241), "24.1 ms");
   EXPECT_EQ(time_text(0.217), "217 ms");

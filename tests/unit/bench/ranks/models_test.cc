@@ -8,19 +8,19 @@
 namespace lockstep::bench {
 namespace {
 
-struct Known {
+struct ExpectedModel {
   const char* name;
   std::int64_t parameters;
 };
 // The same numbers are asked of bench/baselines/models.py in tests/procs/bench/bench.py.
-constexpr Known kModels[] = {{"mlp-50m", 50'343'936},
-                             {"mlp-65m", 65'561'600},
-                             {"mlp-6m", 6'297'600},
-                             {"transformer-2m", 1'902'976},
-                             {"cnn-1m", 1'097'610}};
+constexpr ExpectedModel kModels[] = {{"mlp-50m", 50'343'936},
+                                     {"mlp-65m", 65'561'600},
+                                     {"mlp-6m", 6'297'600},
+                                     {"transformer-2m", 1'902'976},
+                                     {"cnn-1m", 1'097'610}};
 
-TEST(Models, HaveTheParametersThatTheirNamesSayAndLearn) {
-  for (const Known& model : kModels) {
+TEST(Models, HaveTheExpectedParametersAndLearn) {
+  for (const ExpectedModel& model : kModels) {
     torch::manual_seed(1);
     const auto task = make_task(model.name);
     std::int64_t parameters = 0;
@@ -40,7 +40,7 @@ TEST(Models, HaveTheParametersThatTheirNamesSayAndLearn) {
   }
 }
 
-TEST(Models, OthersAreRefused) { EXPECT_THROW(make_task("gpt"), base::UsageError); }
+TEST(Models, RejectUnknownModels) { EXPECT_THROW(make_task("gpt"), base::UsageError); }
 
 }  // namespace
 }  // namespace lockstep::bench

@@ -19,7 +19,7 @@ using tests::message_of;
 using tests::read_file;
 using tests::TempDir;
 
-TEST(AtomicFile, AppearsWholeWhenItIsCommitted) {
+TEST(AtomicFile, IsVisibleOnlyAfterCommit) {
   const TempDir folder;
   const auto path = folder.write("x", "before");
   AtomicFile file(path);
@@ -34,7 +34,7 @@ TEST(AtomicFile, AppearsWholeWhenItIsCommitted) {
   EXPECT_EQ(status.st_mode & 0777, 0600u);
 }
 
-TEST(AtomicFile, LeavesNothingWithoutACommit) {
+TEST(AtomicFile, RemovesTempFileWithoutCommit) {
   const TempDir folder;
   const auto path = folder.write("x", "before");
   {
@@ -46,7 +46,7 @@ TEST(AtomicFile, LeavesNothingWithoutACommit) {
   EXPECT_EQ(folder.num_entries(), 1u);
 }
 
-TEST(AtomicFile, ADiskThatTakesNoMoreLeavesTheOldFile) {
+TEST(AtomicFile, KeepsOldFileWhenDiskIsFull) {
   const TempDir folder;
   const auto path = folder.write("x", "before");
   rlimit before{};
@@ -67,7 +67,7 @@ TEST(AtomicFile, ADiskThatTakesNoMoreLeavesTheOldFile) {
   EXPECT_EQ(folder.num_entries(), 1u);
 }
 
-TEST(AtomicFile, AFailedRenameLeavesNothing) {
+TEST(AtomicFile, RemovesTempFileWhenRenameFails) {
   const TempDir folder;
   std::filesystem::create_directory(folder / "x");
   EXPECT_THAT(message_of<base::SystemError>([&] {
@@ -79,7 +79,7 @@ TEST(AtomicFile, AFailedRenameLeavesNothing) {
   EXPECT_EQ(folder.num_entries(), 1u);
 }
 
-TEST(AtomicFile, RefusesWhereItCannotBeSafe) {
+TEST(AtomicFile, RejectsUnsafePaths) {
   const TempDir folder;
   for (const auto& path : {std::string(), folder.path() + "/", folder / "..", folder / "."})
     EXPECT_THAT(message_of<base::UsageError>([&] { AtomicFile file(path); }), HasSubstr("it names no file"));

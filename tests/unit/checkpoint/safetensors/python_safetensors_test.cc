@@ -33,7 +33,7 @@ assert set(tensors) == set(types) | {'transposed', 'scalar', 'empty', 'ä'}, set
 save_file({k: v.contiguous() for k, v in tensors.items()}, folder + '/from_python', metadata={'by': 'python'})
 )";
 
-TEST(Interchange, PythonReadsOurFilesAndWeReadPythons) {
+TEST(PythonSafetensors, RoundTripsThroughPython) {
   const auto root = std::filesystem::path(__FILE__).parent_path() / "../../..";
   const auto python = (root / ".deps/python/bin/python").string();
   if (std::system(("\"" + python + "\" -c 'import safetensors' >/dev/null 2>&1").c_str()) != 0)

@@ -1,9 +1,10 @@
+#include "lockstep/checkpoint/safetensors/safetensors_header.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/files/limits.h"
-#include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint {
@@ -30,7 +31,7 @@ std::string reason_of_fields(const std::string& fields, std::uint64_t num_data_b
   return reason("{" + tensor("w", fields) + "}", num_data_bytes);
 }
 
-TEST(Header, TellsWhatLiesWhere) {
+TEST(SafetensorsHeader, ReturnsTensorEntries) {
   const auto header = parse_header(
       "{\"__metadata__\":{\"by\":\"me\",\"x\":\"\"},\"b.w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]}"
       ","
@@ -50,7 +51,7 @@ TEST(Header, TellsWhatLiesWhere) {
   EXPECT_EQ(reason("{\"__metadata__\":{}}      "), "");
 }
 
-TEST(Header, BeginsAndEndsAsTheFormatSays) {
+TEST(SafetensorsHeader, ChecksFirstAndLastCharacter) {
   EXPECT_THAT(reason(""), HasSubstr("8: a header begins with '{'"));
   EXPECT_THAT(reason(" {}"), HasSubstr("8: a header begins with '{'"));
   EXPECT_THAT(reason("\xef\xbb\xbf{}"), HasSubstr("8: a header begins with '{'"));
@@ -65,7 +66,7 @@ TEST(Header, BeginsAndEndsAsTheFormatSays) {
   EXPECT_THAT(reason("{\"a\":}"), HasSubstr("14: not JSON: the parser stopped after"));
 }
 
-TEST(Header, NoKeyTwice) {
+TEST(SafetensorsHeader, RejectsDuplicateKeys) {
   EXPECT_THAT(reason("{" + bytes("a", 0, 1) + "," + bytes("a", 1, 2) + "}", 2),
               HasSubstr("the key \"a\" is there twice"));
   EXPECT_THAT(reason("{" + bytes("a", 0, 1) + "," + bytes("\\u0061", 1, 2) + "}", 2),
@@ -78,7 +79,7 @@ TEST(Header, NoKeyTwice) {
                 HasSubstr("is there twice"));
 }
 
-TEST(Header, OnlyTheFieldsOfTheFormat) {
+TEST(SafetensorsHeader, RejectsUnknownFields) {
   const std::string good = "\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]";
   EXPECT_EQ(reason_of_fields(good), "");
   for (const char* const more :
@@ -100,7 +101,7 @@ TEST(Header, OnlyTheFieldsOfTheFormat) {
   EXPECT_THAT(reason("{\"__metadata__\":\"x\"}"), HasSubstr("the object of \"__metadata__\" is expected"));
 }
 
-TEST(Header, KnowsItsDtypes) {
+TEST(SafetensorsHeader, AcceptsKnownDtypes) {
   for (const char* const name : {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"})
     EXPECT_EQ(reason_of_fields("\"dtype\":\"" + std::string(name) + "\",\"shape\":[0],\"data_offsets\":[0,0]"), "");
   EXPECT_THAT(reason_of_fields("\"dtype\":\"F99\""),
@@ -108,7 +109,7 @@ TEST(Header, KnowsItsDtypes) {
   EXPECT_THAT(reason_of_fields("\"dtype\":\"f32\""), HasSubstr("allowed is F64"));
 }
 
-TEST(Header, ShapesAreIntegersWhoseProductIsTheSize) {
+TEST(SafetensorsHeader, ShapeMustMatchNumBytes) {
   const auto of = [](const std::string& shape, std::uint64_t end) {
     return reason_of_fields(
         "\"dtype\":\"F32\",\"shape\":[" + shape + "],\"data_offsets\":[0," + std::to_string(end) + "]", end);
@@ -135,7 +136,7 @@ TEST(Header, ShapesAreIntegersWhoseProductIsTheSize) {
   EXPECT_THAT(of(many + ",1", 4), HasSubstr("shape of tensor \"w\" has more than 64 entries"));
 }
 
-TEST(Header, TensorsFillTheDataFromEndToEnd) {
+TEST(SafetensorsHeader, TensorsMustCoverTheData) {
   EXPECT_EQ(reason("{" + bytes("a", 2, 5) + "," + bytes("b", 0, 2) + "}", 5), "") << "in any order of the keys";
   EXPECT_THAT(reason("{" + bytes("a", 1, 3) + "}", 3),
               HasSubstr("tensor \"a\" begins at byte 1 of the data, after a hole from 0"));
@@ -154,7 +155,7 @@ TEST(Header, TensorsFillTheDataFromEndToEnd) {
               HasSubstr("after a hole from 0"));
 }
 
-TEST(Header, NamesAreUtf8AndShort) {
+TEST(SafetensorsHeader, NamesMustBeShortUtf8) {
   EXPECT_EQ(reason("{" + bytes(std::string(kMaxNameBytes, 'n'), 0, 0) + "}"), "");
   EXPECT_THAT(reason("{" + bytes(std::string(kMaxNameBytes + 1, 'n'), 0, 0) + "}"),
               HasSubstr("a name of 1025 bytes; allowed is at most 1024"));
@@ -163,7 +164,7 @@ TEST(Header, NamesAreUtf8AndShort) {
   EXPECT_EQ(reason("{" + bytes("\\ud83d\\ude00", 0, 0) + "}"), "");
 }
 
-TEST(Header, BoundsDepthAndTokensBeforeTheyCostAnything) {
+TEST(SafetensorsHeader, LimitsDepthAndTokensBeforeAllocating) {
   EXPECT_THAT(reason("{\"a\":" + std::string(1'000'000, '[') + "}"),
               HasSubstr("20: nested deeper than the allowed 8 levels"));
   EXPECT_THAT(reason("{\"a\":{\"b\":{}}}"), HasSubstr("an object where tensor \"a\" has the field \"b\""));
@@ -179,7 +180,7 @@ TEST(Header, BoundsDepthAndTokensBeforeTheyCostAnything) {
   EXPECT_THAT(reason(many + "}"), HasSubstr("describes more than fits into 12 MiB"));
 }
 
-TEST(Header, EveryCutAndEveryChangedByteEndsInOrder) {
+TEST(SafetensorsHeader, TruncatedAndCorruptTextIsHandled) {
   const std::string good =
       "{\"__metadata__\":{\"k\":\"v\"}," + bytes("a", 0, 3) + "," + bytes("b\\u00e4", 3, 5) + "}  ";
   ASSERT_EQ(reason(good, 5), "");

@@ -11,9 +11,9 @@
 #include "lockstep/base/content_hash.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
+#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "lockstep/checkpoint/module_io.h"
 #include "lockstep/checkpoint/safetensors/safetensors.h"
-#include "lockstep/checkpoint/files/embedded_hash.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::checkpoint {
@@ -29,7 +29,7 @@ void write_byte(const base::Fd& file, std::size_t at, char byte) {
   ASSERT_EQ(::pwrite(file.get(), &byte, 1, static_cast<off_t>(at)), 1);
 }
 
-std::string why_refused(const std::string& path, const ReadOptions& options = {}) {
+std::string load_error(const std::string& path, const ReadOptions& options = {}) {
   return message_of<base::FormatError>([&] { load_tensors(path, options); });
 }
 
@@ -41,14 +41,14 @@ void flip_bits(const std::string& path, Next next, std::size_t num_flips, Look l
   for (std::size_t i = 0; i < num_flips; ++i) {
     const std::size_t bit = next(i);
     write_byte(file, bit / 8, static_cast<char>(good[bit / 8] ^ (1 << bit % 8)));
-    look(bit / 8, why_refused(path));
+    look(bit / 8, load_error(path));
     write_byte(file, bit / 8, good[bit / 8]);
     if (testing::Test::HasFailure()) return;
   }
-  EXPECT_EQ(why_refused(path), "");
+  EXPECT_EQ(load_error(path), "");
 }
 
-TEST(Integrity, EveryFlippedBitAndEveryCutOfASmallFileIsFound) {
+TEST(TensorHashes, DetectsEveryBitFlipAndTruncation) {
   const TempDir folder;
   const std::string path = folder / "x";
   save_tensors({{"weight", torch::ones({2, 3})},
@@ -62,18 +62,18 @@ TEST(Integrity, EveryFlippedBitAndEveryCutOfASmallFileIsFound) {
       [&](std::size_t at, const std::string& said) { EXPECT_THAT(said, StartsWith(path + ":")) << "byte " << at; });
   for (std::size_t cut = 0; cut < good.size(); ++cut) {
     std::filesystem::resize_file(folder.write("x", good), cut);
-    EXPECT_THAT(why_refused(path), StartsWith(path + ":")) << cut;
+    EXPECT_THAT(load_error(path), StartsWith(path + ":")) << cut;
   }
 }
 
-TEST(Integrity, FlippedBitsOfALargerFileAreFoundAndTheTensorNamed) {
+TEST(TensorHashes, BitFlipErrorsNameTheTensor) {
   const TempDir folder;
   const std::string path = folder / "x";
   TensorMap tensors;
   for (int i = 0; i < 20; ++i) tensors["layer." + std::to_string(i)] = torch::full({50}, i, torch::kFloat32);
   save_tensors(tensors, path);
   const SafetensorsReader reader(path);
-  ASSERT_TRUE(reader.verifies());
+  ASSERT_TRUE(reader.can_verify());
   const std::size_t data = read_file(path).size() - 20 * 50 * 4;
   std::mt19937_64 random(1);
   std::size_t named = 0;
@@ -91,19 +91,19 @@ TEST(Integrity, FlippedBitsOfALargerFileAreFoundAndTheTensorNamed) {
   EXPECT_GT(named, 40000u);
 }
 
-TEST(Integrity, TensorsThatChangedPlacesAreFound) {
+TEST(TensorHashes, DetectsSwappedTensors) {
   const TempDir folder;
   const std::string path = folder / "x";
   save_tensors({{"a", torch::zeros({4})}, {"b", torch::ones({4})}}, path);
   std::string file = read_file(path);
   std::swap_ranges(file.end() - 32, file.end() - 16, file.end() - 16);
   folder.write("x", file);
-  EXPECT_THAT(why_refused(path), HasSubstr("tensor \"a\" is damaged"));
-  EXPECT_EQ(why_refused(path, {.verify = false}), "");
+  EXPECT_THAT(load_error(path), HasSubstr("tensor \"a\" is damaged"));
+  EXPECT_EQ(load_error(path, {.verify = false}), "");
   EXPECT_TRUE(load_tensors(path, {.verify = false}).at("a").equal(torch::ones({4})));
 }
 
-TEST(Integrity, ATableThatWasChangedInGoodFormIsFound) {
+TEST(TensorHashes, DetectsWellFormedHeaderChanges) {
   const TempDir folder;
   const std::string path = folder / "x";
   save_tensors({{"a", torch::zeros({4})}, {"b", torch::ones({4})}}, path);
@@ -115,31 +115,31 @@ TEST(Integrity, ATableThatWasChangedInGoodFormIsFound) {
     ASSERT_NE(at, std::string::npos);
     changed.replace(at, std::string(was).size(), now);
     folder.write("x", changed);
-    EXPECT_NE(why_refused(path), "") << was;
+    EXPECT_NE(load_error(path), "") << was;
   }
   // Somebody wrote other tensors, and took all our strings along.
   const auto seals = file.substr(8, file.find("\"format\"") - 8 - 1);
   std::string text = seals + "},\"z\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
   const std::uint64_t length = text.size();
   folder.write("x", std::string(reinterpret_cast<const char*>(&length), 8) + text + "z");
-  EXPECT_THAT(why_refused(path), HasSubstr("the header is damaged: it is not the one whose hash it carries"));
-  EXPECT_EQ(why_refused(path, {.verify = false}), "");
+  EXPECT_THAT(load_error(path), HasSubstr("the header is damaged: it is not the one whose hash it carries"));
+  EXPECT_EQ(load_error(path, {.verify = false}), "");
 }
 
-TEST(Integrity, FilesOfOthersAreReadAndTheirStringsAreTheirs) {
+TEST(TensorHashes, ReadsFilesWithoutHashes) {
   const TempDir folder;
   const std::string text = R"({"__metadata__":{"k":"v"},"z":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
   const std::uint64_t length = text.size();
   const auto path = folder.write("x", std::string(reinterpret_cast<const char*>(&length), 8) + text + "\x07");
   const SafetensorsReader reader(path);
-  EXPECT_FALSE(reader.verifies());
+  EXPECT_FALSE(reader.can_verify());
   EXPECT_EQ(reader.read("z").item<int>(), 7);
   EXPECT_THAT(reader.metadata(), testing::ElementsAre(testing::Pair("k", "v")));
   EXPECT_THAT(message_of<base::UsageError>([&] { save_tensors({}, folder / "y", {.metadata = {{"lockstep.x", ""}}}); }),
               HasSubstr("SaveOptions.metadata has \"lockstep.x\""));
 }
 
-TEST(Integrity, ManyTensorsHaveTheirHashesInSeveralStrings) {
+TEST(TensorHashes, SplitsManyHashesOverSeveralKeys) {
   const TempDir folder;
   TensorMap tensors;
   for (int i = 0; i < 40000; ++i) tensors[std::to_string(i)] = torch::tensor(static_cast<std::uint8_t>(i));
@@ -149,7 +149,7 @@ TEST(Integrity, ManyTensorsHaveTheirHashesInSeveralStrings) {
   for (const int i : {0, 16383, 16384, 39999}) EXPECT_EQ(reader.read(std::to_string(i)).item<int>(), i % 256);
 }
 
-TEST(Integrity, AModuleIsNotFilledFromADamagedFile) {
+TEST(TensorHashes, DamagedFileDoesNotChangeModule) {
   const TempDir folder;
   torch::nn::Linear saved(2, 3), loaded(2, 3);
   save(saved, folder / "x");
@@ -163,16 +163,16 @@ TEST(Integrity, AModuleIsNotFilledFromADamagedFile) {
   EXPECT_NO_THROW(load(loaded, folder / "x", {.verify = false}));
 }
 
-TEST(Integrity, ASealHoldsForItsTextAlone) {
-  std::string text = "before" + kNoSeal + "behind";
-  seal(text, 6);
-  EXPECT_TRUE(seal_holds(text, 6));
-  EXPECT_FALSE(seal_holds(text + " ", 6));
-  EXPECT_FALSE(seal_holds(text, 7));
-  EXPECT_FALSE(seal_holds("short", 0));
+TEST(TensorHashes, EmbeddedHashMatchesItsTextOnly) {
+  std::string text = "before" + kHashPlaceholder + "behind";
+  embed_hash(text, 6);
+  EXPECT_TRUE(is_hash_valid(text, 6));
+  EXPECT_FALSE(is_hash_valid(text + " ", 6));
+  EXPECT_FALSE(is_hash_valid(text, 7));
+  EXPECT_FALSE(is_hash_valid("short", 0));
   base::ContentHash hash;
-  hash.add("before" + kNoSeal + "behind");
-  EXPECT_EQ(text.substr(6, kSealBytes), hash.digits());
+  hash.add("before" + kHashPlaceholder + "behind");
+  EXPECT_EQ(text.substr(6, kHashDigits), hash.hex_digest());
 }
 
 }  // namespace

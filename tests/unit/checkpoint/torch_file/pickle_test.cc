@@ -40,7 +40,7 @@ T only(const std::string& opcodes) {
   return std::get<T>(pickle.values[pickle.root]);
 }
 
-TEST(Pickle, NumbersStringsAndNothing) {
+TEST(Pickle, ParsesNumbersStringsAndNone) {
   EXPECT_TRUE(only<bool>("\x88"));
   EXPECT_FALSE(only<bool>("\x89"));
   only<Pickle::None>("N");
@@ -57,14 +57,14 @@ TEST(Pickle, NumbersStringsAndNothing) {
   EXPECT_THAT(reason(text("\xff")), HasSubstr("a string that is not UTF-8"));
   const auto bytes = program("c_codecs\nencode\n(" + text("a\xc3\xbf\xc2\x80") + text("latin1") + "tR");
   const Pickle pickle = parse_pickle(bytes, "f", 0);
-  EXPECT_EQ(std::get<Pickle::Bytes>(pickle.values[pickle.root]).bytes, "a\xff\x80");
+  EXPECT_EQ(std::get<Pickle::ByteString>(pickle.values[pickle.root]).bytes, "a\xff\x80");
   EXPECT_THAT(reason("c_codecs\nencode\n(" + text("\xc4\x80") + text("latin1") + "tR"),
               HasSubstr("a byte of more than 255"));
   EXPECT_THAT(reason("c_codecs\nencode\n(" + text("a") + text("utf8") + "tR"),
               HasSubstr("an encoding other than latin1"));
 }
 
-TEST(Pickle, ContainersInEveryForm) {
+TEST(Pickle, ParsesContainers) {
   const auto bytes = program("}q\x05(" + text("a") + "K\x01" + text("b") + "](NNeu" + text("c") + ")s" + text("d") +
                              "c__builtin__\nset\n](K\x02" + "e\x85Rs"s);
   const Pickle pickle = parse_pickle(bytes, "f", 0);
@@ -82,10 +82,10 @@ TEST(Pickle, ContainersInEveryForm) {
   EXPECT_EQ(reason("]q\x07Na"), "");
 }
 
-TEST(Pickle, ATensorLiesInItsStorage) {
+TEST(Pickle, TensorMustLieInItsStorage) {
   const auto bytes = program(tensor("K\x02", "K\x02K\x03", "K\x01K\x02"));
   const Pickle pickle = parse_pickle(bytes, "f", 0);
-  const auto& made = pickle.tensors.at(std::get<Pickle::TensorAt>(pickle.values[pickle.root]).place);
+  const auto& made = pickle.tensors.at(std::get<Pickle::TensorRef>(pickle.values[pickle.root]).index);
   EXPECT_EQ(made.dtype->type, c10::ScalarType::Float);
   EXPECT_EQ(made.offset, 2);
   EXPECT_THAT(made.sizes, ElementsAre(2, 3));
@@ -104,7 +104,7 @@ TEST(Pickle, ATensorLiesInItsStorage) {
   EXPECT_THAT(reason(tensor("K\x00"s, "J\xff\xff\xff\xff", "K\x01")), HasSubstr("a tensor's size of -1"));
 }
 
-TEST(Pickle, OneStorageHasOneTypeAndSize) {
+TEST(Pickle, StorageMustHaveOneTypeAndSize) {
   const auto other = [](const std::string& type, const std::string& number) {
     return kStorage.substr(1) + "((" + text("storage") + "ctorch\n" + type + "\n" + text("0") + text("cpu") + number +
            "tQ0";
@@ -120,7 +120,7 @@ TEST(Pickle, OneStorageHasOneTypeAndSize) {
   EXPECT_THAT(reason("(" + text("module") + "NNNNtQ"), HasSubstr("is expected"));
 }
 
-TEST(Pickle, NothingElseIsCalled) {
+TEST(Pickle, RejectsUnknownGlobalsAndOpcodes) {
   for (const std::string global :
        {"os\nsystem", "posix\nsystem", "builtins\neval", "__builtin__\neval", "builtins\ngetattr", "torch\nload",
         "torch._utils\n_rebuild_qtensor", "torch\nQInt8Storage", "collections\nordereddict", "torch.jit\nload"})
@@ -139,7 +139,7 @@ TEST(Pickle, NothingElseIsCalled) {
   EXPECT_THAT(reason("ctorch\nfloat32\n"), HasSubstr("where a value is expected"));
 }
 
-TEST(Pickle, WhatIsNotThereIsNotTaken) {
+TEST(Pickle, RejectsStackUnderflowAndTruncation) {
   EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("", "f", 0); }),
               HasSubstr("f:0: the pickle ends here"));
   EXPECT_THAT(tests::message_of<base::FormatError>([] { parse_pickle("\x80\x02", "f", 5); }),
@@ -157,14 +157,14 @@ TEST(Pickle, WhatIsNotThereIsNotTaken) {
               HasSubstr("a protocol other than 2"));
 }
 
-TEST(Pickle, KeysAreThereOnceAndCanBeKeys) {
+TEST(Pickle, RejectsDuplicateAndUnhashableKeys) {
   EXPECT_THAT(reason("}(" + text("a") + "N" + text("a") + "Nu"), HasSubstr("the key \"a\" is there twice"));
   EXPECT_THAT(reason("}(K\x07NJ\x07\0\0\0Nu"s), HasSubstr("the key 7 is there twice"));
   EXPECT_EQ(reason("}(K\x07N" + text("7") + "N)NG\0\0\0\0\0\0\0\0Nu"s), "");
   EXPECT_THAT(reason("}]Ns"), HasSubstr("a key that is a list, a set, a dictionary or a tensor"));
 }
 
-TEST(Pickle, WhatRepeatsItselfIsBounded) {
+TEST(Pickle, LimitsDepthAndMemory) {
   EXPECT_THAT(reason("]q\x01h\x01"
                      "a"),
               HasSubstr("nested deeper than the allowed 64 levels, or in themselves"));

@@ -71,7 +71,7 @@ int run(const tests::TempDir& folder, const char* script) {
   return std::system(("timeout 100 \"" + python() + "\" " + path + " " + folder.path()).c_str());
 }
 
-TEST(TorchInterchange, PythonReadsOurFilesAndWeReadPythons) {
+TEST(PythonTorchFile, RoundTripsThroughPython) {
   if (std::system(("\"" + python() + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
     GTEST_SKIP() << "SKIPPED: the Python package torch is not in .deps/python";
   const tests::TempDir folder;

@@ -30,11 +30,11 @@ std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
 }
 
-TEST(TorchFile, ValuesComeBackAsTheyWere) {
+TEST(TorchFile, RoundTripsValues) {
   const TempDir folder;
   Dict inner{{}, true};
   inner.add(0, "text \xc3\xa4");
-  inner.add(-7, Bytes{std::string("\x00\xff\x80z", 4)});
+  inner.add(-7, ByteString{std::string("\x00\xff\x80z", 4)});
   inner.add(None{}, Sequence{Sequence::Kind::kSet, {1, 2}});
   inner.add(2.5, None{});
   Dict outer;
@@ -50,7 +50,7 @@ TEST(TorchFile, ValuesComeBackAsTheyWere) {
   EXPECT_TRUE(again.ordered);
   ASSERT_EQ(again.items.size(), 4u);
   EXPECT_EQ(*again.find(0)->as<std::string>(), "text \xc3\xa4");
-  EXPECT_EQ(again.find(-7)->as<Bytes>()->bytes, std::string("\x00\xff\x80z", 4));
+  EXPECT_EQ(again.find(-7)->as<ByteString>()->bytes, std::string("\x00\xff\x80z", 4));
   EXPECT_EQ(again.items[2].value.as<Sequence>()->kind, Sequence::Kind::kSet);
   EXPECT_EQ(*again.items[3].key.as<double>(), 2.5);
   const auto& list = dict.find("list")->as<Sequence>()->items;
@@ -63,7 +63,7 @@ TEST(TorchFile, ValuesComeBackAsTheyWere) {
   EXPECT_EQ(dict.find("nobody"), nullptr);
 }
 
-TEST(TorchFile, TensorsOfEveryKindComeBack) {
+TEST(TorchFile, RoundTripsTensors) {
   const TempDir folder;
   const auto base = torch::arange(24.0).view({4, 6});
   Dict dict;
@@ -103,7 +103,7 @@ TEST(TorchFile, TensorsOfEveryKindComeBack) {
   EXPECT_EQ(tensor(tree, "expanded").storage().nbytes(), 4u);
 }
 
-TEST(TorchFile, RefusesWhatAFileCannotHold) {
+TEST(TorchFile, RejectsUnsupportedValues) {
   const TempDir folder;
   const auto path = folder.write("x", "before");
   const auto reason = [&](const Value& value) {
@@ -126,7 +126,7 @@ TEST(TorchFile, RefusesWhatAFileCannotHold) {
   EXPECT_EQ(folder.num_entries(), 1u);
 }
 
-TEST(TorchFile, DamagedStoragesAreNamedAndCutsEndInOrder) {
+TEST(TorchFile, ErrorsNameDamagedStorages) {
   const TempDir folder;
   Dict dict{{}, true};
   dict.add("weight", torch::arange(40.0));
@@ -160,7 +160,7 @@ TEST(TorchFile, DamagedStoragesAreNamedAndCutsEndInOrder) {
   EXPECT_LT(taken, good.size() * 8);
 }
 
-TEST(TorchFile, SaysWhatAFileIsThatItDoesNotRead) {
+TEST(TorchFile, ReportsUnsupportedFileTypes) {
   const TempDir folder;
   torch::nn::Linear linear(2, 3);
   torch::save(linear, folder / "cpp");
@@ -175,7 +175,7 @@ TEST(TorchFile, SaysWhatAFileIsThatItDoesNotRead) {
   EXPECT_THROW(load_torch_file(folder.path()), base::UsageError);
 }
 
-TEST(TorchFile, ModulesAreSavedByTheNameAndLoadedByTheContent) {
+TEST(TorchFile, FormatFollowsExtensionOnSaveAndContentOnLoad) {
   const TempDir folder;
   torch::nn::Sequential saved(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3)),
       loaded(torch::nn::Linear(2, 3), torch::nn::BatchNorm1d(3));

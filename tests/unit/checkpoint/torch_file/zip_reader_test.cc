@@ -19,7 +19,7 @@ std::string number(std::uint64_t value, std::size_t num_bytes) {
 }
 
 // One record and its entry in the directory, each of whose fields may lie.
-struct Piece {
+struct RecordSpec {
   std::string name = "a/data.pkl", content = "N.";
   std::uint64_t flags = 0, method = 0, crc = 0, stored = 2, size = 2, header = 0;
   std::string extra = "", local_name = name;
@@ -40,11 +40,11 @@ std::string end_of(std::size_t num_records, std::size_t num_bytes, std::size_t b
          number(num_bytes, 4) + number(begin, 4) + number(0, 2);
 }
 
-std::string archive(const std::vector<Piece>& pieces) {
+std::string archive(const std::vector<RecordSpec>& specs) {
   std::string records, directory;
-  for (const auto& piece : pieces) records += piece.local();
-  for (const auto& piece : pieces) directory += piece.entry();
-  return records + directory + end_of(pieces.size(), directory.size(), records.size());
+  for (const auto& spec : specs) records += spec.local();
+  for (const auto& spec : specs) directory += spec.entry();
+  return records + directory + end_of(specs.size(), directory.size(), records.size());
 }
 
 std::string reason(const std::string& bytes) {
@@ -54,11 +54,12 @@ std::string reason(const std::string& bytes) {
   return message.empty() ? "" : message.substr(path.size());
 }
 
-TEST(Zip, RecordsAreFoundAndRead) {
+TEST(ZipReader, FindsAndReadsRecords) {
   const TempDir folder;
-  Piece second{.name = "a/data/0", .content = "xyz", .stored = 3, .size = 3, .header = Piece().local().size()};
+  RecordSpec second{
+      .name = "a/data/0", .content = "xyz", .stored = 3, .size = 3, .header = RecordSpec().local().size()};
   second.crc = 0xeb8eba67;  // of "xyz"
-  const ZipReader reader(folder.write("x", archive({Piece(), second})));
+  const ZipReader reader(folder.write("x", archive({RecordSpec(), second})));
   ASSERT_EQ(reader.records().size(), 2u);
   const auto& record = reader.records().at("a/data/0");
   std::string bytes(3, '\0');
@@ -71,12 +72,12 @@ TEST(Zip, RecordsAreFoundAndRead) {
   EXPECT_EQ(reason(archive({})), "");
 }
 
-TEST(Zip, FieldsOf64Bits) {
-  Piece piece{.stored = 0xffffffff, .size = 0xffffffff, .header = 0xffffffff};
-  piece.extra =
+TEST(ZipReader, ReadsZip64Fields) {
+  RecordSpec spec{.stored = 0xffffffff, .size = 0xffffffff, .header = 0xffffffff};
+  spec.extra =
       number(9, 2) + number(1, 2) + "?" + number(1, 2) + number(24, 2) + number(2, 8) + number(2, 8) + number(0, 8);
-  EXPECT_EQ(reason(archive({piece})), "");
-  const std::string records = piece.local(), directory = piece.entry();
+  EXPECT_EQ(reason(archive({spec})), "");
+  const std::string records = spec.local(), directory = spec.entry();
   const auto wide = [&](std::uint64_t begin, std::uint64_t at,
                         const std::string& narrow = end_of(0xffff, 0xffffffff, 0xffffffff)) {
     return records + directory + number(0x06064b50, 4) + std::string(20, '\0') + number(1, 8) + number(1, 8) +
@@ -94,12 +95,12 @@ TEST(Zip, FieldsOf64Bits) {
   EXPECT_THAT(reason(wide(records.size(), ~std::uint64_t{0})), HasSubstr("the directory of 64 bits is missing"));
   EXPECT_THAT(reason(records + directory + end_of(0xffff, 0xffffffff, 0xffffffff)),
               HasSubstr("the directory of 64 bits is missing"));
-  piece.extra = piece.extra.substr(0, piece.extra.size() - 8);
-  piece.extra[7] = 16;
-  EXPECT_THAT(reason(archive({piece})), HasSubstr("a size of 64 bits is missing"));
+  spec.extra = spec.extra.substr(0, spec.extra.size() - 8);
+  spec.extra[7] = 16;
+  EXPECT_THAT(reason(archive({spec})), HasSubstr("a size of 64 bits is missing"));
 }
 
-TEST(Zip, RefusesWhatTorchSaveDoesNotWrite) {
+TEST(ZipReader, RejectsArchivesTorchSaveDoesNotWrite) {
   EXPECT_THAT(reason(""), HasSubstr(":0: the file has 0 bytes"));
   EXPECT_THAT(reason(archive({}).substr(1) + "x"), HasSubstr("the end of a zip archive is expected here"));
   EXPECT_THAT(reason(archive({{.method = 8}})), HasSubstr("is compressed or encrypted"));
@@ -111,19 +112,21 @@ TEST(Zip, RefusesWhatTorchSaveDoesNotWrite) {
   EXPECT_THAT(reason(archive({{.local_name = "a/data.pkm"}})), HasSubstr("is said to begin here"));
   EXPECT_THAT(reason(archive({{.name = "\xff"}})), HasSubstr("its name is not UTF-8"));
   EXPECT_THAT(reason(archive({{.name = std::string(1025, 'n')}})), HasSubstr("1 to 1024 bytes"));
-  EXPECT_THAT(reason(archive({Piece(), Piece()})), HasSubstr("is there twice"));
-  Piece inside{.name = "b", .content = "", .stored = 0, .size = 0};
-  Piece around{.content = inside.local(), .stored = inside.local().size(), .size = inside.local().size()};
+  EXPECT_THAT(reason(archive({RecordSpec(), RecordSpec()})), HasSubstr("is there twice"));
+  RecordSpec inside{.name = "b", .content = "", .stored = 0, .size = 0};
+  RecordSpec around{.content = inside.local(), .stored = inside.local().size(), .size = inside.local().size()};
   inside.header = around.local().size() - around.content.size();
   const std::string directory = around.entry() + inside.entry();
   EXPECT_THAT(reason(around.local() + directory + end_of(2, directory.size(), around.local().size())),
               HasSubstr("begins inside the one before it"));
-  EXPECT_THAT(reason(Piece().local() + Piece().entry() + end_of(2, Piece().entry().size(), Piece().local().size())),
+  EXPECT_THAT(reason(RecordSpec().local() + RecordSpec().entry() +
+                     end_of(2, RecordSpec().entry().size(), RecordSpec().local().size())),
               HasSubstr("entry 1 of the directory is expected here"));
-  EXPECT_THAT(
-      reason(Piece().local() + Piece().entry() + "x" + end_of(1, Piece().entry().size() + 1, Piece().local().size())),
-      HasSubstr("goes on after its last entry"));
-  EXPECT_THAT(reason(Piece().local() + Piece().entry() + end_of(1, 1000, 0)), HasSubstr("does not end at byte"));
+  EXPECT_THAT(reason(RecordSpec().local() + RecordSpec().entry() + "x" +
+                     end_of(1, RecordSpec().entry().size() + 1, RecordSpec().local().size())),
+              HasSubstr("goes on after its last entry"));
+  EXPECT_THAT(reason(RecordSpec().local() + RecordSpec().entry() + end_of(1, 1000, 0)),
+              HasSubstr("does not end at byte"));
 }
 
 }  // namespace

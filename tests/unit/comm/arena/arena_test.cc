@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 constexpr std::size_t kMiB = 1 << 20;
 
-std::string reason_of(const std::function<void()>& call) {
+std::string arena_full_text(const std::function<void()>& call) {
   try {
     call();
   } catch (const ArenaFull& full) {
@@ -30,7 +30,7 @@ std::string reason_of(const std::function<void()>& call) {
   return "";
 }
 
-TEST(Arena, BlocksOfEverySizeAreAlignedApartAndKeepTheirBytes) {
+TEST(Arena, BlocksOfAllSizesAreAlignedDisjointAndKeepTheirContents) {
   Arena arena(256 * kMiB, 256 * kMiB);
   std::mt19937 random(3);
   struct Block {
@@ -68,7 +68,7 @@ TEST(Arena, BlocksOfEverySizeAreAlignedApartAndKeepTheirBytes) {
   EXPECT_LT(arena.stats().slab_bytes, 8 * kMiB);
 }
 
-TEST(Arena, NothingIsNull) {
+TEST(Arena, AllocatingZeroBytesReturnsNull) {
   Arena arena(kMiB, kMiB);
   EXPECT_EQ(arena.allocate(0), nullptr);
   arena.free(nullptr);
@@ -76,7 +76,7 @@ TEST(Arena, NothingIsNull) {
   EXPECT_FALSE(arena.contains(&elsewhere));
 }
 
-TEST(Arena, FreedMemoryIsUsedAgainAndGivenBackOnRequest) {
+TEST(Arena, FreedMemoryIsReusedAndTrimReturnsIt) {
   Arena arena(64 * kMiB, 64 * kMiB);
   void* first = arena.allocate(8 * kMiB);
   std::memset(first, 1, 8 * kMiB);
@@ -93,23 +93,23 @@ TEST(Arena, FreedMemoryIsUsedAgainAndGivenBackOnRequest) {
   EXPECT_EQ(static_cast<char*>(arena.allocate(8 * kMiB))[5], 0) << "the system gave new pages";
 }
 
-TEST(Arena, SaysWhyItIsFull) {
+TEST(Arena, ArenaFullNamesTheLimit) {
   Arena small(8 * kMiB, 4 * kMiB);
-  EXPECT_THAT(reason_of([&] { small.allocate(5 * kMiB); }),
+  EXPECT_THAT(arena_full_text([&] { small.allocate(5 * kMiB); }),
               HasSubstr("5 MiB more would pass its limit of 4 MiB; 0 MiB are in use"));
-  EXPECT_THAT(reason_of([&] { small.allocate(9 * kMiB); }),
+  EXPECT_THAT(arena_full_text([&] { small.allocate(9 * kMiB); }),
               HasSubstr("a block of 9 MiB does not fit into the arena's 8 MiB"));
   void* three = small.allocate(3 * kMiB);
-  EXPECT_THAT(reason_of([&] { small.allocate(2 * kMiB); }), HasSubstr("limit of 4 MiB; 3 MiB are in use"));
+  EXPECT_THAT(arena_full_text([&] { small.allocate(2 * kMiB); }), HasSubstr("limit of 4 MiB; 3 MiB are in use"));
   small.free(three);
   small.free(small.allocate(4 * kMiB - 4096));  // what is freed and in the way is given back first
   EXPECT_EQ(small.stats().live_bytes, 0u);
   Arena large(std::size_t{1} << 40, std::size_t{1} << 40);
-  EXPECT_THAT(reason_of([&] { large.allocate(std::size_t{1} << 39); }),
+  EXPECT_THAT(arena_full_text([&] { large.allocate(std::size_t{1} << 39); }),
               AllOf(HasSubstr("arena: no memory for 524288 MiB more: "), HasSubstr(" MiB left")));
 }
 
-TEST(Arena, ThreadsAllocateAtOnce) {
+TEST(Arena, ThreadsAllocateConcurrently) {
   Arena arena(512 * kMiB, 512 * kMiB);
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
@@ -134,7 +134,7 @@ TEST(Arena, ThreadsAllocateAtOnce) {
   EXPECT_EQ(arena.stats().live_bytes, arena.stats().slab_bytes);
 }
 
-TEST(Arena, VaryingSizesOfASteadyLoadDoNotGrowIt) {
+TEST(Arena, SteadyLoadOfVaryingSizesDoesNotGrow) {
   Arena arena(std::size_t{4} << 30, std::size_t{4} << 30);
   std::mt19937 random(1);
   std::uint64_t after_warmup = 0;
@@ -154,7 +154,7 @@ TEST(Arena, VaryingSizesOfASteadyLoadDoNotGrowIt) {
             1.15 * static_cast<double>(arena.stats().peak_live_bytes));
 }
 
-TEST(HostMemory, TheTightestGroupDecides) {
+TEST(HostMemory, SmallestControlGroupLimitApplies) {
   std::map<std::string, std::string> files{{"/proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   2048 kB\n"},
                                            {"/proc/self/cgroup", "0::/a/b\n"},
                                            {"/sys/fs/cgroup/a/b/memory.max", "max\n"},
@@ -183,36 +183,36 @@ class InstalledArena : public ::testing::Test {
   void TearDown() override { uninstall_arena(); }
 };
 
-TEST_F(InstalledArena, TensorsAreBornThereAndOldOnesStay) {
+TEST_F(InstalledArena, NewTensorsAreInTheArenaAndOldOnesStayOutside) {
   uninstall_arena();
   const at::Tensor outside = torch::ones({1000});
   install_arena();
   const at::Tensor inside = torch::ones({1000});
-  EXPECT_FALSE(Arena::process().contains(outside.const_data_ptr()));
-  EXPECT_TRUE(Arena::process().contains(inside.const_data_ptr()));
-  EXPECT_TRUE(Arena::process().contains((outside + inside).const_data_ptr()));
+  EXPECT_FALSE(Arena::this_process().contains(outside.const_data_ptr()));
+  EXPECT_TRUE(Arena::this_process().contains(inside.const_data_ptr()));
+  EXPECT_TRUE(Arena::this_process().contains((outside + inside).const_data_ptr()));
   uninstall_arena();
-  EXPECT_FALSE(Arena::process().contains(torch::ones({10}).const_data_ptr()));
+  EXPECT_FALSE(Arena::this_process().contains(torch::ones({10}).const_data_ptr()));
   EXPECT_EQ(inside.sum().item<float>(), 1000);
 }
 
-TEST_F(InstalledArena, AGradientIsBornThere) {
+TEST_F(InstalledArena, GradientsAreInTheArena) {
   const at::Tensor weight = torch::randn({300, 200}).requires_grad_();
   torch::mm(torch::randn({64, 300}), weight).sum().backward();
-  EXPECT_TRUE(Arena::process().contains(weight.grad().const_data_ptr()));
+  EXPECT_TRUE(Arena::this_process().contains(weight.grad().const_data_ptr()));
 }
 
-TEST_F(InstalledArena, NoMemoryIsLibtorchsOwnError) {
+TEST_F(InstalledArena, OutOfMemoryThrowsC10OutOfMemoryError) {
   EXPECT_THROW(torch::empty({std::int64_t{1} << 50}, torch::kByte), c10::OutOfMemoryError);
 }
 
-TEST_F(InstalledArena, AForkedChildSeesItsTensorsAndChangesOnlyItsOwn) {
+TEST_F(InstalledArena, ForkedChildReadsTensorsAndWritesPrivateCopies) {
   at::Tensor tensor = torch::full({100000}, 3.0f);
   const pid_t child = ::fork();
   if (child == 0) {
     const bool seen = tensor.data_ptr<float>()[99999] == 3.0f;
     tensor.data_ptr<float>()[5] = 7.0f;
-    void* block = Arena::process().allocate(100000);
+    void* block = Arena::this_process().allocate(100000);
     std::memset(block, 1, 100000);
     ::_exit(seen && tensor.data_ptr<float>()[5] == 7.0f ? 0 : 1);
   }
@@ -223,7 +223,7 @@ TEST_F(InstalledArena, AForkedChildSeesItsTensorsAndChangesOnlyItsOwn) {
   EXPECT_EQ(tensor.sum().item<float>(), 300000);
 }
 
-TEST(Arena, UsersSeeItsStatisticsAndTrimIt) {
+TEST(Arena, StatsAndTrimArePublic) {
   install_arena();
   const std::uint64_t live_before = arena_stats().live_bytes;
   {
@@ -235,9 +235,9 @@ TEST(Arena, UsersSeeItsStatisticsAndTrimIt) {
   uninstall_arena();
   EXPECT_EQ(arena_stats().live_bytes, live_before);
   const std::uint64_t resident = arena_stats().resident_bytes;
-  const std::size_t given_back = trim_arena();
-  EXPECT_GE(given_back, 8 * kMiB);
-  EXPECT_EQ(arena_stats().resident_bytes, resident - given_back);
+  const std::size_t trimmed = trim_arena();
+  EXPECT_GE(trimmed, 8 * kMiB);
+  EXPECT_EQ(arena_stats().resident_bytes, resident - trimmed);
 }
 
 }  // namespace

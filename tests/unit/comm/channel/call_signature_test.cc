@@ -7,44 +7,48 @@
 namespace lockstep::comm {
 namespace {
 
-Collective reduce_call() { return {.kind = Kind::kReduce, .name = "loss", .op = ReduceOp::kMax, .root = 2, .seq = 7}; }
-Call base_call() { return make_call(reduce_call(), CallShape(at::zeros({64, 3}))); }
+Collective reduce_call() {
+  return {.kind = CollectiveKind::kReduce, .name = "loss", .op = ReduceOp::kMax, .root = 2, .seq = 7};
+}
+CallSignature base_call() { return make_signature(reduce_call(), SignatureShape(at::zeros({64, 3}))); }
 
-TEST(Call, SaysWhatWasCalled) {
+TEST(CallSignature, DescribesTheCall) {
   EXPECT_EQ(describe(base_call()), "reduce(loss: float32[64,3], root 2, max)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kAllReduce}, CallShape(at::zeros({1024})))), "all_reduce(float32[1024])");
-  EXPECT_EQ(
-      describe(make_call({.kind = Kind::kAllReduce, .op = ReduceOp::kMean}, CallShape(at::zeros({}, at::kDouble)))),
-      "all_reduce(float64[], mean)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kBroadcast, .root = 1}, CallShape(at::zeros({0}, at::kBool)))),
+  EXPECT_EQ(describe(make_signature({.kind = CollectiveKind::kAllReduce}, SignatureShape(at::zeros({1024})))),
+            "all_reduce(float32[1024])");
+  EXPECT_EQ(describe(make_signature({.kind = CollectiveKind::kAllReduce, .op = ReduceOp::kMean},
+                                    SignatureShape(at::zeros({}, at::kDouble)))),
+            "all_reduce(float64[], mean)");
+  EXPECT_EQ(describe(make_signature({.kind = CollectiveKind::kBroadcast, .root = 1},
+                                    SignatureShape(at::zeros({0}, at::kBool)))),
             "broadcast(bool[0], root 1)");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kBarrier}, {})), "barrier()");
-  EXPECT_EQ(describe(make_call({.kind = Kind::kBarrier, .name = "end"}, {})), "barrier(end)");
-  EXPECT_EQ(
-      describe(make_call({.kind = Kind::kSend, .op = ReduceOp::kMax, .root = 1}, CallShape(at::zeros({2}, at::kHalf)))),
-      "send(float16[2])");
+  EXPECT_EQ(describe(make_signature({.kind = CollectiveKind::kBarrier}, {})), "barrier()");
+  EXPECT_EQ(describe(make_signature({.kind = CollectiveKind::kBarrier, .name = "end"}, {})), "barrier(end)");
+  EXPECT_EQ(describe(make_signature({.kind = CollectiveKind::kSend, .op = ReduceOp::kMax, .root = 1},
+                                    SignatureShape(at::zeros({2}, at::kHalf)))),
+            "send(float16[2])");
 }
 
-TEST(Call, LabelsNameAndNumber) {
+TEST(CallSignature, LabelHasNameAndNumber) {
   EXPECT_EQ(label(reduce_call()), "reduce(loss)#7");
-  EXPECT_EQ(label({.kind = Kind::kAllToAll, .seq = 1}), "all_to_all#1");
+  EXPECT_EQ(label({.kind = CollectiveKind::kAllToAll, .seq = 1}), "all_to_all#1");
 }
 
-TEST(Call, EveryKindOperatorAndDtypeHasAName) {
-  for (int kind = 0; kind <= static_cast<int>(Kind::kBarrier); ++kind)
-    EXPECT_FALSE(name(static_cast<Kind>(kind)).empty());
-  EXPECT_EQ(name(Kind::kBarrier), "barrier");
-  EXPECT_EQ(name(Kind::kReduceScatter), "reduce_scatter");
+TEST(CallSignature, EveryKindOpAndDtypeHasAName) {
+  for (int kind = 0; kind <= static_cast<int>(CollectiveKind::kBarrier); ++kind)
+    EXPECT_FALSE(name(static_cast<CollectiveKind>(kind)).empty());
+  EXPECT_EQ(name(CollectiveKind::kBarrier), "barrier");
+  EXPECT_EQ(name(CollectiveKind::kReduceScatter), "reduce_scatter");
   EXPECT_EQ(name(ReduceOp::kProduct), "product");
   EXPECT_EQ(name(at::kBFloat16), "bfloat16");
   EXPECT_EQ(name(at::kComplexFloat), "?");
 }
 
-TEST(Call, EveryDifferenceCounts) {
-  const auto differs = [](const Call& other, bool sizes_may_differ = false) {
-    Difference difference{-1, -1};
-    const bool found = find_difference({base_call(), base_call(), other}, sizes_may_differ, difference);
-    EXPECT_TRUE(!found || (difference.odd == 2 && difference.other == 0));
+TEST(CallSignature, EveryFieldIsCompared) {
+  const auto differs = [](const CallSignature& other, bool sizes_may_differ = false) {
+    CallMismatch difference{-1, -1};
+    const bool found = find_mismatch({base_call(), base_call(), other}, sizes_may_differ, difference);
+    EXPECT_TRUE(!found || (difference.suspect == 2 && difference.other == 0));
     if (!sizes_may_differ) {
       EXPECT_EQ(key(other) != key(base_call()), found) << describe(other);
     }
@@ -53,11 +57,11 @@ TEST(Call, EveryDifferenceCounts) {
   const auto with = [](auto change, at::Tensor tensor = at::zeros({64, 3})) {
     Collective op = reduce_call();
     change(op);
-    return make_call(op, CallShape(tensor));
+    return make_signature(op, SignatureShape(tensor));
   };
   const auto nothing = [](Collective&) {};
   EXPECT_FALSE(differs(with(nothing)));
-  EXPECT_TRUE(differs(with([](Collective& op) { op.kind = Kind::kBroadcast; })));
+  EXPECT_TRUE(differs(with([](Collective& op) { op.kind = CollectiveKind::kBroadcast; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.op = ReduceOp::kMin; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.root = 1; })));
   EXPECT_TRUE(differs(with([](Collective& op) { op.wire = at::kBFloat16; })));
@@ -71,37 +75,38 @@ TEST(Call, EveryDifferenceCounts) {
   EXPECT_TRUE(differs(with(nothing, at::zeros({5}, at::kInt)), true));
 }
 
-TEST(Call, NamesBeyondWhatTravelsAreComparedToo) {
+TEST(CallSignature, TruncatedNamesAreComparedByHash) {
   const std::string longer(500, 'x');
-  const Call a = make_call({.kind = Kind::kBarrier, .name = longer + "a"}, {});
-  const Call b = make_call({.kind = Kind::kBarrier, .name = longer + "b"}, {});
+  const CallSignature a = make_signature({.kind = CollectiveKind::kBarrier, .name = longer + "a"}, {});
+  const CallSignature b = make_signature({.kind = CollectiveKind::kBarrier, .name = longer + "b"}, {});
   EXPECT_EQ(describe(a), describe(b));
-  EXPECT_EQ(describe(a), "barrier(" + std::string(Call::kNameBytes - 1, 'x') + ")");
-  Difference difference{};
-  EXPECT_TRUE(find_difference({a, b}, false, difference));
+  EXPECT_EQ(describe(a), "barrier(" + std::string(CallSignature::kNameBytes - 1, 'x') + ")");
+  CallMismatch difference{};
+  EXPECT_TRUE(find_mismatch({a, b}, false, difference));
 }
 
-TEST(Call, ANameIsCutBetweenCharacters) {
+TEST(CallSignature, NameIsTruncatedAtACharacterBoundary) {
   Collective op;
-  op.name.assign(Call::kNameBytes - 2, 'x').append("éé");
-  EXPECT_EQ(describe(make_call(op, {})), "barrier(" + std::string(Call::kNameBytes - 2, 'x') + ")");
+  op.name.assign(CallSignature::kNameBytes - 2, 'x').append("éé");
+  EXPECT_EQ(describe(make_signature(op, {})), "barrier(" + std::string(CallSignature::kNameBytes - 2, 'x') + ")");
 }
 
-TEST(Call, TheMajorityIsRight) {
-  const Call a = base_call();
-  Call b = base_call();
+TEST(CallSignature, SuspectIsTheMinority) {
+  const CallSignature a = base_call();
+  CallSignature b = base_call();
   b.root = 5;
-  const auto odd = [](const std::vector<Call>& calls) {
-    Difference difference{-1, -1};
-    return find_difference(calls, false, difference) ? std::pair(difference.odd, difference.other) : std::pair(-1, -1);
+  const auto suspect = [](const std::vector<CallSignature>& calls) {
+    CallMismatch difference{-1, -1};
+    return find_mismatch(calls, false, difference) ? std::pair(difference.suspect, difference.other)
+                                                   : std::pair(-1, -1);
   };
-  EXPECT_EQ(odd({a}), std::pair(-1, -1));
-  EXPECT_EQ(odd({a, a, a}), std::pair(-1, -1));
-  EXPECT_EQ(odd({a, b}), std::pair(1, 0));
-  EXPECT_EQ(odd({a, b, b}), std::pair(0, 1));
-  EXPECT_EQ(odd({a, a, b}), std::pair(2, 0));
-  EXPECT_EQ(odd({a, b, a, a}), std::pair(1, 0));
-  EXPECT_EQ(odd({a, b, b, a}), std::pair(1, 0));
+  EXPECT_EQ(suspect({a}), std::pair(-1, -1));
+  EXPECT_EQ(suspect({a, a, a}), std::pair(-1, -1));
+  EXPECT_EQ(suspect({a, b}), std::pair(1, 0));
+  EXPECT_EQ(suspect({a, b, b}), std::pair(0, 1));
+  EXPECT_EQ(suspect({a, a, b}), std::pair(2, 0));
+  EXPECT_EQ(suspect({a, b, a, a}), std::pair(1, 0));
+  EXPECT_EQ(suspect({a, b, b, a}), std::pair(1, 0));
 }
 
 }  // namespace

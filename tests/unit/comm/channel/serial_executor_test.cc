@@ -1,10 +1,11 @@
+#include "lockstep/comm/channel/serial_executor.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
 #include <thread>
 
-#include "lockstep/comm/channel/serial_executor.h"
 #include "lockstep/comm/interface/pending.h"
 
 namespace lockstep::comm {
@@ -24,7 +25,7 @@ std::string text_of(const std::exception_ptr& error) {
 
 std::exception_ptr failure(const char* text) { return std::make_exception_ptr(std::runtime_error(text)); }
 
-TEST(Pending, TheFirstEndCounts) {
+TEST(Pending, FirstFinishWins) {
   Pending pending;
   EXPECT_FALSE(pending.done());
   EXPECT_FALSE(pending.wait_until(Deadline::in(5ms)));
@@ -34,11 +35,11 @@ TEST(Pending, TheFirstEndCounts) {
   EXPECT_TRUE(pending.done());
   EXPECT_TRUE(pending.wait_until(Deadline::in(0ms)));
   EXPECT_EQ(text_of(pending.error()), "first");
-  EXPECT_TRUE(finished()->done());
-  EXPECT_EQ(finished()->error(), nullptr);
+  EXPECT_TRUE(make_finished_pending()->done());
+  EXPECT_EQ(make_finished_pending()->error(), nullptr);
 }
 
-TEST(Pending, WakesAllThatWait) {
+TEST(Pending, WakesAllWaiters) {
   Pending pending;
   std::vector<std::thread> threads;
   std::atomic<int> woken{0};
@@ -49,61 +50,61 @@ TEST(Pending, WakesAllThatWait) {
   EXPECT_EQ(woken, 3);
 }
 
-TEST(Lane, KeepsTheOrder) {
-  Lane lane;
+TEST(SerialExecutor, RunsTasksInOrder) {
+  SerialExecutor executor;
   std::vector<int> order;
   std::vector<PendingPtr> ends;
-  for (int i = 0; i < 100; ++i) ends.push_back(lane.post([&, i] { order.push_back(i); }));
+  for (int i = 0; i < 100; ++i) ends.push_back(executor.post([&, i] { order.push_back(i); }));
   EXPECT_TRUE(ends.back()->wait_until(Deadline::in(20s)));
   std::vector<int> wanted(100);
   std::iota(wanted.begin(), wanted.end(), 0);
   EXPECT_EQ(order, wanted);
-  EXPECT_TRUE(lane.idle());
+  EXPECT_TRUE(executor.is_idle());
 }
 
-TEST(Lane, AnErrorBelongsToItsTask) {
-  Lane lane;
-  const PendingPtr bad = lane.post([] { throw std::runtime_error("bad"); });
-  const PendingPtr good = lane.post([] {});
+TEST(SerialExecutor, ErrorIsReportedByItsTask) {
+  SerialExecutor executor;
+  const PendingPtr bad = executor.post([] { throw std::runtime_error("bad"); });
+  const PendingPtr good = executor.post([] {});
   EXPECT_TRUE(good->wait_until(Deadline::in(20s)));
   EXPECT_EQ(text_of(bad->error()), "bad");
   EXPECT_EQ(good->error(), nullptr);
 }
 
-TEST(Lane, IsBusyWhileATaskRunsOrWaits) {
-  Lane lane;
-  EXPECT_TRUE(lane.idle());
+TEST(SerialExecutor, IsNotIdleWhileTasksAreQueuedOrRunning) {
+  SerialExecutor executor;
+  EXPECT_TRUE(executor.is_idle());
   Pending gate;
-  const PendingPtr first = lane.post([&] { gate.wait_until(Deadline::in(20s)); });
-  EXPECT_FALSE(lane.idle());
+  const PendingPtr first = executor.post([&] { gate.wait_until(Deadline::in(20s)); });
+  EXPECT_FALSE(executor.is_idle());
   gate.finish();
   EXPECT_TRUE(first->wait_until(Deadline::in(20s)));
-  EXPECT_TRUE(lane.idle()) << "an operation that is done has left the lane";
+  EXPECT_TRUE(executor.is_idle()) << "an operation that is done has left the lane";
 }
 
-TEST(Lane, WhatATaskHoldsIsGoneWhenItIsDone) {
-  Lane lane;
+TEST(SerialExecutor, TaskIsDestroyedBeforeItsPendingIsDone) {
+  SerialExecutor executor;
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> seen = held;
-  const PendingPtr end = lane.post([held = std::move(held)] {});
+  const PendingPtr end = executor.post([held = std::move(held)] {});
   EXPECT_TRUE(end->wait_until(Deadline::in(20s)));
   EXPECT_TRUE(seen.expired());
 }
 
-TEST(Lane, ItsThreadKnowsIt) {
-  EXPECT_EQ(Lane::current(), nullptr);
-  Lane lane;
-  const Lane* inside = nullptr;
-  lane.post([&] { inside = Lane::current(); })->wait_until(Deadline::in(20s));
-  EXPECT_EQ(inside, &lane);
-  EXPECT_EQ(Lane::current(), nullptr);
+TEST(SerialExecutor, CurrentIsSetOnItsThread) {
+  EXPECT_EQ(SerialExecutor::current(), nullptr);
+  SerialExecutor executor;
+  const SerialExecutor* inside = nullptr;
+  executor.post([&] { inside = SerialExecutor::current(); })->wait_until(Deadline::in(20s));
+  EXPECT_EQ(inside, &executor);
+  EXPECT_EQ(SerialExecutor::current(), nullptr);
 }
 
-TEST(Lane, WhatIsQueuedAtItsEndStillRuns) {
+TEST(SerialExecutor, DestructorRunsQueuedTasks) {
   int ran = 0;
   {
-    Lane lane;
-    for (int i = 0; i < 5; ++i) lane.post([&] { ++ran; });
+    SerialExecutor executor;
+    for (int i = 0; i < 5; ++i) executor.post([&] { ++ran; });
   }
   EXPECT_EQ(ran, 5);
 }

@@ -8,30 +8,30 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(HostPlan, HostsAreNumberedAsTheirFirstMembersComeWhateverTheOrder) {
+TEST(HostPlan, HostsAreNumberedInOrderOfTheirFirstMember) {
   const HostPlan contiguous = plan_hosts({5, 5, 9, 9});
   EXPECT_THAT(contiguous.hosts, ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
   const HostPlan mixed = plan_hosts({9, 5, 9, 5});
   EXPECT_THAT(mixed.hosts, ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
-  EXPECT_EQ(mixed.num_columns, 2);
-  EXPECT_THAT(mixed.column(1), ElementsAre(2, 3));
-  EXPECT_EQ(mixed.places[2].host, 0);
-  EXPECT_EQ(mixed.places[2].local, 1);
+  EXPECT_EQ(mixed.num_cross_host_groups, 2);
+  EXPECT_THAT(mixed.cross_host_group(1), ElementsAre(2, 3));
+  EXPECT_EQ(mixed.locations[2].host, 0);
+  EXPECT_EQ(mixed.locations[2].local_rank, 1);
 }
 
-TEST(HostPlan, ThereAreAsManyColumnsAsTheSmallestHostHasMembers) {
+TEST(HostPlan, NumberOfCrossHostGroupsIsSmallestHostSize) {
   const HostPlan plan = plan_hosts({0, 0, 0, 1, 1, 2});
-  EXPECT_EQ(plan.num_columns, 1);
-  EXPECT_EQ(plan.largest, 3U);
-  EXPECT_THAT(plan.column(0), ElementsAre(0, 3, 5));
+  EXPECT_EQ(plan.num_cross_host_groups, 1);
+  EXPECT_EQ(plan.max_host_size, 3U);
+  EXPECT_THAT(plan.cross_host_group(0), ElementsAre(0, 3, 5));
 }
 
-TEST(HostPlan, SlicesFollowEachOtherAndCoverAll) {
+TEST(HostPlan, SlicesAreContiguousAndCoverAllElements) {
   for (const std::size_t count : {0U, 1U, 63U, 64U, 65U, 1000U, 12345U})
-    for (const int columns : {1, 2, 3, 7}) {
+    for (const int num_groups : {1, 2, 3, 7}) {
       std::size_t next = 0;
-      for (int column = 0; column < columns; ++column) {
-        const Slice slice = slice_of(count, columns, column);
+      for (int cross_host_group = 0; cross_host_group < num_groups; ++cross_host_group) {
+        const Slice slice = slice_of(count, num_groups, cross_host_group);
         EXPECT_EQ(slice.first, next);
         EXPECT_TRUE(slice.count == 0 || slice.first % 64 == 0);
         next = slice.first + slice.count;

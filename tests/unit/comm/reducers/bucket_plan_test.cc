@@ -13,8 +13,8 @@ namespace {
 using ::testing::ElementsAre;
 using Buckets = std::vector<std::vector<std::size_t>>;
 
-TEST(BucketPlan, ASmallFirstBucketThenLargeOnes) {
-  const std::vector<PartSize> parts(7, PartSize{10, 0});
+TEST(BucketPlan, FirstBucketUsesTheFirstCap) {
+  const std::vector<GradientSize> parts(7, GradientSize{10, 0});
   EXPECT_EQ(plan_buckets(parts, {6, 5, 4, 3, 2, 1, 0}, {10, 30}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
   EXPECT_EQ(plan_buckets(parts, {6, 5, 4, 3, 2, 1, 0}, {10, 25}), (Buckets{{6}, {5, 4, 3}, {2, 1, 0}}));
   EXPECT_EQ(plan_buckets(parts, {0, 1}, {100, 100}), (Buckets{{0, 1}}));
@@ -22,22 +22,22 @@ TEST(BucketPlan, ASmallFirstBucketThenLargeOnes) {
   EXPECT_EQ(plan_buckets(parts, {3, 1}, {1}), (Buckets{{3}, {1}}));
 }
 
-TEST(BucketPlan, KindsNeverMixAndBucketsComeWhenTheyAreFull) {
-  const std::vector<PartSize> parts = {{10, 0}, {10, 1}, {10, 0}, {10, 1}, {10, 0}};
+TEST(BucketPlan, DtypesAreSeparateAndBucketsAreInOrderOfCompletion) {
+  const std::vector<GradientSize> parts = {{10, 0}, {10, 1}, {10, 0}, {10, 1}, {10, 0}};
   // Kind 0 is full with part 2, before kind 1 with part 3.
   EXPECT_EQ(plan_buckets(parts, {0, 1, 2, 3, 4}, {20, 20}), (Buckets{{0, 2}, {1, 3}, {4}}));
   EXPECT_EQ(plan_buckets(parts, {1, 0, 3, 2, 4}, {20, 20}), (Buckets{{1, 3}, {0, 2}, {4}}));
 }
 
-TEST(BucketPlan, APartLargerThanAnyBucketIsOne) {
+TEST(BucketPlan, LargeGradientGetsItsOwnBucket) {
   EXPECT_EQ(plan_buckets({{1000, 0}, {1, 0}, {1, 0}}, {0, 1, 2}, {10, 10}), (Buckets{{0}, {1, 2}}));
 }
 
-TEST(BucketPlan, HoldsForAnySizes) {
+TEST(BucketPlan, InvariantsHoldForRandomSizes) {
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
-    std::vector<PartSize> parts(random() % 40);
-    for (PartSize& part : parts) part = {static_cast<std::int64_t>(random() % 50), static_cast<int>(random() % 3)};
+    std::vector<GradientSize> parts(random() % 40);
+    for (GradientSize& part : parts) part = {static_cast<std::int64_t>(random() % 50), static_cast<int>(random() % 3)};
     std::vector<std::size_t> order(parts.size());
     std::iota(order.begin(), order.end(), 0u);
     std::shuffle(order.begin(), order.end(), random);
@@ -69,11 +69,11 @@ TEST(BucketPlan, HoldsForAnySizes) {
   }
 }
 
-TEST(AgreeOrder, RankZeroFirstThenWhatOthersSaw) {
-  EXPECT_THAT(agree_order({{2, 0}, {0, 1, 2}, {3}}, 4), ElementsAre(2, 0, 1, 3));
-  EXPECT_THAT(agree_order({{}, {1}}, 2), ElementsAre(1));
-  EXPECT_THAT(agree_order({{0, 0, 9}}, 2), ElementsAre(0));
-  EXPECT_TRUE(agree_order({}, 3).empty());
+TEST(MergeOrders, RankZeroFirstThenUnseenOfOthers) {
+  EXPECT_THAT(merge_orders({{2, 0}, {0, 1, 2}, {3}}, 4), ElementsAre(2, 0, 1, 3));
+  EXPECT_THAT(merge_orders({{}, {1}}, 2), ElementsAre(1));
+  EXPECT_THAT(merge_orders({{0, 0, 9}}, 2), ElementsAre(0));
+  EXPECT_TRUE(merge_orders({}, 3).empty());
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ namespace lockstep::comm {
 namespace {
 
 /// What `count` windows of these times report, as "rank:window".
-std::string reports(Stragglers& stragglers, const std::vector<std::uint32_t>& work_us, int count) {
+std::string reports(StragglerDetector& stragglers, const std::vector<std::uint32_t>& work_us, int count) {
   std::string text;
   for (int window = 1; window <= count; ++window)
     for (int i = 0; i < 20; ++i)
@@ -15,41 +15,41 @@ std::string reports(Stragglers& stragglers, const std::vector<std::uint32_t>& wo
   return text;
 }
 
-TEST(Stragglers, ThreeTimesTheMedianInThreeWindowsIsReportedOnce) {
-  Stragglers stragglers(4);
+TEST(StragglerDetector, ReportsOnceAfterThreeSlowWindows) {
+  StragglerDetector stragglers(4);
   EXPECT_EQ(reports(stragglers, {50000, 50000, 160000, 50000}, 10), "2:3 ");
 }
 
-TEST(Stragglers, LessIsNot) {
-  Stragglers stragglers(4);
+TEST(StragglerDetector, IgnoresSmallerSlowdowns) {
+  StragglerDetector stragglers(4);
   EXPECT_EQ(reports(stragglers, {50000, 50000, 140000, 50000}, 10), "");
 }
 
-TEST(Stragglers, AWindowInBetweenBeginsAnew) {
-  Stragglers stragglers(3);
+TEST(StragglerDetector, FastWindowResetsTheCount) {
+  StragglerDetector stragglers(3);
   EXPECT_EQ(reports(stragglers, {50000, 160000, 50000}, 2), "");
   EXPECT_EQ(reports(stragglers, {50000, 50000, 50000}, 1), "");
   EXPECT_EQ(reports(stragglers, {50000, 160000, 50000}, 2), "");
   EXPECT_EQ(reports(stragglers, {50000, 160000, 50000}, 1), "1:1 ");
 }
 
-TEST(Stragglers, OneOfTwo) {
-  Stragglers stragglers(2);
+TEST(StragglerDetector, DetectsOneOfTwoRanks) {
+  StragglerDetector stragglers(2);
   EXPECT_EQ(reports(stragglers, {200000, 50000}, 3), "0:3 ");
 }
 
-TEST(Stragglers, StepsOfMicrosecondsMakeNoWindow) {
-  Stragglers stragglers(2);
+TEST(StragglerDetector, IgnoresWindowsShorterThanASecond) {
+  StragglerDetector stragglers(2);
   EXPECT_EQ(reports(stragglers, {10, 100}, 100), "");
 }
 
-TEST(Stragglers, AloneThereIsNobodyToCompare) {
-  Stragglers stragglers(1);
+TEST(StragglerDetector, SingleRankIsNeverReported) {
+  StragglerDetector stragglers(1);
   EXPECT_EQ(reports(stragglers, {500000}, 9), "");
 }
 
-TEST(Stragglers, TheWarningHasTimesAndShare) {
-  Stragglers stragglers(3);
+TEST(StragglerDetector, WarningHasSlowdownAndWaitShare) {
+  StragglerDetector stragglers(3);
   std::optional<Straggler> found;
   for (int i = 0; i < 60; ++i)
     if (const auto one = stragglers.add({50000, 50000, 200000})) found = one;

@@ -8,31 +8,31 @@
 namespace lockstep::comm {
 namespace {
 
-using Loops = void (*)(const Reduction&);
+using ReduceKernel = void (*)(const Reduction&);
 
 /// Every set of loops that this machine can run.
-std::vector<std::pair<std::string, Loops>> all_loops() {
-  std::vector<std::pair<std::string, Loops>> loops{{"chosen", &comm::reduce}, {"baseline", &baseline::reduce}};
+std::vector<std::pair<std::string, ReduceKernel>> all_kernels() {
+  std::vector<std::pair<std::string, ReduceKernel>> kernels{{"chosen", &comm::reduce}, {"baseline", &baseline::reduce}};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) loops.emplace_back("avx2", &avx2::reduce);
-  if (__builtin_cpu_supports("avx512bw")) loops.emplace_back("avx512", &avx512::reduce);
+  if (__builtin_cpu_supports("avx2")) kernels.emplace_back("avx2", &avx2::reduce);
+  if (__builtin_cpu_supports("avx512bw")) kernels.emplace_back("avx512", &avx512::reduce);
 #endif
-  return loops;
+  return kernels;
 }
 
-at::Tensor run(Loops loops, ReduceOp op, const std::vector<at::Tensor>& inputs) {
+at::Tensor run(ReduceKernel kernels, ReduceOp op, const std::vector<at::Tensor>& inputs) {
   const at::Tensor output = torch::empty_like(inputs[0]);
   std::vector<const void*> in;
   for (const at::Tensor& input : inputs) in.push_back(input.const_data_ptr());
   void* out = output.mutable_data_ptr();
-  loops({.dtype = output.scalar_type(),
-         .op = op,
-         .inputs = in.data(),
-         .num_inputs = in.size(),
-         .outputs = &out,
-         .num_outputs = 1,
-         .count = static_cast<std::size_t>(output.numel()),
-         .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
+  kernels({.dtype = output.scalar_type(),
+           .op = op,
+           .inputs = in.data(),
+           .num_inputs = in.size(),
+           .outputs = &out,
+           .num_outputs = 1,
+           .count = static_cast<std::size_t>(output.numel()),
+           .divisor = op == ReduceOp::kMean ? static_cast<int>(inputs.size()) : 1});
   return output;
 }
 
@@ -66,7 +66,7 @@ at::Tensor reference(ReduceOp op, const std::vector<at::Tensor>& inputs) {
   return all.to(dtype);
 }
 
-TEST(Reduce, EveryDtypeAndOperationInTheOrderOfTheRanks) {
+TEST(Reduce, AllDtypesAndOpsReduceInRankOrder) {
   for (const at::ScalarType dtype :
        {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kChar, at::kByte, at::kBool})
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
@@ -76,20 +76,20 @@ TEST(Reduce, EveryDtypeAndOperationInTheOrderOfTheRanks) {
           std::vector<at::Tensor> inputs;
           for (int r = 0; r < ranks; ++r) inputs.push_back(random_values(dtype, count, 31 * r + 1));
           const at::Tensor expected = reference(op, inputs);
-          for (const auto& [name, loops] : all_loops())
-            ASSERT_TRUE(run(loops, op, inputs).equal(expected))
+          for (const auto& [name, kernels] : all_kernels())
+            ASSERT_TRUE(run(kernels, op, inputs).equal(expected))
                 << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks << " ranks, " << count
                 << " elements";
         }
     }
 }
 
-TEST(Reduce, OverTheInputsThemselves) {
+TEST(Reduce, OutputsMayBeTheInputs) {
   for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kLong, at::kByte, at::kBool})
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax, ReduceOp::kProduct})
       for (const int ranks : {2, 3}) {
         if (op == ReduceOp::kMean && !at::isFloatingType(dtype)) continue;
-        for (const auto& [name, loops] : all_loops()) {
+        for (const auto& [name, kernels] : all_kernels()) {
           std::vector<at::Tensor> tensors;
           std::vector<void*> memory;
           for (int r = 0; r < ranks; ++r) {
@@ -97,14 +97,14 @@ TEST(Reduce, OverTheInputsThemselves) {
             memory.push_back(tensors.back().mutable_data_ptr());
           }
           const at::Tensor expected = reference(op, tensors);
-          loops({.dtype = dtype,
-                 .op = op,
-                 .inputs = memory.data(),
-                 .num_inputs = memory.size(),
-                 .outputs = memory.data(),
-                 .num_outputs = memory.size(),
-                 .count = 3001,
-                 .divisor = op == ReduceOp::kMean ? ranks : 1});
+          kernels({.dtype = dtype,
+                   .op = op,
+                   .inputs = memory.data(),
+                   .num_inputs = memory.size(),
+                   .outputs = memory.data(),
+                   .num_outputs = memory.size(),
+                   .count = 3001,
+                   .divisor = op == ReduceOp::kMean ? ranks : 1});
           for (const at::Tensor& tensor : tensors)
             ASSERT_TRUE(tensor.equal(expected))
                 << name << " " << c10::toString(dtype) << " " << comm::name(op) << ", " << ranks;
@@ -112,7 +112,7 @@ TEST(Reduce, OverTheInputsThemselves) {
       }
 }
 
-TEST(Reduce, NarrowSumsAreRoundedOnce) {
+TEST(Reduce, ReducedPrecisionSumsAreRoundedOnce) {
   // In bfloat16 256 + 1 is 256: only a sum in float sees all of the ones.
   std::vector<at::Tensor> inputs{torch::full({8}, 256.0f).to(at::kBFloat16)};
   for (int r = 0; r < 6; ++r) inputs.push_back(torch::ones({8}).to(at::kBFloat16));
@@ -121,7 +121,7 @@ TEST(Reduce, NarrowSumsAreRoundedOnce) {
   EXPECT_TRUE(run(&comm::reduce, ReduceOp::kSum, {nan, nan}).isnan().all().item<bool>());
 }
 
-TEST(Convert, RoundsAsTorchDoes) {
+TEST(Convert, RoundsLikeTorch) {
   at::Tensor values = random_values(at::kFloat, 1037, 5) * 1000;
   values[3] = std::numeric_limits<float>::infinity();
   values[4] = std::numeric_limits<float>::quiet_NaN();

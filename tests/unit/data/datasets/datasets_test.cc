@@ -52,7 +52,7 @@ std::string gzip(const std::string& plain) {
   return out;
 }
 
-TEST(Idx, ReadsPlainAndCompressed) {
+TEST(ReadIdx, ReadsPlainAndGzip) {
   const TempDir folder;
   const auto plain = idx_file({2, 3}, "abcdef");
   for (const auto& path :
@@ -64,7 +64,7 @@ TEST(Idx, ReadsPlainAndCompressed) {
   }
 }
 
-TEST(Idx, RefusesWithFileAndOffset) {
+TEST(ReadIdx, ErrorsNameFileAndOffset) {
   const TempDir folder;
   const auto reason = [&](const std::string& content) {
     const auto path = folder.write("x", content);
@@ -96,7 +96,7 @@ TEST(Idx, RefusesWithFileAndOffset) {
   EXPECT_THROW(read_idx(folder.path()), UsageError);
 }
 
-TEST(Idx, EveryCutAndEveryFlippedByteIsAnErrorOrTheSameShape) {
+TEST(ReadIdx, RejectsTruncatedAndCorruptFiles) {
   const TempDir folder;
   std::string values(200, '\0');
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<char>(i * i % 251);
@@ -118,13 +118,13 @@ TEST(Idx, EveryCutAndEveryFlippedByteIsAnErrorOrTheSameShape) {
   }
 }
 
-TEST(Mnist, GivesImagesAndLabels) {
+TEST(Mnist, ReturnsImagesAndLabels) {
   const TempDir folder;
   folder.write("train-images-idx3-ubyte.gz", gzip(idx_file({3, 1, 2}, std::string("\0\xff\x33\0\1\2", 6))));
   folder.write("train-labels-idx1-ubyte", idx_file({3}, std::string("\7\0\x9", 3)));
-  EXPECT_TRUE(Mnist::exists(folder.path(), Mnist::Part::kTrain));
-  EXPECT_FALSE(Mnist::exists(folder.path(), Mnist::Part::kTest));
-  const auto mnist = Mnist::load(folder.path(), Mnist::Part::kTrain);
+  EXPECT_TRUE(Mnist::exists(folder.path(), Mnist::Mode::kTrain));
+  EXPECT_FALSE(Mnist::exists(folder.path(), Mnist::Mode::kTest));
+  const auto mnist = Mnist::load(folder.path(), Mnist::Mode::kTrain);
   EXPECT_EQ(mnist.size(), 3u);
   const auto first = mnist.get(0);
   EXPECT_TRUE(first.data.equal(torch::tensor({0.0f, 1.0f}).view({1, 1, 2})));
@@ -141,9 +141,9 @@ TEST(Mnist, GivesImagesAndLabels) {
   EXPECT_THROW(mnist.slice(0, 0), UsageError);
 }
 
-TEST(Mnist, RefusesFilesThatDoNotBelongTogether) {
+TEST(Mnist, RejectsMismatchedFiles) {
   const TempDir folder;
-  const auto reason = [&] { return message_of<base::Error>([&] { Mnist::load(folder.path(), Mnist::Part::kTest); }); };
+  const auto reason = [&] { return message_of<base::Error>([&] { Mnist::load(folder.path(), Mnist::Mode::kTest); }); };
   EXPECT_EQ(reason(),
             "the folder " + folder.path() + " has neither t10k-images-idx3-ubyte nor t10k-images-idx3-ubyte.gz");
   folder.write("t10k-images-idx3-ubyte", idx_file({2, 1, 1}, "ab"));
@@ -159,13 +159,13 @@ TEST(Mnist, RefusesFilesThatDoNotBelongTogether) {
 }
 
 // The published files where a development tree has them, else small ones made here.
-TEST(Mnist, ReadsWholeFiles) {
+TEST(Mnist, ReadsCompleteFiles) {
   const TempDir made;
   std::string folder = (std::filesystem::path(__FILE__).parent_path() / "../../../../shared/data/mnist").string();
   // The counts of the ten digits and the mean that are published for this file.
   std::vector<std::int64_t> counts{980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009};
   double mean = 0.1325;
-  if (!Mnist::exists(folder, Mnist::Part::kTest)) {
+  if (!Mnist::exists(folder, Mnist::Mode::kTest)) {
     folder = made.path();
     counts.assign(10, 30);
     mean = 4.5 * 20 / 255;
@@ -177,7 +177,7 @@ TEST(Mnist, ReadsWholeFiles) {
     made.write("t10k-images-idx3-ubyte", idx_file({300, 28, 28}, pixels));
     made.write("t10k-labels-idx1-ubyte", idx_file({300}, labels));
   }
-  const auto mnist = Mnist::load(folder, Mnist::Part::kTest);
+  const auto mnist = Mnist::load(folder, Mnist::Mode::kTest);
   std::vector<std::size_t> all(mnist.size());
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
   const auto batch = mnist.get_batch(all);
@@ -186,7 +186,7 @@ TEST(Mnist, ReadsWholeFiles) {
   EXPECT_NEAR(batch.data.mean().item<double>(), mean, 1e-4);
 }
 
-TEST(Corpus, JoinsFilesInTheOrderOfTheirPaths) {
+TEST(ReadCorpus, ConcatenatesFilesInPathOrder) {
   const TempDir folder;
   folder.write("b.txt", "two ");
   folder.write("a.txt", "one ");
@@ -200,7 +200,7 @@ TEST(Corpus, JoinsFilesInTheOrderOfTheirPaths) {
   EXPECT_EQ(read_corpus(folder / "link.txt", {.max_bytes = 2}), "on") << "a path that is named may be a link";
 }
 
-TEST(Corpus, RefusesWhatHoldsNoText) {
+TEST(ReadCorpus, RejectsPathsWithoutText) {
   const TempDir folder;
   EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder / "none"); }), HasSubstr("there is no file or folder"));
   EXPECT_THAT(message_of<UsageError>([&] { read_corpus(folder.path()); }), HasSubstr("holds no file"));
@@ -213,11 +213,11 @@ TEST(Corpus, RefusesWhatHoldsNoText) {
   EXPECT_THROW(read_corpus(folder.path(), {.max_bytes = 0}), UsageError);
 }
 
-TEST(Vocabulary, OfTheCharactersThatOccur) {
+TEST(Vocabulary, ContainsCharactersOfTheText) {
   const std::string text =
       "b\xc3\xa4"
       "a b\xe2\x82\xac";  // bäa b€
-  const auto vocabulary = Vocabulary::of(text);
+  const auto vocabulary = Vocabulary::from_text(text);
   EXPECT_THAT(vocabulary.symbols(), ElementsAre(" ", "a", "b", "\xc3\xa4", "\xe2\x82\xac"));
   EXPECT_THAT(vocabulary.encode("a\xc3\xa4 "), ElementsAre(1, 3, 0));
   EXPECT_EQ(vocabulary.decode({2, 3, 1, 0, 2, 4}), text);
@@ -228,11 +228,11 @@ TEST(Vocabulary, OfTheCharactersThatOccur) {
   EXPECT_EQ(Vocabulary(vocabulary.symbols()).encode(text), vocabulary.encode(text));
 }
 
-TEST(Vocabulary, KeepsBytesThatAreNoCharacters) {
+TEST(Vocabulary, RoundTripsInvalidUtf8) {
   // A cut sequence, an overlong one, a surrogate, a byte that never occurs, and NUL.
   for (const std::string& text : {std::string("a\xc3"), std::string("\xc0\xaf"), std::string("\xed\xa0\x80"),
                                   std::string("x\xff"), std::string("a\0b", 3)}) {
-    for (const auto& vocabulary : {Vocabulary::of(text), Vocabulary::bytes()}) {
+    for (const auto& vocabulary : {Vocabulary::from_text(text), Vocabulary::bytes()}) {
       const auto ids = vocabulary.encode(text);
       EXPECT_EQ(vocabulary.decode({ids.begin(), ids.end()}), text);
     }
@@ -241,7 +241,7 @@ TEST(Vocabulary, KeepsBytesThatAreNoCharacters) {
   EXPECT_THAT(Vocabulary::bytes().encode("\xc3\xa4"), ElementsAre(0xc3, 0xa4));
 }
 
-TEST(Vocabulary, RefusesSymbolsThatAreNone) {
+TEST(Vocabulary, RejectsInvalidSymbols) {
   EXPECT_THROW(Vocabulary({"a", ""}), UsageError);
   EXPECT_THROW(Vocabulary({"ab"}), UsageError);
   EXPECT_THROW(Vocabulary({"\xc3\xa4", "\xc3\xa4"}), UsageError);
@@ -253,7 +253,7 @@ std::vector<std::int64_t> values(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<std::int64_t>(), tensor.const_data_ptr<std::int64_t>() + tensor.numel()};
 }
 
-TEST(CharDataset, WindowsWithWhatComesNext) {
+TEST(CharDataset, TargetIsNextCharacter) {
   const CharDataset dataset({10, 11, 12, 13, 14, 15, 16, 17}, {.block_size = 3});
   EXPECT_EQ(dataset.size(), 2u);  // a third would lack its last target
   EXPECT_THAT(values(dataset.get(1).data), ElementsAre(13, 14, 15));
@@ -266,7 +266,7 @@ TEST(CharDataset, WindowsWithWhatComesNext) {
   EXPECT_THAT(values(batch.data), ElementsAre(10, 11, 12, 14, 15, 16));
 }
 
-TEST(CharDataset, SplitsIntoPartsThatShareNothing) {
+TEST(CharDataset, SplitPartsDoNotOverlap) {
   std::vector<std::int32_t> ids(100);
   for (int i = 0; i < 100; ++i) ids[static_cast<std::size_t>(i)] = i;
   const auto [train, validation] = CharDataset(ids, {.block_size = 4, .stride = 1}).split(0.8);
@@ -281,7 +281,7 @@ TEST(CharDataset, SplitsIntoPartsThatShareNothing) {
   EXPECT_EQ(first.size(), 6u);
 }
 
-TEST(CharDataset, RefusesWhatHoldsNoWindow) {
+TEST(CharDataset, RejectsTextWithoutAWindow) {
   EXPECT_EQ(message_of<UsageError>([] { CharDataset({1, 2, 3}, {.block_size = 3}); }),
             "a text of 3 characters is too short for a block_size of 3; allowed are block sizes below the length of "
             "the text");

@@ -30,19 +30,19 @@ void expect_mean(const std::vector<double>& values, double mean, double deviatio
               5 * deviation / std::sqrt(static_cast<double>(values.size())));
 }
 
-TEST(SampleRandom, IsAFunctionOfSeedEpochAndSample) {
+TEST(SampleRng, DependsOnSeedEpochAndSampleOnly) {
   std::set<std::uint64_t> seen;
   for (std::uint64_t seed : {0, 1})
     for (std::uint64_t epoch : {0, 1, 2})
       for (std::uint64_t sample : {0, 1, 2, 1000000}) {
-        EXPECT_TRUE(seen.insert(SampleRandom(seed, epoch, sample).next()).second);
-        EXPECT_EQ(SampleRandom(seed, epoch, sample).next(), SampleRandom(seed, epoch, sample).next());
+        EXPECT_TRUE(seen.insert(SampleRng(seed, epoch, sample).next()).second);
+        EXPECT_EQ(SampleRng(seed, epoch, sample).next(), SampleRng(seed, epoch, sample).next());
       }
-  SampleRandom random(1, 2, 3);
+  SampleRng random(1, 2, 3);
   std::vector<double> values, numbers;
   for (int i = 0; i < 10000; ++i) {
-    values.push_back(random.between(2, 4));
-    numbers.push_back(random.below(5));
+    values.push_back(random.uniform(2, 4));
+    numbers.push_back(random.uniform_int(5));
   }
   EXPECT_GE(*std::min_element(values.begin(), values.end()), 2);
   EXPECT_LT(*std::max_element(values.begin(), values.end()), 4);
@@ -53,10 +53,10 @@ TEST(SampleRandom, IsAFunctionOfSeedEpochAndSample) {
 
 /// In a picture that any box fits into, nothing is drawn twice: areas are even, logarithms of aspects too, and so are
 /// places.
-TEST(RandomCrop, DrawsAreaAspectAndPlaceEvenly) {
+TEST(RandomCrop, AreaAspectAndPositionAreUniform) {
   std::vector<double> areas, aspects, places;
   for (std::uint64_t i = 0; i < 20000; ++i) {
-    SampleRandom random(1, 0, i);
+    SampleRng random(1, 0, i);
     const Box box = random_crop(1000, 1000, random, {.min_area = 0.08, .max_area = 0.5});
     EXPECT_GE(box.left, 0);
     EXPECT_LE(box.left + box.width, 1000);
@@ -75,30 +75,30 @@ TEST(RandomCrop, DrawsAreaAspectAndPlaceEvenly) {
 }
 
 /// 20 x 1000: no box of these aspects has 8 % of its area.
-TEST(RandomCrop, TakesTheMiddleOfWhatIsTooNarrow) {
-  SampleRandom random(1, 2, 3);
+TEST(RandomCrop, FallsBackToCenterCrop) {
+  SampleRng random(1, 2, 3);
   EXPECT_EQ(random_crop(20, 1000, random), (Box{0, 486, 20, 27}));
   EXPECT_EQ(random_crop(1000, 20, random), (Box{486, 0, 27, 20}));
   EXPECT_EQ(random_crop(1, 1, random), (Box{0, 0, 1, 1}));
 }
 
-TEST(CenterCrop, HasTheNumbersOfTorchvision) {
-  EXPECT_EQ(shorter_side_to(500, 375, 256), (std::pair<std::int64_t, std::int64_t>(341, 256)));
-  EXPECT_EQ(shorter_side_to(375, 500, 256), (std::pair<std::int64_t, std::int64_t>(256, 341)));
-  EXPECT_EQ(shorter_side_to(1, 65535, 256), (std::pair<std::int64_t, std::int64_t>(256, 16776960)));
+TEST(CenterCrop, MatchesTorchvision) {
+  EXPECT_EQ(resized_size(500, 375, 256), (std::pair<std::int64_t, std::int64_t>(341, 256)));
+  EXPECT_EQ(resized_size(375, 500, 256), (std::pair<std::int64_t, std::int64_t>(256, 341)));
+  EXPECT_EQ(resized_size(1, 65535, 256), (std::pair<std::int64_t, std::int64_t>(256, 16776960)));
   EXPECT_EQ(center_crop(341, 256, 224), (Box{58, 16, 224, 224}));  // round(58.5), to the even one
   EXPECT_EQ(center_crop(343, 256, 224), (Box{60, 16, 224, 224}));  // round(59.5)
 }
 
-TEST(CenterCrop, ShrinksWhatStaysLargeEnough) {
-  EXPECT_EQ(shrink_for({0, 0, 447, 900}, 224), 1);
-  EXPECT_EQ(shrink_for({0, 0, 448, 900}, 224), 2);
-  EXPECT_EQ(shrink_for({0, 0, 2000, 900}, 224), 4);
-  EXPECT_EQ(shrink_for({0, 0, 1792, 1792}, 224), 8);
-  EXPECT_EQ(shrink_for({0, 0, 9000, 9000}, 224), 8);
+TEST(CenterCrop, ShrinkFactorKeepsMinimumSize) {
+  EXPECT_EQ(shrink_factor({0, 0, 447, 900}, 224), 1);
+  EXPECT_EQ(shrink_factor({0, 0, 448, 900}, 224), 2);
+  EXPECT_EQ(shrink_factor({0, 0, 2000, 900}, 224), 4);
+  EXPECT_EQ(shrink_factor({0, 0, 1792, 1792}, 224), 8);
+  EXPECT_EQ(shrink_factor({0, 0, 9000, 9000}, 224), 8);
 }
 
-TEST(ImageFolder, HasClassesAndFilesInOrder) {
+TEST(ImageFolder, ListsClassesAndFilesInOrder) {
   const TempDir folder;
   for (const char* const name :
        {"b/2.jpg", "b/10.JPEG", "b/deep/er/1.jpeg", "b/deep-er/1.Jpg", "a/x.jpg", "a/notes.txt", "C/y.jpg", "root.jpg"})
@@ -114,7 +114,7 @@ TEST(ImageFolder, HasClassesAndFilesInOrder) {
                                  "2/b/deep/er/1.jpeg", "3/d/x.jpg"));
 }
 
-TEST(ImageFolder, SaysWhatIsMissing) {
+TEST(ImageFolder, ReportsWhatIsMissing) {
   const TempDir folder;
   const auto message = [&](const std::string& path) { return message_of<UsageError>([&] { ImageFolder{path}; }); };
   EXPECT_EQ(message(folder / "nowhere"), "there is no folder " + (folder / "nowhere"));
@@ -129,7 +129,7 @@ TEST(ImageFolder, SaysWhatIsMissing) {
   EXPECT_THAT(message(folder / "some"), HasSubstr("is more than 32 folders deep"));
 }
 
-TEST(ImageFolder, WarnsOfImagesOfOtherKinds) {
+TEST(ImageFolder, WarnsAboutOtherImageFormats) {
   const TempDir folder;
   for (const char* const name : {"a/1.jpg", "a/2.png", "b/1.jpg", "b/2.WEBP"}) folder.write(name, "");
   testing::internal::CaptureStderr();

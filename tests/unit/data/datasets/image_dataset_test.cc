@@ -35,8 +35,9 @@ ImageDataset images(const TempDir& folder, const ImageOptions& options) {
   return ImageDataset(ImageFolder(folder.path()), options);
 }
 
-std::vector<at::Tensor> walk(const ImageDataset& dataset, const LoaderOptions& options, std::uint64_t epoch) {
-  auto loader = make_loader(dataset, ShardOf{}, options);
+std::vector<at::Tensor> collect_batches(const ImageDataset& dataset, const LoaderOptions& options,
+                                        std::uint64_t epoch) {
+  auto loader = make_loader(dataset, DataShard{}, options);
   std::vector<at::Tensor> batches;
   for (auto& batch : loader.epoch(epoch)) {
     batches.push_back(batch.data.clone());
@@ -49,8 +50,8 @@ bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return x.equal(y); });
 }
 
-TEST(ImageResize, IsTorchsFilterWithinALevel) {
-  Pixels from{.width = 71, .height = 53, .rgb = {}};
+TEST(ImageResize, MatchesTorchWithinOneLevel) {
+  RgbImage from{.width = 71, .height = 53, .rgb = {}};
   for (int i = 0; i < 3 * 71 * 53; ++i) from.rgb.push_back(static_cast<std::uint8_t>(i * 37 + i / 213 * 11));
   const at::Tensor floats =
       torch::from_blob(from.rgb.data(), {1, 53, 71, 3}, torch::kByte).permute({0, 3, 1, 2}).to(torch::kFloat);
@@ -63,7 +64,7 @@ TEST(ImageResize, IsTorchsFilterWithinALevel) {
   }
 }
 
-TEST(ImageDataset, GivesTheMiddle) {
+TEST(ImageDataset, ReturnsCenterCrop) {
   const TempDir folder;
   // Red in the middle half of a picture twice as wide as high, blue beside it.
   folder.write(
@@ -79,7 +80,7 @@ TEST(ImageDataset, GivesTheMiddle) {
   EXPECT_LE((inner - torch::tensor({220, 10, 10}).view({3, 1, 1})).abs().max().item<int>(), 4);
 }
 
-TEST(ImageDataset, GivesBatchesOfItsSamplesChannelsLast) {
+TEST(ImageDataset, ReturnsChannelsLastBatches) {
   const TempDir folder;
   write_images(folder);
   for (const bool augment : {false, true}) {
@@ -93,7 +94,7 @@ TEST(ImageDataset, GivesBatchesOfItsSamplesChannelsLast) {
   }
 }
 
-TEST(ImageDataset, FlipsEverySecondAndCropsAnew) {
+TEST(ImageDataset, FlipsHalfOfTheSamples) {
   const TempDir folder;
   folder.write("a/x.jpg", jpeg_file(64, 64, [](int x, int) { return Pixel{static_cast<std::uint8_t>(2 * x), 0, 0}; }));
   auto dataset = images(folder, {.size = 32, .augment = true});
@@ -106,24 +107,25 @@ TEST(ImageDataset, FlipsEverySecondAndCropsAnew) {
   EXPECT_NEAR(flipped, 100, 36);  // five deviations
 }
 
-TEST(ImageDataset, HasTheSamePixelsWithAnyWorkersAndOthersInOtherEpochs) {
+TEST(ImageDataset, PixelsDependOnEpochNotOnWorkers) {
   const TempDir folder;
   write_images(folder);
   const auto dataset = images(folder, {.size = 32, .augment = true, .seed = 5});
-  const auto inline_made = walk(dataset, {.batch_size = 2, .seed = 1}, 3);
+  const auto inline_made = collect_batches(dataset, {.batch_size = 2, .seed = 1}, 3);
   ASSERT_EQ(inline_made.size(), 6u);
   for (const int workers : {1, 3})
-    EXPECT_TRUE(same(inline_made, walk(dataset, {.batch_size = 2, .seed = 1, .num_workers = workers}, 3))) << workers;
-  EXPECT_FALSE(same(inline_made,
-                    walk(images(folder, {.size = 32, .augment = true, .seed = 6}), {.batch_size = 2, .seed = 1}, 3)));
+    EXPECT_TRUE(same(inline_made, collect_batches(dataset, {.batch_size = 2, .seed = 1, .num_workers = workers}, 3)))
+        << workers;
+  EXPECT_FALSE(same(inline_made, collect_batches(images(folder, {.size = 32, .augment = true, .seed = 6}),
+                                                 {.batch_size = 2, .seed = 1}, 3)));
   // The same order in both epochs: only crops differ.
-  const auto third = walk(dataset, {.batch_size = 6, .shuffle = false}, 3),
-             fourth = walk(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 4);
+  const auto third = collect_batches(dataset, {.batch_size = 6, .shuffle = false}, 3),
+             fourth = collect_batches(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 4);
   EXPECT_TRUE(third[1].equal(fourth[1]));
   for (int i = 0; i < 6; ++i) EXPECT_FALSE(third[0][i].equal(fourth[0][i])) << i;
 }
 
-TEST(ImageDataset, ShrinksInTheDecoderWithoutBeingSeen) {
+TEST(ImageDataset, DecoderShrinkMatchesFullDecode) {
   const TempDir folder;
   const auto smooth = [](int x, int y) {
     return Pixel{static_cast<std::uint8_t>(x / 2), static_cast<std::uint8_t>(y / 2),
@@ -142,7 +144,7 @@ TEST(ImageDataset, ShrinksInTheDecoderWithoutBeingSeen) {
   EXPECT_LT(mean, 2.0f);
 }
 
-TEST(ImageDataset, NormalizesAsTorchvisionDoes) {
+TEST(ImageDataset, NormalizesLikeTorchvision) {
   const at::Tensor bytes = torch::tensor({0, 128, 255}, torch::kByte)
                                .view({1, 3, 1, 1})
                                .expand({2, 3, 4, 4})
@@ -162,34 +164,35 @@ TEST(ImageDataset, NormalizesAsTorchvisionDoes) {
 }
 
 /// Index 2, a/4.jpg, is a PNG by another name, and index 3, b/1.jpg, ends early.
-std::string break_two(const TempDir& folder) {
+std::string write_broken_images(const TempDir& folder) {
   write_images(folder);
   folder.write("a/4.jpg", "\x89PNG\r\n");
   folder.write("b/1.jpg", jpeg_file(60, 60, gradient).substr(0, 700));
   return folder / "a/4.jpg";
 }
 
-TEST(BrokenImages, AreNamed) {
+TEST(BrokenImagePolicy, ThrowNamesTheFile) {
   const TempDir folder;
-  const std::string broken = break_two(folder);
+  const std::string broken = write_broken_images(folder);
   auto dataset = images(folder, {.size = 32});
   EXPECT_EQ(message_of<base::FormatError>([&] { dataset.get(2); }), broken + ":0: it is no JPEG but a PNG");
-  EXPECT_EQ(message_of<SampleError>([&] { walk(dataset, {.batch_size = 1, .shuffle = false}, 0); }),
+  EXPECT_EQ(message_of<SampleError>([&] { collect_batches(dataset, {.batch_size = 1, .shuffle = false}, 0); }),
             "sample 2: " + broken + ":0: it is no JPEG but a PNG");
   std::filesystem::remove(broken);
   const ImageFolder listed = dataset.folder();
-  for (const BrokenImages policy : {BrokenImages::kRefuse, BrokenImages::kReplace, BrokenImages::kMark})
+  for (const BrokenImagePolicy policy :
+       {BrokenImagePolicy::kThrow, BrokenImagePolicy::kReplace, BrokenImagePolicy::kIgnore})
     EXPECT_THAT(message_of<base::SystemError>([&] { ImageDataset(listed, {.size = 32, .broken = policy}).get(2); }),
                 HasSubstr("cannot read " + broken));
 }
 
-TEST(BrokenImages, GiveWayToOthersWhenAsked) {
+TEST(BrokenImagePolicy, ReplaceUsesAnotherImage) {
   const TempDir folder;
-  const std::string broken = break_two(folder);
+  const std::string broken = write_broken_images(folder);
   testing::internal::CaptureStderr();
-  auto dataset = images(folder, {.size = 32, .augment = true, .broken = BrokenImages::kReplace});
-  const auto batches = walk(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 0);
-  const auto again = walk(dataset, {.batch_size = 2, .shuffle = false}, 0);
+  auto dataset = images(folder, {.size = 32, .augment = true, .broken = BrokenImagePolicy::kReplace});
+  const auto batches = collect_batches(dataset, {.batch_size = 6, .shuffle = false, .num_workers = 2}, 0);
+  const auto again = collect_batches(dataset, {.batch_size = 2, .shuffle = false}, 0);
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(batches[0].equal(torch::cat({again[0], again[2], again[4]})));
   EXPECT_EQ(batches[1].lt(0).sum().item<int>(), 0);
@@ -201,27 +204,27 @@ TEST(BrokenImages, GiveWayToOthersWhenAsked) {
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 2) << said;
 }
 
-TEST(BrokenImages, AreMarkedWhereAllAreCounted) {
+TEST(BrokenImagePolicy, IgnoreSetsIgnoreIndex) {
   const TempDir folder;
-  break_two(folder);
+  write_broken_images(folder);
   testing::internal::CaptureStderr();
-  const auto batches =
-      walk(images(folder, {.size = 32, .broken = BrokenImages::kMark}), {.batch_size = 6, .shuffle = false}, 0);
-  EXPECT_TRUE(batches[1].equal(torch::tensor({0l, 0l, kNoTarget, kNoTarget, 1l, 1l})));
+  const auto batches = collect_batches(images(folder, {.size = 32, .broken = BrokenImagePolicy::kIgnore}),
+                                       {.batch_size = 6, .shuffle = false}, 0);
+  EXPECT_TRUE(batches[1].equal(torch::tensor({0l, 0l, kIgnoreIndex, kIgnoreIndex, 1l, 1l})));
   EXPECT_EQ(batches[0][2].sum().item<std::int64_t>() + batches[0][3].sum().item<std::int64_t>(), 0);
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("; it is not counted\n"));
 }
 
-TEST(BrokenImages, WithoutAnyOtherAreAnError) {
+TEST(BrokenImagePolicy, ReplaceFailsWithoutReadableImage) {
   const TempDir folder;
   folder.write("a/x.jpg", "words");
   testing::internal::CaptureStderr();
-  auto dataset = images(folder, {.size = 32, .augment = true, .broken = BrokenImages::kReplace});
+  auto dataset = images(folder, {.size = 32, .augment = true, .broken = BrokenImagePolicy::kReplace});
   EXPECT_EQ(message_of<base::FormatError>([&] { dataset.get(0); }), (folder / "a/x.jpg") + ":0: it is no JPEG");
   testing::internal::GetCapturedStderr();
 }
 
-TEST(ImageDataset, RefusesOptionsOutOfRange) {
+TEST(ImageDataset, RejectsOptionsOutOfRange) {
   const TempDir folder;
   write_images(folder);
   const auto message = [&](const ImageOptions& options) {

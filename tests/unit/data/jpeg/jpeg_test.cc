@@ -19,36 +19,36 @@ using testing::HasSubstr;
 using testing::StartsWith;
 using tests::gradient;
 using tests::jpeg_file;
-using tests::JpegMade;
+using tests::JpegOptions;
 using tests::message_of;
 using tests::Pixel;
-using Colors = JpegMade::Colors;
+using Colors = JpegOptions::Colors;
 
-Pixels part_of(const std::string& file, const JpegPart& part) {
-  Pixels pixels;
+RgbImage part_of(const std::string& file, const JpegRegion& part) {
+  RgbImage pixels;
   decode_jpeg(file, "x.jpg", [&](int, int) { return part; }, pixels);
   return pixels;
 }
 
-Pixels whole(const std::string& file) {
-  Pixels pixels;
-  decode_jpeg(file, "x.jpg", [&](int width, int height) { return JpegPart{{0, 0, width, height}}; }, pixels);
+RgbImage whole(const std::string& file) {
+  RgbImage pixels;
+  decode_jpeg(file, "x.jpg", [&](int width, int height) { return JpegRegion{{0, 0, width, height}}; }, pixels);
   return pixels;
 }
 
-int at(const Pixels& pixels, int x, int y, int color) {
+int at(const RgbImage& pixels, int x, int y, int color) {
   return pixels.rgb[static_cast<std::size_t>(3 * (y * pixels.width + x) + color)];
 }
 
-void expect_color(const Pixels& pixels, const Pixel& color, int tolerance) {
+void expect_color(const RgbImage& pixels, const Pixel& color, int tolerance) {
   for (int y = 0; y < pixels.height; ++y)
     for (int x = 0; x < pixels.width; ++x)
       for (int i = 0; i < 3; ++i)
         ASSERT_NEAR(at(pixels, x, y, i), color[static_cast<std::size_t>(i)], tolerance) << x << " " << y << " " << i;
 }
 
-TEST(Jpeg, HasTheColorsThatWereWritten) {
-  const Pixels picture = whole(jpeg_file(70, 50, gradient));
+TEST(DecodeJpeg, ReturnsTheColorsWritten) {
+  const RgbImage picture = whole(jpeg_file(70, 50, gradient));
   ASSERT_EQ(picture.width, 70);
   ASSERT_EQ(picture.height, 50);
   for (int y = 0; y < 50; ++y)
@@ -59,7 +59,7 @@ TEST(Jpeg, HasTheColorsThatWereWritten) {
   expect_color(whole(jpeg_file(33, 17, [&](int, int) { return orange; })), orange, 2);
 }
 
-TEST(Jpeg, MakesGreyAndInksRgb) {
+TEST(DecodeJpeg, ConvertsGreyAndCmykToRgb) {
   expect_color(whole(jpeg_file(20, 20, [](int, int) { return Pixel{77}; }, {.colors = Colors::kGrey})), {77, 77, 77},
                1);
   // Adobe's: 255 is no ink. Light of (230, 120, 20), four fifths of it left by black.
@@ -72,7 +72,7 @@ TEST(Jpeg, MakesGreyAndInksRgb) {
 }
 
 /// Every kind of sampling, also with several scans: a part has the bits that it has in the whole.
-TEST(Jpeg, PartsAreThoseOfTheWhole) {
+TEST(DecodeJpeg, RegionsMatchTheFullImage) {
   std::minstd_rand random(1);
   std::minstd_rand noise(2);
   const auto grain = [&](int x, int y) {
@@ -80,26 +80,26 @@ TEST(Jpeg, PartsAreThoseOfTheWhole) {
     for (auto& color : pixel) color = static_cast<std::uint8_t>(color + noise() % 40);
     return pixel;
   };
-  for (const JpegMade& made : {JpegMade{.horizontal = 1, .vertical = 1},
-                               {.horizontal = 2, .vertical = 1},
-                               {.horizontal = 1, .vertical = 2},
-                               {},
-                               {.progressive = true},
-                               {.horizontal = 4, .vertical = 1},
-                               {.colors = Colors::kGrey},
-                               {.colors = Colors::kCmyk},
-                               {.colors = Colors::kYcck}})
+  for (const JpegOptions& made : {JpegOptions{.horizontal = 1, .vertical = 1},
+                                  {.horizontal = 2, .vertical = 1},
+                                  {.horizontal = 1, .vertical = 2},
+                                  {},
+                                  {.progressive = true},
+                                  {.horizontal = 4, .vertical = 1},
+                                  {.colors = Colors::kGrey},
+                                  {.colors = Colors::kCmyk},
+                                  {.colors = Colors::kYcck}})
     for (const int width : {37, 160}) {
       const int height = 121;
       const std::string file = jpeg_file(width, height, grain, made);
-      const Pixels all = whole(file);
+      const RgbImage all = whole(file);
       for (int i = 0; i < 60; ++i) {
         Box box;
         box.width = 1 + static_cast<int>(random()) % width;
         box.height = 1 + static_cast<int>(random()) % height;
         box.left = static_cast<int>(random()) % (width - box.width + 1);
         box.top = static_cast<int>(random()) % (height - box.height + 1);
-        const Pixels part = part_of(file, {box});
+        const RgbImage part = part_of(file, {box});
         ASSERT_EQ(part.width, box.width);
         ASSERT_EQ(part.height, box.height);
         for (int y = 0; y < box.height; ++y)
@@ -112,11 +112,11 @@ TEST(Jpeg, PartsAreThoseOfTheWhole) {
     }
 }
 
-TEST(Jpeg, ShrunkIsTheMean) {
+TEST(DecodeJpeg, ShrinkAveragesPixels) {
   const std::string file = jpeg_file(131, 90, gradient);
-  const Pixels all = whole(file);
+  const RgbImage all = whole(file);
   for (const int shrink : {2, 4, 8}) {
-    const Pixels part = part_of(file, {{24, 16, 99, 70}, shrink});
+    const RgbImage part = part_of(file, {{24, 16, 99, 70}, shrink});
     ASSERT_EQ(part.width, 99 / shrink);
     ASSERT_EQ(part.height, 70 / shrink);
     for (int y = 0; y < part.height; ++y)
@@ -133,7 +133,7 @@ TEST(Jpeg, ShrunkIsTheMean) {
     for (int left = 0; left + shrink <= 131; left += 7) part_of(file, {{left, 3, 131 - left, 87}, shrink});
 }
 
-TEST(Jpeg, SaysWhatOtherFilesAre) {
+TEST(DecodeJpeg, ReportsOtherFileTypes) {
   const auto message = [](std::string_view bytes) {
     return message_of<FormatError>([&] { whole(std::string(bytes)); });
   };
@@ -149,7 +149,7 @@ TEST(Jpeg, SaysWhatOtherFilesAre) {
 }
 
 /// Wherever a file ends, it is refused, with a box at its very top as well.
-TEST(Jpeg, RefusesWhatEndsEarly) {
+TEST(DecodeJpeg, RejectsTruncatedFiles) {
   for (const bool progressive : {false, true}) {
     const std::string file = jpeg_file(64, 64, gradient, {.progressive = progressive});
     for (std::size_t size = 0; size < file.size(); ++size) {
@@ -162,7 +162,7 @@ TEST(Jpeg, RefusesWhatEndsEarly) {
   }
 }
 
-TEST(Jpeg, RefusesDamagedData) {
+TEST(DecodeJpeg, RejectsCorruptData) {
   std::string file = jpeg_file(256, 256, [](int x, int y) {
     return Pixel{static_cast<std::uint8_t>(x * y), static_cast<std::uint8_t>(x ^ y), 9};
   });
@@ -172,16 +172,16 @@ TEST(Jpeg, RefusesDamagedData) {
 }
 
 /// 65500 x 65500, libjpeg's own limit, as no file of a kilobyte can be: refused by its numbers.
-TEST(Jpeg, RefusesMorePixelsThanAllowedBeforeItTakesMemory) {
+TEST(DecodeJpeg, RejectsTooManyPixelsBeforeAllocating) {
   std::string file = jpeg_file(16, 16, gradient);
   const std::size_t frame = file.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   file.replace(frame + 5, 4, "\xff\xdc\xff\xdc");
   bool chosen = false;
-  Pixels pixels;
+  RgbImage pixels;
   const auto choose = [&](int, int) {
     chosen = true;
-    return JpegPart{{0, 0, 1, 1}};
+    return JpegRegion{{0, 0, 1, 1}};
   };
   EXPECT_THAT(message_of<FormatError>([&] { decode_jpeg(file, "x.jpg", choose, pixels); }),
               HasSubstr("the picture has 65500 x 65500 pixels; allowed are 134217728"));
@@ -189,7 +189,7 @@ TEST(Jpeg, RefusesMorePixelsThanAllowedBeforeItTakesMemory) {
 }
 
 /// A kilobyte of scans over the same picture would take minutes.
-TEST(Jpeg, RefusesThousandsOfScans) {
+TEST(DecodeJpeg, RejectsTooManyScans) {
   const std::string file =
       jpeg_file(16, 16, [](int, int) { return Pixel{90}; }, {.colors = Colors::kGrey, .progressive = true});
   const std::size_t last = file.rfind("\xff\xda");
@@ -198,9 +198,9 @@ TEST(Jpeg, RefusesThousandsOfScans) {
   EXPECT_THAT(message_of<FormatError>([&] { whole(many + "\xff\xd9"); }), HasSubstr("more than 500 scans"));
 }
 
-TEST(Jpeg, GoesOnAfterAnError) {
+TEST(DecodeJpeg, DecodesAfterAnError) {
   const std::string file = jpeg_file(64, 64, gradient);
-  const Pixels before = whole(file);
+  const RgbImage before = whole(file);
   EXPECT_NE(message_of<FormatError>([&] { whole(file.substr(0, 300)); }), "");
   EXPECT_EQ(whole(file).rgb, before.rgb);
 }

@@ -18,51 +18,51 @@ using namespace std::chrono_literals;
 using base::Deadline;
 
 /// Waits for the next beats of this process.
-void wait_for_beats(std::uint64_t count) {
-  const base::RankPage& page = base::RankPage::process();
-  const std::uint64_t until = page.beats + count;
+void wait_for_heartbeats(std::uint64_t count) {
+  const base::RankPage& page = base::RankPage::this_process();
+  const std::uint64_t until = page.heartbeats + count;
   const Deadline limit = Deadline::in(20s);
-  while (page.beats < until && !limit.expired()) std::this_thread::sleep_for(5ms);
-  ASSERT_GE(page.beats, until);
+  while (page.heartbeats < until && !limit.expired()) std::this_thread::sleep_for(5ms);
+  ASSERT_GE(page.heartbeats, until);
 }
 
-TEST(Heartbeat, TellsProgressAndNothingElse) {
+TEST(Heartbeat, PublishesProgressOnly) {
   const auto store = std::make_shared<LocalStore>();
-  base::RankPage& page = base::RankPage::process();
-  page.alive += 3;
+  base::RankPage& page = base::RankPage::this_process();
+  page.alive_count += 3;
   const Heartbeat heart(store, 5);
-  wait_for_beats(2);
-  const std::string first = progress_of(*store, {5}, Deadline::in(1s));
+  wait_for_heartbeats(2);
+  const std::string first = read_progress(*store, {5}, Deadline::in(1s));
   EXPECT_NE(first, "- ");
-  wait_for_beats(2);
-  EXPECT_EQ(progress_of(*store, {5}, Deadline::in(1s)), first);
-  page.alive += 1;
-  wait_for_beats(2);
-  EXPECT_NE(progress_of(*store, {5}, Deadline::in(1s)), first);
-  EXPECT_EQ(progress_of(*store, {6, 7}, Deadline::in(1s)), "- - ");
+  wait_for_heartbeats(2);
+  EXPECT_EQ(read_progress(*store, {5}, Deadline::in(1s)), first);
+  page.alive_count += 1;
+  wait_for_heartbeats(2);
+  EXPECT_NE(read_progress(*store, {5}, Deadline::in(1s)), first);
+  EXPECT_EQ(read_progress(*store, {6, 7}, Deadline::in(1s)), "- - ");
 }
 
 TEST(Heartbeat, BusyCountsAsProgress) {
   const auto store = std::make_shared<LocalStore>();
-  base::RankPage& page = base::RankPage::process();
-  page.busy = 1;
+  base::RankPage& page = base::RankPage::this_process();
+  page.busy_depth = 1;
   const Heartbeat heart(store, 0);
-  wait_for_beats(2);
-  const std::string first = progress_of(*store, {0}, Deadline::in(1s));
-  wait_for_beats(2);
-  EXPECT_NE(progress_of(*store, {0}, Deadline::in(1s)), first);
-  page.busy = 0;
+  wait_for_heartbeats(2);
+  const std::string first = read_progress(*store, {0}, Deadline::in(1s));
+  wait_for_heartbeats(2);
+  EXPECT_NE(read_progress(*store, {0}, Deadline::in(1s)), first);
+  page.busy_depth = 0;
 }
 
-TEST(Heartbeat, WithoutAStoreItStillBeats) {
+TEST(Heartbeat, BeatsWithoutAStore) {
   const Heartbeat heart(nullptr, 0);
-  wait_for_beats(1);
+  wait_for_heartbeats(1);
 }
 
 std::atomic<int> taken{0}, taken_elsewhere{0};
 pthread_t here;
 
-TEST(Heartbeat, ItsThreadTakesNoSignal) {
+TEST(Heartbeat, ThreadBlocksAllSignals) {
   here = ::pthread_self();
   struct sigaction action{}, before{};
   action.sa_handler = [](int) {
@@ -77,7 +77,7 @@ TEST(Heartbeat, ItsThreadTakesNoSignal) {
   // While this thread blocks it, the kernel gives it to any other that does not.
   ::pthread_sigmask(SIG_BLOCK, &usr1, &old);
   ::kill(::getpid(), SIGUSR1);
-  wait_for_beats(1);
+  wait_for_heartbeats(1);
   ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
   EXPECT_EQ(taken, 1);
   EXPECT_EQ(taken_elsewhere, 0);

@@ -89,17 +89,17 @@ Variables both(Variables a, const Variables& b) {
   return a;
 }
 
-TEST(Identity, NothingIsAWorldOfOne) {
+TEST(Identity, NoVariablesMeanWorldSizeOne) {
   const Identity id = from({});
-  EXPECT_EQ(id.contract, "none");
+  EXPECT_EQ(id.source, "none");
   EXPECT_EQ(id.world_size, 1);
   EXPECT_EQ(id.store, StoreKind::kLocal);
-  EXPECT_EQ(from({{"MASTER_ADDR", "h"}}).contract, "none");
+  EXPECT_EQ(from({{"MASTER_ADDR", "h"}}).source, "none");
 }
 
-TEST(Identity, OurLauncher) {
+TEST(Identity, LockstepRun) {
   const Identity id = from(kLockstep);
-  EXPECT_EQ(id.contract, "lockstep");
+  EXPECT_EQ(id.source, "lockstep");
   EXPECT_EQ(id.rank, 5);
   EXPECT_EQ(id.world_size, 8);
   EXPECT_EQ(id.local_rank, 1);
@@ -116,7 +116,7 @@ TEST(Identity, OurLauncher) {
 
 TEST(Identity, Torchrun) {
   const Identity id = from(kTorchrun);
-  EXPECT_EQ(id.contract, "torchrun");
+  EXPECT_EQ(id.source, "torchrun");
   EXPECT_EQ(id.store, StoreKind::kTorchrun);
   EXPECT_EQ(id.job, "run");
   EXPECT_EQ(id.generation, 3);
@@ -125,9 +125,9 @@ TEST(Identity, Torchrun) {
   EXPECT_EQ(from(with(with(kTorchrun, "WORLD_SIZE", "1"), "RANK", "0")).store, StoreKind::kTorchrun);
 }
 
-TEST(Identity, ByHand) {
+TEST(Identity, EnvUrl) {
   const Identity id = from(kByHand);
-  EXPECT_EQ(id.contract, "env://");
+  EXPECT_EQ(id.source, "env://");
   EXPECT_EQ(id.store, StoreKind::kRankZero);
   EXPECT_EQ(base::to_string(id.address), "h:29500");
   EXPECT_EQ(id.local_rank, -1);
@@ -136,7 +136,7 @@ TEST(Identity, ByHand) {
 
 TEST(Identity, OpenMpi) {
   const Identity id = from(kMpi);
-  EXPECT_EQ(id.contract, "mpi");
+  EXPECT_EQ(id.source, "mpi");
   EXPECT_EQ(id.rank, 3);
   EXPECT_EQ(id.world_size, 4);
   EXPECT_EQ(id.local_rank, 1);
@@ -148,8 +148,8 @@ TEST(Identity, OpenMpi) {
   EXPECT_EQ(base::to_string(from(with(kMpi, "LOCKSTEP_STORE", "a:5")).address), "a:5");
   EXPECT_EQ(base::to_string(from(with(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT", "6")).address), "b:6");
   EXPECT_EQ(from(with(with(kMpi, "OMPI_COMM_WORLD_SIZE", "1"), "OMPI_COMM_WORLD_RANK", "0")).world_size, 1);
-  EXPECT_EQ(from(both(kMpi, kByHand)).contract, "env://");
-  EXPECT_EQ(from(with(both(kMpi, kByHand), "LOCKSTEP_ENV_FROM", "mpi")).contract, "mpi");
+  EXPECT_EQ(from(both(kMpi, kByHand)).source, "env://");
+  EXPECT_EQ(from(with(both(kMpi, kByHand), "LOCKSTEP_ENV_FROM", "mpi")).source, "mpi");
   expect_refused(without(kMpi, "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_SIZE is not set");
   expect_refused(without(kMpi, "OMPI_COMM_WORLD_RANK"), "OMPI_COMM_WORLD_RANK is not set");
   expect_refused(with(kMpi, "MASTER_ADDR", "b"), "MASTER_PORT is not set");
@@ -157,7 +157,7 @@ TEST(Identity, OpenMpi) {
 
 TEST(Identity, Pmi) {
   const Identity id = from({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_JOBID", "9"}});
-  EXPECT_EQ(id.contract, "pmi");
+  EXPECT_EQ(id.source, "pmi");
   EXPECT_EQ(id.rank, 1);
   EXPECT_EQ(id.world_size, 2);
   EXPECT_EQ(id.job, "9");
@@ -170,7 +170,7 @@ TEST(Identity, Pmi) {
 
 TEST(Identity, SlurmStep) {
   const Identity id = from(kSlurm);
-  EXPECT_EQ(id.contract, "slurm");
+  EXPECT_EQ(id.source, "slurm");
   EXPECT_EQ(id.rank, 2);
   EXPECT_EQ(id.world_size, 3);
   EXPECT_EQ(id.local_rank, 0);
@@ -183,7 +183,7 @@ TEST(Identity, SlurmStep) {
   EXPECT_EQ(id.generation, 1);
 }
 
-TEST(Identity, WhereASlurmStepMeets) {
+TEST(Identity, SlurmStepStoreAddress) {
   const Identity one_host = from(with(with(kSlurm, "SLURM_STEP_NUM_NODES", "1"), "SLURM_NODEID", "0"));
   EXPECT_EQ(one_host.address.host, "127.0.0.1");
   EXPECT_NE(from(with(kSlurm, "SLURM_STEP_ID", "5")).address.port, from(kSlurm).address.port);
@@ -197,21 +197,21 @@ TEST(Identity, WhereASlurmStepMeets) {
     }
   const Identity alone = from(with(with(kSlurm, "SLURM_NTASKS", "1"), "SLURM_PROCID", "0"));
   EXPECT_EQ(alone.store, StoreKind::kLocal);
-  EXPECT_EQ(alone.contract, "slurm");
+  EXPECT_EQ(alone.source, "slurm");
 }
 
-TEST(Identity, WhatHasSlurmsVariablesAndIsNoTaskOfAStep) {
-  EXPECT_EQ(from(without(kSlurm, "SLURM_STEP_ID")).contract, "none") << "a batch script";
+TEST(Identity, SlurmVariablesOutsideAStepAreIgnored) {
+  EXPECT_EQ(from(without(kSlurm, "SLURM_STEP_ID")).source, "none") << "a batch script";
   for (const char* const special : {"4294967290", "4294967291", "4294967292"})
-    EXPECT_EQ(from(with(kSlurm, "SLURM_STEP_ID", special)).contract, "none")
+    EXPECT_EQ(from(with(kSlurm, "SLURM_STEP_ID", special)).source, "none")
         << "a shell that salloc has started in a step of its own";
-  EXPECT_EQ(from(without(kSlurm, "SLURM_PROCID")).contract, "none") << "an allocation";
+  EXPECT_EQ(from(without(kSlurm, "SLURM_PROCID")).source, "none") << "an allocation";
   expect_refused(with(without(kSlurm, "SLURM_STEP_ID"), "LOCKSTEP_ENV_FROM", "slurm"), "SLURM_STEP_ID is not set");
   expect_refused(with(with(kSlurm, "SLURM_STEP_ID", "4294967291"), "LOCKSTEP_ENV_FROM", "slurm"),
                  "SLURM_STEP_ID is \"4294967291\"; allowed is an integer from 0 to 4294967279");
 }
 
-TEST(Identity, WhatIsWrongInASlurmStep) {
+TEST(Identity, InvalidSlurmStepIsRejected) {
   for (const char* const name : {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"})
     expect_refused(without(kSlurm, name),
                    std::string(name) + " is not set, but other variables of the contract slurm are");
@@ -232,7 +232,7 @@ TEST(Identity, WhatIsWrongInASlurmStep) {
 
 TEST(Identity, Pmix) {
   const Identity id = from(with(kPmix, "SLURM_NTASKS", "2"));
-  EXPECT_EQ(id.contract, "pmix");
+  EXPECT_EQ(id.source, "pmix");
   EXPECT_EQ(id.rank, 1);
   EXPECT_EQ(id.world_size, 2);
   EXPECT_EQ(id.job, "slurm.pmix.71.4");
@@ -245,16 +245,16 @@ TEST(Identity, Pmix) {
   expect_refused(with(kPmix, "SLURM_NTASKS", "1"), "PMIX_RANK is 1, but SLURM_NTASKS is 1; allowed is 0 to 0");
 }
 
-TEST(Identity, TheProgramOutranksTheEnvironment) {
+TEST(Identity, InitOptionsOverrideTheEnvironment) {
   const Identity id = from(kLockstep, {.rank = 0, .world_size = 2, .address = "x:1"});
-  EXPECT_EQ(id.contract, "explicit");
+  EXPECT_EQ(id.source, "explicit");
   EXPECT_EQ(id.world_size, 2);
   EXPECT_EQ(id.store, StoreKind::kRankZero);
   EXPECT_EQ(from({}, {.rank = 0, .world_size = 1}).store, StoreKind::kLocal);
 }
 
-TEST(Identity, WhichContractCountsWhenThereAreSeveral) {
-  EXPECT_EQ(from(both(kLockstep, kTorchrun)).contract, "lockstep");
+TEST(Identity, PrecedenceOfSources) {
+  EXPECT_EQ(from(both(kLockstep, kTorchrun)).source, "lockstep");
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "torchrun")).rank, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "none")).world_size, 1);
   EXPECT_EQ(from(with(both(kLockstep, kTorchrun), "LOCKSTEP_ENV_FROM", "lockstep")).rank, 5);
@@ -263,54 +263,54 @@ TEST(Identity, WhichContractCountsWhenThereAreSeveral) {
   expect_refused({{"LOCKSTEP_ENV_FROM", "torchrun"}}, "WORLD_SIZE is not set");
 }
 
-TEST(Identity, LaunchersInsideLaunchers) {
-  EXPECT_EQ(from(both(kMpi, kSlurm)).contract, "mpi") << "SLURM's step is that of mpirun's daemons";
+TEST(Identity, NestedLaunchers) {
+  EXPECT_EQ(from(both(kMpi, kSlurm)).source, "mpi") << "SLURM's step is that of mpirun's daemons";
   EXPECT_EQ(from(both(kMpi, kSlurm)).rank, 3);
-  EXPECT_EQ(from(both(kSlurm, kPmi)).contract, "slurm") << "srun --mpi=pmi2";
-  EXPECT_EQ(from(both(kSlurm, kPmix)).contract, "slurm") << "srun --mpi=pmix";
-  EXPECT_EQ(from(both(both(kSlurm, kPmi), kHydra)).contract, "pmi") << "SLURM's step is that of hydra's daemons";
-  EXPECT_EQ(from(both(kPmi, kPmix)).contract, "pmi");
-  EXPECT_EQ(from(both(kSlurm, kTorchrun)).contract, "torchrun");
-  EXPECT_EQ(from(both(kSlurm, kLockstep)).contract, "lockstep");
-  EXPECT_EQ(from(both(kSlurm, kByHand)).contract, "env://");
-  EXPECT_EQ(from({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).contract, "pmi")
+  EXPECT_EQ(from(both(kSlurm, kPmi)).source, "slurm") << "srun --mpi=pmi2";
+  EXPECT_EQ(from(both(kSlurm, kPmix)).source, "slurm") << "srun --mpi=pmix";
+  EXPECT_EQ(from(both(both(kSlurm, kPmi), kHydra)).source, "pmi") << "SLURM's step is that of hydra's daemons";
+  EXPECT_EQ(from(both(kPmi, kPmix)).source, "pmi");
+  EXPECT_EQ(from(both(kSlurm, kTorchrun)).source, "torchrun");
+  EXPECT_EQ(from(both(kSlurm, kLockstep)).source, "lockstep");
+  EXPECT_EQ(from(both(kSlurm, kByHand)).source, "env://");
+  EXPECT_EQ(from({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}).source, "pmi")
       << "mpiexec in a batch script";
-  EXPECT_EQ(from(with(kSlurm, "LOCKSTEP_STORE", "a:5")).contract, "slurm");
-  EXPECT_EQ(from(with(with(kPmix, "SLURM_NTASKS", "2"), "LOCKSTEP_STORE", "a:5")).contract, "pmix");
+  EXPECT_EQ(from(with(kSlurm, "LOCKSTEP_STORE", "a:5")).source, "slurm");
+  EXPECT_EQ(from(with(with(kPmix, "SLURM_NTASKS", "2"), "LOCKSTEP_STORE", "a:5")).source, "pmix");
 }
 
-TEST(Identity, OneContractIsForced) {
+TEST(Identity, EnvFromForcesASource) {
   const Variables all = both(both(both(kSlurm, kMpi), both(kPmi, kPmix)), both(kLockstep, kTorchrun));
   const auto forced = [&](const Variables& variables, const char* name) {
-    return from(with(variables, "LOCKSTEP_ENV_FROM", name)).contract;
+    return from(with(variables, "LOCKSTEP_ENV_FROM", name)).source;
   };
   for (const char* const name : {"none", "lockstep", "torchrun", "mpi", "slurm", "pmi"})
     EXPECT_EQ(forced(all, name), name);
   EXPECT_EQ(forced(all, "auto"), "lockstep");
   EXPECT_EQ(forced(without(without(all, "PMI_RANK"), "PMI_SIZE"), "pmi"), "pmix");
-  EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "slurm"}).contract, "slurm")
+  EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "slurm"}).source, "slurm")
       << "the program outranks the variable";
-  EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "auto"}).contract, "lockstep");
-  EXPECT_EQ(from(all, {.rank = 0, .world_size = 1, .env_from = "slurm"}).contract, "explicit");
+  EXPECT_EQ(from(with(all, "LOCKSTEP_ENV_FROM", "mpi"), {.env_from = "auto"}).source, "lockstep");
+  EXPECT_EQ(from(all, {.rank = 0, .world_size = 1, .env_from = "slurm"}).source, "explicit");
   expect_refused(all, "InitOptions.env_from is \"srun\"; allowed are auto", {.env_from = "srun"});
   expect_refused({}, "SLURM_NTASKS is not set", {.env_from = "slurm"});
   expect_refused({}, "PMI_SIZE is not set", {.env_from = "pmi"});
 }
 
-TEST(Identity, WhatIsLaunchedStartsNoRanksOfItsOwn) {
-  const auto launched = [](const Variables& variables) { return !contract_of(environment(variables)).empty(); };
+TEST(Identity, LaunchedProcessIsRecognised) {
+  const auto launched = [](const Variables& variables) { return !identity_source(environment(variables)).empty(); };
   for (const Variables& variables : {kLockstep, kTorchrun, kMpi, kSlurm, kPmi, kPmix, kByHand})
     EXPECT_TRUE(launched(variables));
   EXPECT_TRUE(launched({{"LOCKSTEP_ENV_FROM", "none"}}));
   EXPECT_FALSE(launched({{"LOCKSTEP_ENV_FROM", "auto"}}));
   EXPECT_FALSE(launched({}));
   EXPECT_FALSE(launched(without(kSlurm, "SLURM_STEP_ID"))) << "a batch script";
-  EXPECT_EQ(contract_of(environment(kSlurm)), "slurm");
-  EXPECT_EQ(contract_of(environment({{"LOCKSTEP_RANK", "0"}})), "lockstep")
+  EXPECT_EQ(identity_source(environment(kSlurm)), "slurm");
+  EXPECT_EQ(identity_source(environment({{"LOCKSTEP_RANK", "0"}})), "lockstep")
       << "half of it is a rank's as well: init() says what is missing";
 }
 
-TEST(Identity, WhatIsMissingIsNamed) {
+TEST(Identity, MissingVariableIsNamed) {
   for (const char* const name : {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_STORE", "LOCKSTEP_JOB"})
     expect_refused(without(kLockstep, name), std::string(name) + " is not set");
   for (const char* const name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
@@ -323,7 +323,7 @@ TEST(Identity, WhatIsMissingIsNamed) {
   expect_refused({}, "InitOptions.address is empty", {.rank = 0, .world_size = 2});
 }
 
-TEST(Identity, WhatContradictsIsNamedWithItsValue) {
+TEST(Identity, ContradictingValueIsNamed) {
   expect_refused(with(kByHand, "RANK", "2"), "RANK is 2, but WORLD_SIZE is 2; allowed is 0 to 1");
   expect_refused(with(kByHand, "RANK", "-1"), "RANK is \"-1\"");
   expect_refused(with(kByHand, "WORLD_SIZE", "0"), "WORLD_SIZE is \"0\"; allowed is an integer from 1");

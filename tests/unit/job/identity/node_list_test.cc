@@ -25,7 +25,7 @@ void expect_bad_counts(std::string_view text, const std::string& part) {
   EXPECT_THAT(message_of<base::UsageError>([&] { counts(text); }), HasSubstr(part));
 }
 
-TEST(NodeList, Hosts) {
+TEST(NodeList, ExpandsHosts) {
   EXPECT_THAT(hosts("alpha"), ElementsAre("alpha"));
   EXPECT_THAT(hosts("h[1-3,07-09],x5"), ElementsAre("h1", "h2", "h3", "h07", "h08", "h09", "x5"));
   EXPECT_THAT(hosts("rack[0-1]n[2-3]"), ElementsAre("rack0n2", "rack0n3", "rack1n2", "rack1n3"));
@@ -37,7 +37,7 @@ TEST(NodeList, Hosts) {
   EXPECT_EQ(hosts("h[0-63][0-63]").size(), kMaxNodes);
 }
 
-TEST(NodeList, WhatIsNoListOfHosts) {
+TEST(NodeList, RejectsInvalidHostLists) {
   expect_bad_hosts("", "LIST is \"\": a name is missing at column 1; allowed are host names and ranges");
   expect_bad_hosts("a,,b", "a name is missing at column 3");
   expect_bad_hosts("a,", "a name is missing at column 3");
@@ -56,7 +56,7 @@ TEST(NodeList, WhatIsNoListOfHosts) {
   expect_bad_hosts(std::string_view("a\0b", 3), "a name is missing at column 2");
 }
 
-TEST(NodeList, ListsThatAreTooLongAreRefusedBeforeTheyAreMade) {
+TEST(NodeList, RejectsHugeListsBeforeExpanding) {
   expect_bad_hosts("h[0-4096]", "there are more than 4096 entries");
   expect_bad_hosts("h[0-999999999999999999]", "there are more than 4096 entries");
   expect_bad_hosts("h[0-63][0-64]", "there are more than 4096 entries");
@@ -72,7 +72,7 @@ TEST(NodeList, ListsThatAreTooLongAreRefusedBeforeTheyAreMade) {
   expect_bad_hosts(brackets, "a name is too long");
 }
 
-TEST(NodeList, Counts) {
+TEST(NodeList, ExpandsCounts) {
   EXPECT_THAT(counts("2(x2),1"), ElementsAre(2, 2, 1));
   EXPECT_THAT(counts("2,1"), ElementsAre(2, 1));
   EXPECT_THAT(counts("16"), ElementsAre(16));
@@ -90,7 +90,7 @@ TEST(NodeList, Counts) {
   expect_bad_counts("99999999999999999999", "a number is too long");
 }
 
-TEST(NodeList, HostsAreThoseOfScontrol) {
+TEST(NodeList, MatchesScontrol) {
   const tests::TempDir folder;
   const std::string conf = folder.write("slurm.conf", "ClusterName=t\nSlurmctldHost=localhost\n");
   for (const std::string list : {"alpha", "h[1-3,07-09],x5", "rack[0-1]n[2-3]", "a[009-11]", "a[9-011]",

@@ -24,7 +24,7 @@ constexpr auto kLimit = std::chrono::seconds(10);
 
 /// A launcher that answers each line with the next of `answers`, and then keeps silent until the rank has gone. What it
 /// was asked.
-Lines talk(const Lines& answers, const std::function<void(int fd)>& rank) {
+Lines run_fake_launcher(const Lines& answers, const std::function<void(int fd)>& rank) {
   int ends[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   base::Fd launcher(ends[0]);
@@ -52,7 +52,7 @@ Lines talk(const Lines& answers, const std::function<void(int fd)>& rank) {
 const Lines kAnswers = {"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n", "cmd=my_kvsname kvsname=kvs_1\n",
                         "cmd=barrier_out\n", "cmd=get_result rc=0 msg=success value=686f0a00\n", "cmd=finalize_ack\n"};
 
-Lines with(std::size_t place, const std::string& answer) {
+Lines with_reply(std::size_t place, const std::string& answer) {
   Lines answers = kAnswers;
   answers[place] = answer;
   return answers;
@@ -60,9 +60,9 @@ Lines with(std::size_t place, const std::string& answer) {
 
 void expect_failure(const Lines& answers, Cause cause, const std::string& part,
                     std::chrono::milliseconds limit = kLimit) {
-  talk(answers, [&](int fd) {
+  run_fake_launcher(answers, [&](int fd) {
     try {
-      broadcast_by_pmi(fd, 1, "", Deadline::in(limit));
+      pmi_broadcast(fd, 1, "", Deadline::in(limit));
       FAIL() << "no error: " << part;
     } catch (const CommError& error) {
       EXPECT_EQ(error.cause(), cause) << error.what();
@@ -71,46 +71,47 @@ void expect_failure(const Lines& answers, Cause cause, const std::string& part,
   });
 }
 
-TEST(Pmi, RankZeroPutsItsTextIntoTheLaunchersTable) {
+TEST(Pmi, RankZeroPutsItsText) {
   Lines answers = kAnswers;
   answers.insert(answers.begin() + 2, "cmd=put_result rc=0 msg=success\n");
-  const Lines asked = talk(answers, [](int fd) {
-    EXPECT_EQ(broadcast_by_pmi(fd, 0, std::string("ho\n\0", 4), Deadline::in(kLimit)), std::string("ho\n\0", 4));
+  const Lines asked = run_fake_launcher(answers, [](int fd) {
+    EXPECT_EQ(pmi_broadcast(fd, 0, std::string("ho\n\0", 4), Deadline::in(kLimit)), std::string("ho\n\0", 4));
   });
   EXPECT_THAT(asked, ElementsAre("cmd=init pmi_version=1 pmi_subversion=1", "cmd=get_my_kvsname",
                                  "cmd=put kvsname=kvs_1 key=lockstep-meeting value=686f0a00", "cmd=barrier_in",
                                  "cmd=get kvsname=kvs_1 key=lockstep-meeting", "cmd=finalize"));
 }
 
-TEST(Pmi, TheOthersTakeItFromThere) {
-  const Lines asked = talk(
-      kAnswers, [](int fd) { EXPECT_EQ(broadcast_by_pmi(fd, 1, "", Deadline::in(kLimit)), std::string("ho\n\0", 4)); });
+TEST(Pmi, OtherRanksGetTheText) {
+  const Lines asked = run_fake_launcher(
+      kAnswers, [](int fd) { EXPECT_EQ(pmi_broadcast(fd, 1, "", Deadline::in(kLimit)), std::string("ho\n\0", 4)); });
   EXPECT_EQ(asked.size(), 5u);
 }
 
-TEST(Pmi, WhatALauncherMayDoWrong) {
-  expect_failure(with(0, "cmd=response_to_init rc=-1\n"), Cause::kProtocol,
+TEST(Pmi, InvalidRepliesAreErrors) {
+  expect_failure(with_reply(0, "cmd=response_to_init rc=-1\n"), Cause::kProtocol,
                  "answers \"cmd=init pmi_version=1 pmi_subversion=1\" by \"cmd=response_to_init rc=-1\"");
-  expect_failure(with(1, "nonsense\n"), Cause::kProtocol, "by \"nonsense\"");
-  expect_failure(with(1, std::string(5000, 'x') + "\n"), Cause::kProtocol, "by a line of more than 4096 bytes");
-  expect_failure(with(3, "cmd=get_result rc=-1 msg=key_not_found value=unknown\n"), Cause::kProtocol, "key_not_found");
+  expect_failure(with_reply(1, "nonsense\n"), Cause::kProtocol, "by \"nonsense\"");
+  expect_failure(with_reply(1, std::string(5000, 'x') + "\n"), Cause::kProtocol, "by a line of more than 4096 bytes");
+  expect_failure(with_reply(3, "cmd=get_result rc=-1 msg=key_not_found value=unknown\n"), Cause::kProtocol,
+                 "key_not_found");
   expect_failure({kAnswers[0], kAnswers[1]}, Cause::kJoinTimeout, "did not answer in time",
                  std::chrono::milliseconds(50));
 }
 
-TEST(Pmi, ALauncherThatIsGone) {
+TEST(Pmi, LostLauncherIsAnError) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const base::Fd rank(ends[1]);
   base::Fd(ends[0]).reset();
   const auto ask = [](int fd) {
-    return tests::message_of<CommError>([&] { broadcast_by_pmi(fd, 1, "", Deadline::in(kLimit)); });
+    return tests::message_of<CommError>([&] { pmi_broadcast(fd, 1, "", Deadline::in(kLimit)); });
   };
   EXPECT_THAT(ask(rank.get()), HasSubstr("cannot be asked: Broken pipe"));
   EXPECT_THAT(ask(1000000), HasSubstr("PMI_FD is 1000000) cannot be asked: Bad file descriptor"));
 }
 
-TEST(Pmi, Fields) {
+TEST(Pmi, ParsesFields) {
   EXPECT_EQ(pmi_field("cmd=maxes kvsname_max=256 keylen_max=64", "keylen_max"), "64");
   EXPECT_EQ(pmi_field("cmd=maxes kvsname_max=256", "kvsname"), "");
   EXPECT_EQ(pmi_field("value=a=b", "value"), "a=b");

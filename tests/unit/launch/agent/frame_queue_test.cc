@@ -12,19 +12,19 @@ namespace lockstep::launcher {
 namespace {
 
 /// A pipe that nobody reads until read_all().
-struct Channel {
+struct UnreadPipe {
   base::Pipe pipe = base::make_pipe();
-  Channel() {
+  UnreadPipe() {
     base::set_nonblocking(pipe.write.get());
     base::set_nonblocking(pipe.read.get());
   }
   /// Flushes and reads by turns until nothing is left.
-  std::vector<Frame> read_all(Outbox& outbox) {
-    FrameReader reader(kMaxFrame);
+  std::vector<Frame> read_all(FrameQueue& queue) {
+    FrameReader reader(kMaxFrameBytes);
     std::vector<Frame> frames;
     char bytes[1 << 16];
-    for (ssize_t size = 1; size > 0 || !outbox.empty();) {
-      EXPECT_TRUE(outbox.flush());
+    for (ssize_t size = 1; size > 0 || !queue.empty();) {
+      EXPECT_TRUE(queue.flush());
       size = ::read(pipe.read.get(), bytes, sizeof bytes);
       if (size > 0) reader.feed({bytes, static_cast<std::size_t>(size)});
       while (auto frame = reader.next()) frames.push_back(*frame);
@@ -33,38 +33,38 @@ struct Channel {
   }
 };
 
-TEST(Outbox, FramesComeInOrder) {
-  Channel channel;
-  Outbox outbox(channel.pipe.write.get());
-  outbox.push({FrameKind::kStdout, 0, "a"});
-  outbox.push({FrameKind::kEnded, 0, "b"});
-  const auto frames = channel.read_all(outbox);
+TEST(FrameQueue, FramesArriveInOrder) {
+  UnreadPipe channel;
+  FrameQueue queue(channel.pipe.write.get());
+  queue.push({FrameKind::kStdout, 0, "a"});
+  queue.push({FrameKind::kRankExited, 0, "b"});
+  const auto frames = channel.read_all(queue);
   ASSERT_EQ(frames.size(), 2u);
   EXPECT_EQ(frames[0].payload, "a");
   EXPECT_EQ(frames[1].payload, "b");
 }
 
-TEST(Outbox, OldOutputIsDroppedAndCountedAndTheRestIsKept) {
-  Channel channel;
+TEST(FrameQueue, OldestOutputIsDroppedAndCounted) {
+  UnreadPipe channel;
   constexpr std::size_t kChunk = 10000, kChunks = 100, kLimit = 50000;
-  Outbox outbox(channel.pipe.write.get(), kLimit);
+  FrameQueue queue(channel.pipe.write.get(), kLimit);
   for (std::size_t i = 0; i < kChunks; ++i) {
-    outbox.push({FrameKind::kStdout, static_cast<int>(i), std::string(kChunk, 'x')});
-    if (i % 10 == 0) outbox.push({FrameKind::kEnded, static_cast<int>(i), ""});
-    ASSERT_TRUE(outbox.flush());
+    queue.push({FrameKind::kStdout, static_cast<int>(i), std::string(kChunk, 'x')});
+    if (i % 10 == 0) queue.push({FrameKind::kRankExited, static_cast<int>(i), ""});
+    ASSERT_TRUE(queue.flush());
   }
   std::size_t output = 0, ends = 0;
   std::int64_t dropped = 0;
   int last = -1;
-  for (const Frame& frame : channel.read_all(outbox)) {
+  for (const Frame& frame : channel.read_all(queue)) {
     if (frame.kind == FrameKind::kStdout) {
       EXPECT_EQ(frame.payload.size(), kChunk);
       EXPECT_GT(frame.rank, last);
       last = frame.rank;
       ++output;
     }
-    ends += frame.kind == FrameKind::kEnded;
-    if (frame.kind == FrameKind::kDropped) dropped += decode_numbers(frame.payload, 1)[0];
+    ends += frame.kind == FrameKind::kRankExited;
+    if (frame.kind == FrameKind::kOutputDropped) dropped += decode_numbers(frame.payload, 1)[0];
   }
   EXPECT_EQ(ends, 10u);
   EXPECT_EQ(last, 99);
@@ -72,32 +72,32 @@ TEST(Outbox, OldOutputIsDroppedAndCountedAndTheRestIsKept) {
   EXPECT_EQ(output * (kChunk + 13) + static_cast<std::size_t>(dropped), kChunks * (kChunk + 13));
 }
 
-TEST(Outbox, PulsesDoNotPileUp) {
-  Channel channel;
-  Outbox outbox(channel.pipe.write.get());
+TEST(FrameQueue, OnlyTheNewestRankHealthIsKept) {
+  UnreadPipe channel;
+  FrameQueue queue(channel.pipe.write.get());
   // More than the pipe holds, so that one of them is half written.
   for (int beat = 0; beat < 20000; ++beat) {
-    for (int rank = 0; rank < 2; ++rank) outbox.push({FrameKind::kPulse, rank, std::to_string(beat)});
-    ASSERT_TRUE(outbox.flush());
+    for (int rank = 0; rank < 2; ++rank) queue.push({FrameKind::kRankHealth, rank, std::to_string(beat)});
+    ASSERT_TRUE(queue.flush());
   }
-  outbox.push({FrameKind::kEnded, 0, ""});
-  const auto frames = channel.read_all(outbox);
+  queue.push({FrameKind::kRankExited, 0, ""});
+  const auto frames = channel.read_all(queue);
   EXPECT_LT(frames.size(), 10000u);
   ASSERT_GE(frames.size(), 3u);
-  EXPECT_EQ(frames.back().kind, FrameKind::kEnded);
+  EXPECT_EQ(frames.back().kind, FrameKind::kRankExited);
   std::map<int, std::string> last;
   for (const Frame& frame : frames)
-    if (frame.kind == FrameKind::kPulse) last[frame.rank] = frame.payload;
+    if (frame.kind == FrameKind::kRankHealth) last[frame.rank] = frame.payload;
   EXPECT_EQ(last, (std::map<int, std::string>{{0, "19999"}, {1, "19999"}}));
 }
 
-TEST(Outbox, AReaderThatIsGoneIsTold) {
-  Channel channel;
-  Outbox outbox(channel.pipe.write.get());
+TEST(FrameQueue, ClosedReaderIsReported) {
+  UnreadPipe channel;
+  FrameQueue queue(channel.pipe.write.get());
   channel.pipe.read.reset();
   ::signal(SIGPIPE, SIG_IGN);
-  outbox.push({FrameKind::kDone, -1, ""});
-  EXPECT_FALSE(outbox.flush());
+  queue.push({FrameKind::kDone, -1, ""});
+  EXPECT_FALSE(queue.flush());
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ using Words = std::vector<std::string>;
 
 RunOptions run_of(Words words) {
   words.insert(words.begin(), "run");
-  const Command command = parse_command_line(words);
-  EXPECT_EQ(command.verb, Verb::kRun);
+  const CommandLine command = parse_command_line(words);
+  EXPECT_EQ(command.subcommand, Subcommand::kRun);
   return command.run;
 }
 
@@ -26,7 +26,7 @@ std::string error_of(Words words) {
   return message_of<base::UsageError>([&] { parse_command_line(words); });
 }
 
-TEST(Options, DefaultsAreThoseOfTheHeader) {
+TEST(CommandLineOptions, DefaultsMatchTheHeader) {
   const RunOptions run = run_of({"prog"});
   EXPECT_EQ(run.ranks, 0);
   EXPECT_TRUE(run.bind);
@@ -40,7 +40,7 @@ TEST(Options, DefaultsAreThoseOfTheHeader) {
   EXPECT_THAT(run.command, ElementsAre("prog"));
 }
 
-TEST(Options, RestartsAndWhatBelongsToThem) {
+TEST(CommandLineOptions, RestartOptions) {
   const RunOptions run = run_of({"--max-restarts", "3", "--restart-pause", "0.25", "--min-hosts", "2", "prog"});
   EXPECT_EQ(run.max_restarts, 3);
   EXPECT_EQ(run.restart_pause, std::chrono::milliseconds(250));
@@ -58,15 +58,15 @@ TEST(Options, RestartsAndWhatBelongsToThem) {
               HasSubstr("--restart-pause is given without --max-restarts"));
 }
 
-TEST(Options, StatusTakesOneOption) {
-  EXPECT_EQ(parse_command_line({"status"}).verb, Verb::kStatus);
+TEST(CommandLineOptions, StatusTakesOneOption) {
+  EXPECT_EQ(parse_command_line({"status"}).subcommand, Subcommand::kStatus);
   EXPECT_FALSE(parse_command_line({"status"}).json);
   EXPECT_TRUE(parse_command_line({"status", "--json"}).json);
-  EXPECT_EQ(parse_command_line({"status", "--help"}).verb, Verb::kPrint);
+  EXPECT_EQ(parse_command_line({"status", "--help"}).subcommand, Subcommand::kPrint);
   EXPECT_THAT(error_of({"status", "--jsn"}), AllOf(HasSubstr("\"--jsn\""), HasSubstr("allowed are --json")));
 }
 
-TEST(Options, EverySpellingOfTheNumberOfRanks) {
+TEST(CommandLineOptions, EverySpellingOfTheNumberOfRanks) {
   for (const Words& words : {Words{"-n", "3", "p"}, Words{"-np", "3", "p"}, Words{"-n3", "p"}, Words{"-np3", "p"},
                              Words{"--ranks=3", "p"}, Words{"--ranks", "3", "--", "p"}}) {
     EXPECT_EQ(run_of(words).ranks, 3) << words[0];
@@ -74,14 +74,14 @@ TEST(Options, EverySpellingOfTheNumberOfRanks) {
   }
 }
 
-TEST(Options, WhatFollowsTheProgramIsTheProgramsOwn) {
+TEST(CommandLineOptions, ProgramArgumentsAreNotParsed) {
   EXPECT_THAT(run_of({"-n", "2", "p", "-n", "7", "-np", "--help", "--", "x"}).command,
               ElementsAre("p", "-n", "7", "-np", "--help", "--", "x"));
   EXPECT_THAT(run_of({"--", "--odd", "-n"}).command, ElementsAre("--odd", "-n"));
   EXPECT_THAT(run_of({"-n", "2", "p", ""}).command, ElementsAre("p", ""));
 }
 
-TEST(Options, AllOfThemTogether) {
+TEST(CommandLineOptions, AllOptionsTogether) {
   const RunOptions run = run_of({"--transport",
                                  "gloo",
                                  "--bind=none",
@@ -119,13 +119,13 @@ TEST(Options, AllOfThemTogether) {
   EXPECT_THAT(run.command, ElementsAre("p", "a"));
 }
 
-TEST(Options, PassLocalRankTakesNoFollowingWord) {
+TEST(CommandLineOptions, PassLocalRankTakesNoSeparateValue) {
   const RunOptions run = run_of({"--pass-local-rank", "p"});
   EXPECT_EQ(run.local_rank_argument, "local_rank");
   EXPECT_THAT(run.command, ElementsAre("p"));
 }
 
-TEST(Options, RefusalsNameArgumentValueAndWhatIsAllowed) {
+TEST(CommandLineOptions, ErrorsNameArgumentValueAndExpectedValues) {
   for (const char* bad : {"0", "-1", "12a", "4097", "99999999999999999999", " 1", "1.5"})
     EXPECT_THAT(error_of({"run", std::string("--ranks=") + bad, "p"}),
                 AllOf(HasSubstr("-n"), HasSubstr(bad), HasSubstr("1 to 4096")))
@@ -154,25 +154,25 @@ TEST(Options, RefusalsNameArgumentValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of({}), HasSubstr("no command"));
 }
 
-TEST(Options, RefusalsAreOneLine) {
+TEST(CommandLineOptions, ErrorsAreOneLine) {
   for (const Words& words :
        {Words{"run", "-n", "1\n2", "p"}, Words{"run", "-n"}, Words{"run", "--a\nb"}, Words{"x\ny"}})
     EXPECT_EQ(error_of(words).find('\n'), std::string::npos) << error_of(words);
 }
 
-TEST(Options, HelpAndVersionArePrinted) {
+TEST(CommandLineOptions, HelpAndVersionArePrinted) {
   for (const Words& words :
        {Words{"--help"}, Words{"run", "--help"}, Words{"run", "-n", "2", "-h"}, Words{"--version"}}) {
-    const Command command = parse_command_line(words);
-    EXPECT_EQ(command.verb, Verb::kPrint);
+    const CommandLine command = parse_command_line(words);
+    EXPECT_EQ(command.subcommand, Subcommand::kPrint);
     EXPECT_FALSE(command.text.empty());
   }
-  EXPECT_EQ(parse_command_line({"agent"}).verb, Verb::kAgent);
+  EXPECT_EQ(parse_command_line({"agent"}).subcommand, Subcommand::kAgent);
 }
 
-TEST(Options, WhatFollowsBenchIsForLockstepBench) {
-  const Command command = parse_command_line({"bench", "all-reduce", "-n", "2", "--help"});
-  EXPECT_EQ(command.verb, Verb::kBench);
+TEST(CommandLineOptions, BenchPassesItsArgumentsOn) {
+  const CommandLine command = parse_command_line({"bench", "all-reduce", "-n", "2", "--help"});
+  EXPECT_EQ(command.subcommand, Subcommand::kBench);
   EXPECT_THAT(command.words, ElementsAre("all-reduce", "-n", "2", "--help"));
 }
 

@@ -16,8 +16,8 @@ using Words = std::vector<std::string>;
 
 DoctorOptions doctor_of(Words words) {
   words.insert(words.begin(), "doctor");
-  const Command command = parse_command_line(words);
-  EXPECT_EQ(command.verb, Verb::kDoctor);
+  const CommandLine command = parse_command_line(words);
+  EXPECT_EQ(command.verb, Subcommand::kDoctor);
   return command.doctor;
 }
 
@@ -26,7 +26,7 @@ std::string error_of(Words words) {
   return message_of<base::UsageError>([&] { parse_command_line(words); });
 }
 
-TEST(DoctorOptions, NothingNeedsToBeSaid) {
+TEST(DoctorOptions, AllOptionsAreOptional) {
   const DoctorOptions options = doctor_of({});
   EXPECT_TRUE(options.hosts.empty());
   EXPECT_TRUE(options.command.empty());
@@ -34,7 +34,7 @@ TEST(DoctorOptions, NothingNeedsToBeSaid) {
   EXPECT_EQ(options.model_bytes, 250'000'000u);
 }
 
-TEST(DoctorOptions, HostsAreSaidAsInRun) {
+TEST(DoctorOptions, HostOptionsAreThoseOfRun) {
   const DoctorOptions options =
       doctor_of({"-H", "a:2,b", "--connect-timeout", "3", "--interface", "eth0", "--remote-path", "/x", "--cwd", "/d",
                  "--mpi", "--json", "p", "--json", "-n"});
@@ -49,7 +49,7 @@ TEST(DoctorOptions, HostsAreSaidAsInRun) {
   EXPECT_THAT(error_of({"--", ""}), HasSubstr("the program is \"\""));
 }
 
-TEST(DoctorOptions, BytesAreDecimal) {
+TEST(DoctorOptions, ByteUnitsAreDecimal) {
   EXPECT_EQ(doctor_of({"--model-bytes", "7"}).model_bytes, 7u);
   EXPECT_EQ(doctor_of({"--model-bytes", "2K"}).model_bytes, 2000u);
   EXPECT_EQ(doctor_of({"--model-bytes=14G"}).model_bytes, 14'000'000'000u);
@@ -57,9 +57,9 @@ TEST(DoctorOptions, BytesAreDecimal) {
     EXPECT_THAT(error_of({std::string("--model-bytes=") + bad}), HasSubstr("--model-bytes")) << bad;
 }
 
-TEST(DoctorOptions, HelpIsText) {
-  const Command command = parse_command_line({"doctor", "--help"});
-  EXPECT_EQ(command.verb, Verb::kPrint);
+TEST(DoctorOptions, HelpReturnsText) {
+  const CommandLine command = parse_command_line({"doctor", "--help"});
+  EXPECT_EQ(command.verb, Subcommand::kPrint);
   EXPECT_THAT(command.text,
               AllOf(HasSubstr("usage: lockstep doctor"), HasSubstr("--model-bytes"), HasSubstr("--hostfile")));
 }

@@ -16,28 +16,29 @@ using ::testing::StartsWith;
 using tests::message_of;
 
 std::string error_of(const std::string& text) {
-  return message_of<base::UsageError>([&] { parse_hosts(text); });
+  return message_of<base::UsageError>([&] { parse_host_list(text); });
 }
 
 std::string file_error_of(const std::string& text) {
   return message_of<base::FormatError>([&] { parse_host_file("hosts", text); });
 }
 
-TEST(HostList, NamesAddressesUsersAndSlots) {
-  EXPECT_THAT(parse_hosts("alpha:4,beta"), ElementsAre(Host{.name = "alpha", .slots = 4}, Host{.name = "beta"}));
-  EXPECT_THAT(parse_hosts("me@10.0.0.1:2,[fe80::1%eth0]:8,fe80::2,x@[::1]"),
+TEST(HostList, ParsesNamesAddressesUsersAndSlots) {
+  EXPECT_THAT(parse_host_list("alpha:4,beta"), ElementsAre(Host{.name = "alpha", .slots = 4}, Host{.name = "beta"}));
+  EXPECT_THAT(parse_host_list("me@10.0.0.1:2,[fe80::1%eth0]:8,fe80::2,x@[::1]"),
               ElementsAre(Host{.name = "10.0.0.1", .user = "me", .slots = 2}, Host{.name = "fe80::1%eth0", .slots = 8},
                           Host{.name = "fe80::2"}, Host{.name = "::1", .user = "x"}));
 }
 
-TEST(HostList, AHostThatIsNamedAgainTakesMore) {
-  EXPECT_THAT(parse_hosts("a:1,b:2,a:3"), ElementsAre(Host{.name = "a", .slots = 4}, Host{.name = "b", .slots = 2}));
+TEST(HostList, RepeatedHostsAddSlots) {
+  EXPECT_THAT(parse_host_list("a:1,b:2,a:3"),
+              ElementsAre(Host{.name = "a", .slots = 4}, Host{.name = "b", .slots = 2}));
   EXPECT_THAT(error_of("a,b,a:3"), AllOf(StartsWith("-H:1:5: "), HasSubstr("with slots and without")));
   EXPECT_THAT(error_of("a:1,b,me@a:3"), AllOf(StartsWith("-H:1:7: "), HasSubstr("another user")));
   EXPECT_THAT(error_of("a:4000,a:97"), AllOf(StartsWith("-H:1:8: "), HasSubstr("4097 slots")));
 }
 
-TEST(HostList, EveryMistakeIsNamedWithItsPlace) {
+TEST(HostList, EveryErrorNamesItsPosition) {
   for (const auto& [text, place] : std::vector<std::pair<std::string, std::string>>{
            {"", "-H:1:1: a host without a name"},
            {"a,,b", "-H:1:3: a host without a name"},
@@ -62,13 +63,13 @@ TEST(HostList, EveryMistakeIsNamedWithItsPlace) {
     EXPECT_THAT(error_of(text), StartsWith(place)) << text;
 }
 
-TEST(HostFile, BothWaysToWriteSlots) {
+TEST(HostFile, BothSlotSyntaxes) {
   EXPECT_THAT(parse_host_file("hosts", "# ours\nalpha slots=4\r\n\n  beta:2 # a comment\n[::1]:3\nlast"),
               ElementsAre(Host{.name = "alpha", .slots = 4}, Host{.name = "beta", .slots = 2},
                           Host{.name = "::1", .slots = 3}, Host{.name = "last"}));
 }
 
-TEST(HostFile, OptionsOfAHost) {
+TEST(HostFile, HostOptionsInAHostFile) {
   EXPECT_THAT(parse_host_file("hosts", "a:1 port=2222 user=me path=/opt/bin/lockstep interface=10.0.0.0/8\n"),
               ElementsAre(Host{.name = "a",
                                .user = "me",
@@ -78,7 +79,7 @@ TEST(HostFile, OptionsOfAHost) {
                                .interface = "10.0.0.0/8"}));
 }
 
-TEST(HostFile, EveryMistakeIsNamedWithItsPlace) {
+TEST(HostFile, EveryErrorNamesItsPosition) {
   for (const auto& [text, place] : std::vector<std::pair<std::string, std::string>>{
            {"", "hosts:1:1: no host"},
            {"# none\n\n", "hosts:3:1: no host"},
@@ -96,16 +97,16 @@ TEST(HostFile, EveryMistakeIsNamedWithItsPlace) {
     EXPECT_THAT(file_error_of(text), StartsWith(place)) << text;
 }
 
-TEST(HostFile, ATextThatIsTooLongIsNotRead) {
+TEST(HostFile, OverlongTextIsRejected) {
   EXPECT_THAT(file_error_of(std::string((1 << 20) + 1, '#')), StartsWith("hosts:1:1: longer than"));
   std::string many;
   for (int i = 0; i < 4097; ++i) many += "h" + std::to_string(i) + "\n";
   EXPECT_THAT(file_error_of(many), StartsWith("hosts:4097:1: more than 4096 hosts"));
 }
 
-TEST(HostList, WhatSshIsGiven) {
-  EXPECT_EQ(destination_of({.name = "a"}), "a");
-  EXPECT_EQ(destination_of({.name = "fe80::1", .user = "me"}), "me@fe80::1");
+TEST(HostList, SshDestination) {
+  EXPECT_EQ(ssh_destination({.name = "a"}), "a");
+  EXPECT_EQ(ssh_destination({.name = "fe80::1", .user = "me"}), "me@fe80::1");
 }
 
 }  // namespace

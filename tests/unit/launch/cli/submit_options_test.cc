@@ -17,13 +17,13 @@ using ::testing::IsEmpty;
 using tests::message_of;
 using Words = std::vector<std::string>;
 
-SubmitOptions options_of(const Words& words) { return parse_submit(words).options; }
+SubmitOptions options_of(const Words& words) { return parse_submit_options(words).options; }
 
 std::string error_of(const Words& words) {
-  return message_of<base::UsageError>([&] { parse_submit(words); });
+  return message_of<base::UsageError>([&] { parse_submit_options(words); });
 }
 
-TEST(SubmitOptions, DefaultsAreThoseOfTheHeader) {
+TEST(SubmitOptions, DefaultsMatchTheHeader) {
   const SubmitOptions submit = options_of({"./bin/train", "--lr", "0.1"});
   EXPECT_EQ(submit.nodes + submit.gpus_per_node + submit.mem + submit.time + submit.partition + submit.account +
                 submit.array + submit.remote_path,
@@ -35,12 +35,12 @@ TEST(SubmitOptions, DefaultsAreThoseOfTheHeader) {
   EXPECT_EQ(submit.signal_before, 120);
   EXPECT_FALSE(submit.dry_run);
   EXPECT_FALSE(submit.follow);
-  EXPECT_THAT(submit.run_words, IsEmpty());
-  EXPECT_THAT(submit.passed_on, IsEmpty());
+  EXPECT_THAT(submit.run_options, IsEmpty());
+  EXPECT_THAT(submit.sbatch_options, IsEmpty());
   EXPECT_THAT(submit.command, ElementsAre("./bin/train", "--lr", "0.1"));
 }
 
-TEST(SubmitOptions, AllOfThemTogether) {
+TEST(SubmitOptions, AllOptionsTogether) {
   const SubmitOptions submit = options_of({"--nodes",
                                            "2-4",
                                            "--ranks-per-node=3",
@@ -84,12 +84,12 @@ TEST(SubmitOptions, AllOfThemTogether) {
   EXPECT_FALSE(submit.requeue);
   EXPECT_EQ(submit.signal_before, 300);
   EXPECT_EQ(submit.remote_path, "/opt/lockstep");
-  EXPECT_THAT(submit.run_words, ElementsAre("-n2", "--bind=none"));
+  EXPECT_THAT(submit.run_options, ElementsAre("-n2", "--bind=none"));
   EXPECT_TRUE(submit.dry_run);
   EXPECT_THAT(submit.command, ElementsAre("-p"));
 }
 
-TEST(SubmitOptions, SbatchsOwnNamesMeanTheSame) {
+TEST(SubmitOptions, SbatchOptionNamesAreAliases) {
   EXPECT_EQ(options_of({"-N2", "p"}).nodes, "2");
   EXPECT_EQ(options_of({"--ntasks-per-node", "5", "p"}).ranks_per_node, 5);
   EXPECT_EQ(options_of({"-n", "6", "p"}).ranks, 6);
@@ -98,39 +98,39 @@ TEST(SubmitOptions, SbatchsOwnNamesMeanTheSame) {
   EXPECT_EQ(options_of({"--job-name=x", "p"}).name, "x");
 }
 
-TEST(SubmitOptions, ARankForEachGpuUnlessTheNumberIsGiven) {
+TEST(SubmitOptions, OneRankPerGpuByDefault) {
   EXPECT_EQ(options_of({"--gpus-per-node", "8", "p"}).ranks_per_node, 8);
   EXPECT_EQ(options_of({"--gpus-per-node", "a100:2", "p"}).ranks_per_node, 2);
   EXPECT_EQ(options_of({"--gpus-per-node", "8", "--ranks-per-node", "2", "p"}).ranks_per_node, 2);
   EXPECT_EQ(options_of({"--gpus-per-node", "8", "--ranks", "2", "p"}).ranks_per_node, 0);
 }
 
-TEST(SubmitOptions, TheNameIsThePrograms) {
+TEST(SubmitOptions, JobNameDefaultsToTheProgram) {
   EXPECT_EQ(options_of({"/opt/my train.py"}).name, "my_train.py");
   EXPECT_EQ(options_of({"./.hidden"}).name, "lockstep");
   EXPECT_EQ(options_of({"dir/"}).name, "lockstep");
 }
 
-TEST(SubmitOptions, WhatIsNotOursIsSbatchs) {
+TEST(SubmitOptions, UnknownOptionsGoToSbatch) {
   const SubmitOptions submit = options_of({"--qos=high", "-wn1", "--nodes", "2", "--exclusive", "-H", "--mail-type=END",
                                            "./train", "--qos=low", "--", "x"});
-  EXPECT_THAT(submit.passed_on, ElementsAre(Words{"--qos=high"}, Words{"-wn1"}, Words{"--exclusive"}, Words{"-H"},
-                                            Words{"--mail-type=END"}));
+  EXPECT_THAT(submit.sbatch_options, ElementsAre(Words{"--qos=high"}, Words{"-wn1"}, Words{"--exclusive"}, Words{"-H"},
+                                                 Words{"--mail-type=END"}));
   EXPECT_THAT(submit.command, ElementsAre("./train", "--qos=low", "--", "x"));
   EXPECT_EQ(submit.nodes, "2");
 }
 
-TEST(SubmitOptions, BeforeTheDashesAWordMayBeTheValueOfSbatchsOption) {
+TEST(SubmitOptions, WordBeforeDashesMayBeAnSbatchValue) {
   const SubmitOptions submit =
       options_of({"--constraint", "gpu", "-w", "n1", "--new-flag", "--nodes", "2", "--", "./train", "--", "x"});
-  EXPECT_THAT(submit.passed_on, ElementsAre(Words{"--constraint", "gpu"}, Words{"-w", "n1"}, Words{"--new-flag"}));
+  EXPECT_THAT(submit.sbatch_options, ElementsAre(Words{"--constraint", "gpu"}, Words{"-w", "n1"}, Words{"--new-flag"}));
   EXPECT_THAT(submit.command, ElementsAre("./train", "--", "x"));
   // One that stands alone takes no word, also where dashes follow.
   EXPECT_THAT(options_of({"--exclusive", "./train", "--", "x"}).command, ElementsAre("./train", "--", "x"));
-  EXPECT_THAT(options_of({"--comment=", "./train"}).passed_on, ElementsAre(Words{"--comment="}));
+  EXPECT_THAT(options_of({"--comment=", "./train"}).sbatch_options, ElementsAre(Words{"--comment="}));
 }
 
-TEST(SubmitOptions, WhereNobodyCanTellTheProgramFromAValueThatIsSaid) {
+TEST(SubmitOptions, AmbiguousProgramIsRejected) {
   EXPECT_THAT(error_of({"--constraint", "gpu", "./train"}),
               AllOf(HasSubstr("\"gpu\""), HasSubstr("\"--constraint=gpu\""), HasSubstr("-- before the program")));
   EXPECT_THAT(error_of({"-w", "n1", "./train"}), AllOf(HasSubstr("\"-w\""), HasSubstr("\"-wn1\"")));
@@ -138,27 +138,27 @@ TEST(SubmitOptions, WhereNobodyCanTellTheProgramFromAValueThatIsSaid) {
   EXPECT_THAT(error_of({"--constraint", "", "--", "./train"}), HasSubstr("\"--constraint\" is \"\""));
 }
 
-TEST(SubmitOptions, WhatTheScriptDependsOnIsNotSbatchs) {
+TEST(SubmitOptions, OptionsSetByTheScriptAreRejected) {
   for (const char* word : {"-o", "-ox", "-D/tmp", "--chdir=/tmp", "--signal=USR1", "--open-mode=truncate",
                            "--test-only", "--wait", "-W", "--wrap=x"})
     EXPECT_THAT(error_of({word, "p"}), HasSubstr("is not passed on to sbatch; allowed is ")) << word;
   EXPECT_THAT(error_of({"--signal=USR1", "p"}), HasSubstr("--signal-before SECONDS"));
 }
 
-TEST(SubmitOptions, EveryFormOfATimeLimit) {
-  EXPECT_EQ(seconds_of_limit("90"), 5400);
-  EXPECT_EQ(seconds_of_limit("4:30"), 270);
-  EXPECT_EQ(seconds_of_limit("4:00:00"), 14400);
-  EXPECT_EQ(seconds_of_limit("1-12"), 129600);
-  EXPECT_EQ(seconds_of_limit("1-12:30"), 131400);
-  EXPECT_EQ(seconds_of_limit("1-12:30:15"), 131415);
-  EXPECT_EQ(seconds_of_limit("0"), 0);
+TEST(SubmitOptions, AllTimeLimitForms) {
+  EXPECT_EQ(parse_time_limit("90"), 5400);
+  EXPECT_EQ(parse_time_limit("4:30"), 270);
+  EXPECT_EQ(parse_time_limit("4:00:00"), 14400);
+  EXPECT_EQ(parse_time_limit("1-12"), 129600);
+  EXPECT_EQ(parse_time_limit("1-12:30"), 131400);
+  EXPECT_EQ(parse_time_limit("1-12:30:15"), 131415);
+  EXPECT_EQ(parse_time_limit("0"), 0);
   for (const char* bad :
        {"", "-", "1-", "-1", ":", "1:", "1:2:3:4", "1-2-3", "4h", " 4", "1.5", "1-2:3:4:5", "12345678901"})
-    EXPECT_FALSE(seconds_of_limit(bad)) << bad;
+    EXPECT_FALSE(parse_time_limit(bad)) << bad;
 }
 
-TEST(SubmitOptions, TheSignalComesBeforeTheLimit) {
+TEST(SubmitOptions, SignalPrecedesTheTimeLimit) {
   EXPECT_EQ(options_of({"--time", "2:00:00", "p"}).signal_before, 120);
   EXPECT_EQ(options_of({"--time", "4", "p"}).signal_before, 60);
   EXPECT_EQ(options_of({"--time", "0", "p"}).signal_before, 120);
@@ -168,7 +168,7 @@ TEST(SubmitOptions, TheSignalComesBeforeTheLimit) {
               AllOf(HasSubstr("--signal-before is 240"), HasSubstr("240 s"), HasSubstr("fewer")));
 }
 
-TEST(SubmitOptions, RefusalsNameArgumentValueAndWhatIsAllowed) {
+TEST(SubmitOptions, ErrorsNameArgumentValueAndExpectedValues) {
   for (const char* bad : {"0", "4097", "x", "1-", "4-2", "1-2-3", "-1", "1.5"})
     EXPECT_THAT(error_of({std::string("--nodes=") + bad, "p"}),
                 AllOf(HasSubstr("--nodes is \"" + std::string(bad) + "\""), HasSubstr("1 to 4096, or MIN-MAX")))
@@ -202,7 +202,7 @@ TEST(SubmitOptions, RefusalsNameArgumentValueAndWhatIsAllowed) {
   EXPECT_THAT(error_of({"--nodes=1", "--nodes=2", "p"}), HasSubstr("--nodes"));
 }
 
-TEST(SubmitOptions, WhatContradictsItselfIsRefused) {
+TEST(SubmitOptions, ContradictoryOptionsAreRejected) {
   EXPECT_THAT(error_of({"--ranks=2", "--ranks-per-node=2", "p"}), HasSubstr("one of them"));
   EXPECT_THAT(error_of({"--requeue", "--no-requeue", "p"}), HasSubstr("one of them"));
   EXPECT_THAT(error_of({"--array=1-2", "--follow", "p"}), HasSubstr("one of them"));
@@ -211,15 +211,15 @@ TEST(SubmitOptions, WhatContradictsItselfIsRefused) {
   EXPECT_THAT(error_of({}), HasSubstr("no program"));
 }
 
-TEST(SubmitOptions, OptionsForRunAreCheckedNow) {
+TEST(SubmitOptions, RunOptionsAreChecked) {
   EXPECT_THAT(error_of({"--run=--hang-timeut=3", "p"}), HasSubstr("\"--hang-timeut=3\" is no option"));
   EXPECT_THAT(error_of({"--run=--grace=x", "p"}), HasSubstr("--grace is \"x\""));
   EXPECT_THAT(error_of({"--run=train", "p"}), HasSubstr("--run is \"train\""));
   EXPECT_THAT(error_of({"--run=--help", "p"}), HasSubstr("--run is \"--help\""));
   EXPECT_THAT(error_of({"--run=--", "p"}), HasSubstr("--run is \"--\""));
   EXPECT_THAT(error_of({"--run=--output=x", "p"}), HasSubstr("--output of lockstep submit"));
-  EXPECT_THAT(options_of({"--run", "--grace", "--run", "3", "p"}).run_words, ElementsAre("--grace", "3"));
-  EXPECT_THAT(options_of({"--run=--min-hosts=2", "--run=--max-restarts=5", "p"}).run_words,
+  EXPECT_THAT(options_of({"--run", "--grace", "--run", "3", "p"}).run_options, ElementsAre("--grace", "3"));
+  EXPECT_THAT(options_of({"--run=--min-hosts=2", "--run=--max-restarts=5", "p"}).run_options,
               ElementsAre("--min-hosts=2", "--max-restarts=5"));
   EXPECT_THAT(error_of({"--run=--max-restarts=x", "p"}), HasSubstr("--max-restarts is \"x\""));
   EXPECT_THAT(error_of({"--run=[-n,2]", "p"}), HasSubstr("--run is \"[-n,2]\""));  // one word, not a list
@@ -227,13 +227,13 @@ TEST(SubmitOptions, OptionsForRunAreCheckedNow) {
 
 TEST(SubmitOptions, HelpNeedsNoProgram) {
   for (const char* word : {"--help", "-h"})
-    EXPECT_THAT(parse_submit({word}).help, HasSubstr("usage: lockstep submit [options]"));
-  EXPECT_EQ(parse_submit({"p", "--help"}).help, "");
+    EXPECT_THAT(parse_submit_options({word}).help, HasSubstr("usage: lockstep submit [options]"));
+  EXPECT_EQ(parse_submit_options({"p", "--help"}).help, "");
 }
 
-TEST(SubmitOptions, TheVerbHandsItsWordsOn) {
-  const Command command = parse_command_line({"submit", "--nodes", "2", "p"});
-  EXPECT_EQ(command.verb, Verb::kSubmit);
+TEST(SubmitOptions, SubmitPassesItsArgumentsOn) {
+  const CommandLine command = parse_command_line({"submit", "--nodes", "2", "p"});
+  EXPECT_EQ(command.subcommand, Subcommand::kSubmit);
   EXPECT_THAT(command.words, ElementsAre("--nodes", "2", "p"));
 }
 

@@ -16,43 +16,43 @@ using namespace std::chrono_literals;
 constexpr std::uint64_t kGib = std::uint64_t{1} << 30;
 constexpr const char* kPython = R"({"python": "3.11.2", "torch": "2.11.0", "cuda": "12.8", "nccl": "2.27.5"})";
 
-PatientFile healthy(const std::string& name, int number) {
-  PatientFile host{.name = name, .way = "ssh", .reached = true, .took = 300ms};
-  host.site = {.host = name,
+HostReport healthy(const std::string& name, int number) {
+  HostReport host{.name = name, .way = "ssh", .reached = true, .took = 300ms};
+  host.info = {.host = name,
                .version = "0.1.0",
                .build = "abcdef",
                .cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {5, 5, 0}},
                .master_port = 41000};
-  host.ahead = 2ms;
+  host.clock_offset = 2ms;
   const std::string address = "10.0.0." + std::to_string(number);
-  host.door = Door{0, 0, {address, 4000}, "eth0"};
-  Examination found;
-  found.program = {.path = "/app/train", .error = "", .hash = "77aa", .loader = "", .python = "/usr/bin/python3"};
-  found.python = {"/usr/bin/python3", 0, kPython};
-  found.probe = {"/opt/lockstep-probe", 0, R"({"libtorch":"2.11.0","cuda":"12.8","nccl":"2.27.5"})"};
-  found.smi = {"/usr/bin/nvidia-smi", 0, "NVIDIA H200, 143771, 570.86.15\nNVIDIA H200, 143771, 570.86.15\n"};
-  found.resolved = {"/usr/bin/getent", 0, address + "  STREAM " + name + "\n" + address + "  DGRAM\n"};
-  found.orted = "/usr/bin/orted";
-  found.mpirun = {"/usr/bin/mpirun", 0, "mpirun (Open MPI) 4.1.4\n\nReport bugs\n"};
-  found.addresses = {{"lo", "127.0.0.1", true}, {"eth0", address, false}, {"docker0", "172.17.0.1", false}};
-  found.cpus_online = 8;
-  found.memory_bytes = 64 * kGib;
-  found.available_bytes = 60 * kGib;
-  found.limited_by = "the host";
-  found.shm_bytes = found.shm_free_bytes = 32 * kGib;
-  found.memlock_bytes = -1;
-  found.files_soft = 1024;
-  found.files_hard = 1048576;
-  found.huge_page_bytes = 2 << 20;
-  found.transparent_huge_pages = "madvise";
-  found.copy_bytes_per_s = 10e9;
-  host.found = found;
+  host.route = Route{0, 0, {address, 4000}, "eth0"};
+  HostFacts facts;
+  facts.program = {.path = "/app/train", .error = "", .hash = "77aa", .loader = "", .python = "/usr/bin/python3"};
+  facts.python = {"/usr/bin/python3", 0, kPython};
+  facts.probe = {"/opt/lockstep-probe", 0, R"({"libtorch":"2.11.0","cuda":"12.8","nccl":"2.27.5"})"};
+  facts.nvidia_smi = {"/usr/bin/nvidia-smi", 0, "NVIDIA H200, 143771, 570.86.15\nNVIDIA H200, 143771, 570.86.15\n"};
+  facts.resolved = {"/usr/bin/getent", 0, address + "  STREAM " + name + "\n" + address + "  DGRAM\n"};
+  facts.orted = "/usr/bin/orted";
+  facts.mpirun = {"/usr/bin/mpirun", 0, "mpirun (Open MPI) 4.1.4\n\nReport bugs\n"};
+  facts.addresses = {{"lo", "127.0.0.1", true}, {"eth0", address, false}, {"docker0", "172.17.0.1", false}};
+  facts.cpus_online = 8;
+  facts.memory_bytes = 64 * kGib;
+  facts.available_bytes = 60 * kGib;
+  facts.limited_by = "the host";
+  facts.shm_bytes = facts.shm_free_bytes = 32 * kGib;
+  facts.memlock_bytes = -1;
+  facts.files_soft = 1024;
+  facts.files_hard = 1048576;
+  facts.huge_page_bytes = 2 << 20;
+  facts.transparent_huge_pages = "madvise";
+  facts.copy_bytes_per_s = 10e9;
+  host.facts = facts;
   return host;
 }
 
 /// Three hosts of which nothing bad is to be said.
-Ward ward() {
-  Ward all{.hosts = {healthy("h1", 1), healthy("h2", 2), healthy("h3", 3)}, .model_bytes = 250'000'000};
+DoctorFacts healthy_facts() {
+  DoctorFacts all{.hosts = {healthy("h1", 1), healthy("h2", 2), healthy("h3", 3)}, .model_bytes = 250'000'000};
   for (std::size_t from = 0; from < 3; ++from)
     for (std::size_t to = from + 1; to < 3; ++to)
       all.pairs.push_back(
@@ -61,189 +61,191 @@ Ward ward() {
   return all;
 }
 
-Finding found_in(const Ward& sick, const std::string& host, const std::string& check) {
-  for (const Finding& finding : diagnose(sick))
+Finding found_in(const DoctorFacts& faulty, const std::string& host, const std::string& check) {
+  for (const Finding& finding : diagnose(faulty))
     if (finding.host == host && finding.check == check) return finding;
   ADD_FAILURE() << "nothing about " << check << " of " << host;
   return {};
 }
 
 /// What is not good, as "host check" words.
-std::vector<std::string> complaints(const Ward& sick) {
+std::vector<std::string> complaints(const DoctorFacts& faulty) {
   std::vector<std::string> all;
-  for (const Finding& finding : diagnose(sick))
-    if (finding.state != State::kOk) all.push_back(finding.host + " " + finding.check);
+  for (const Finding& finding : diagnose(faulty))
+    if (finding.severity != Severity::kOk) all.push_back(finding.host + " " + finding.check);
   return all;
 }
 
 /// One fault on h2: what is said of it.
-void expect_fault(const char* check, State state, const std::string& value, const std::string& remedy,
-                  const std::function<void(PatientFile&)>& plant) {
-  Ward sick = ward();
-  plant(sick.hosts[1]);
-  const Finding finding = found_in(sick, "h2", check);
-  EXPECT_EQ(finding.state, state) << finding.value;
+void expect_fault(const char* check, Severity severity, const std::string& value, const std::string& remedy,
+                  const std::function<void(HostReport&)>& inject) {
+  DoctorFacts faulty = healthy_facts();
+  inject(faulty.hosts[1]);
+  const Finding finding = found_in(faulty, "h2", check);
+  EXPECT_EQ(finding.severity, severity) << finding.value;
   EXPECT_THAT(finding.value, HasSubstr(value));
   EXPECT_THAT(finding.remedy, HasSubstr(remedy));
-  EXPECT_THAT(complaints(sick), ::testing::ElementsAre(std::string("h2 ") + check));
+  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre(std::string("h2 ") + check));
 }
 
-TEST(Diagnosis, HealthyHostsHaveNothingWrong) {
-  EXPECT_THAT(complaints(ward()), ::testing::IsEmpty());
-  EXPECT_EQ(found_in(ward(), "h1", "reached").value, "by ssh in 300 ms");
-  EXPECT_EQ(found_in(ward(), "h1", "cores").value, "4 cores, mask 0-2,5 of 8 CPUs");
-  EXPECT_EQ(found_in(ward(), "h1", "GPUs").value, "2 x NVIDIA H200, 140.4 GiB");
-  EXPECT_EQ(found_in(ward(), "h1", "interface").value, "eth0 10.0.0.1, of 10.0.0.1 (eth0), 172.17.0.1 (docker0)");
-  EXPECT_EQ(found_in(ward(), "h1 - h3", "speed").value, "9.42 Gb/s, round trip 0.12 ms");
+TEST(Diagnosis, HealthyHostsHaveNoComplaints) {
+  EXPECT_THAT(complaints(healthy_facts()), ::testing::IsEmpty());
+  EXPECT_EQ(found_in(healthy_facts(), "h1", "reached").value, "by ssh in 300 ms");
+  EXPECT_EQ(found_in(healthy_facts(), "h1", "cores").value, "4 cores, mask 0-2,5 of 8 CPUs");
+  EXPECT_EQ(found_in(healthy_facts(), "h1", "GPUs").value, "2 x NVIDIA H200, 140.4 GiB");
+  EXPECT_EQ(found_in(healthy_facts(), "h1", "interface").value,
+            "eth0 10.0.0.1, of 10.0.0.1 (eth0), 172.17.0.1 (docker0)");
+  EXPECT_EQ(found_in(healthy_facts(), "h1 - h3", "speed").value, "9.42 Gb/s, round trip 0.12 ms");
 }
 
-TEST(Diagnosis, AProgramThatIsNotThere) {
-  expect_fault("program", State::kBad, "/app/train: No such file", "copy it",
-               [](PatientFile& host) { host.found->program.error = "No such file or directory"; });
+TEST(Diagnosis, MissingProgram) {
+  expect_fault("program", Severity::kBad, "/app/train: No such file", "copy it",
+               [](HostReport& host) { host.facts->program.error = "No such file or directory"; });
 }
 
-TEST(Diagnosis, AnotherBuildOfTheProgram) {
-  expect_fault("program", State::kBad, "/app/train (99bb); h1 has 77aa", "same build",
-               [](PatientFile& host) { host.found->program.hash = "99bb"; });
+TEST(Diagnosis, DifferentProgramBuild) {
+  expect_fault("program", Severity::kBad, "/app/train (99bb); h1 has 77aa", "same build",
+               [](HostReport& host) { host.facts->program.hash = "99bb"; });
 }
 
-TEST(Diagnosis, AnotherBuildOfLockstep) {
-  expect_fault("lockstep", State::kBad, "another build", "install", [](PatientFile& host) {
+TEST(Diagnosis, DifferentLockstepBuild) {
+  expect_fault("lockstep", Severity::kBad, "another build", "install", [](HostReport& host) {
     host.failed = "its lockstep is another build";
     host.hint = "install the same one there";
-    host.found.reset();
+    host.facts.reset();
   });
 }
 
-TEST(Diagnosis, AnotherTorchInPython) {
+TEST(Diagnosis, DifferentTorchInPython) {
   expect_fault(
-      "Python", State::kBad, "torch 2.10.0 for CUDA 12.8; h1 has 2.11.0 for CUDA 12.8", "-m pip install torch==2.11.0",
-      [](PatientFile& host) {
-        host.found->python.out =
+      "Python", Severity::kBad, "torch 2.10.0 for CUDA 12.8; h1 has 2.11.0 for CUDA 12.8",
+      "-m pip install torch==2.11.0", [](HostReport& host) {
+        host.facts->python.out =
             "warning: x\n{\"python\": \"3.11.2\", \"torch\": \"2.10.0\", \"cuda\": \"12.8\", \"nccl\": \"2.27.5\"}";
       });
 }
 
-TEST(Diagnosis, APythonWithoutTorch) {
-  expect_fault("Python", State::kBad, "has no torch: ModuleNotFoundError", "-m pip install torch==2.11.0",
-               [](PatientFile& host) {
-                 host.found->python.out =
+TEST(Diagnosis, PythonWithoutTorch) {
+  expect_fault("Python", Severity::kBad, "has no torch: ModuleNotFoundError", "-m pip install torch==2.11.0",
+               [](HostReport& host) {
+                 host.facts->python.out =
                      R"({"python": "3.11.2", "error": "ModuleNotFoundError: No module named 'torch'"})";
                });
 }
 
-TEST(Diagnosis, ADriverThatIsTooOld) {
-  expect_fault(
-      "driver", State::kBad, "470.57.02 is too old for CUDA 12.8 of torch, which needs 525", "update NVIDIA's driver",
-      [](PatientFile& host) { host.found->smi.out = "Tesla T4, 15360, 470.57.02\nTesla T4, 15360, 470.57.02\n"; });
+TEST(Diagnosis, DriverTooOld) {
+  expect_fault("driver", Severity::kBad, "470.57.02 is too old for CUDA 12.8 of torch, which needs 525",
+               "update NVIDIA's driver", [](HostReport& host) {
+                 host.facts->nvidia_smi.out = "Tesla T4, 15360, 470.57.02\nTesla T4, 15360, 470.57.02\n";
+               });
 }
 
-TEST(Diagnosis, ANameThatLeadsToALoopback) {
-  expect_fault("name", State::kWarn,
+TEST(Diagnosis, NameResolvesToLoopback) {
+  expect_fault("name", Severity::kWarn,
                "h2 is 127.0.1.1, a loopback, which no other host reaches; its addresses are 10.0.0.2 (eth0), "
                "172.17.0.1 (docker0)",
-               "/etc/hosts", [](PatientFile& host) { host.found->resolved.out = "127.0.1.1  STREAM h2\n"; });
-  expect_fault("name", State::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts",
-               [](PatientFile& host) { host.found->resolved.out = "172.17.0.1  STREAM h2\n"; });
+               "/etc/hosts", [](HostReport& host) { host.facts->resolved.out = "127.0.1.1  STREAM h2\n"; });
+  expect_fault("name", Severity::kWarn, "h2 is 172.17.0.1, docker0, which no other host reaches", "/etc/hosts",
+               [](HostReport& host) { host.facts->resolved.out = "172.17.0.1  STREAM h2\n"; });
 }
 
-TEST(Diagnosis, AnInterfaceOfContainers) {
-  expect_fault("interface", State::kBad,
+TEST(Diagnosis, ContainerInterface) {
+  expect_fault("interface", Severity::kBad,
                "docker0 172.17.0.1, which no other host reaches; its addresses are 10.0.0.2 (eth0)", "--interface",
-               [](PatientFile& host) { host.door = Door{0, 0, {"172.17.0.1", 4000}, "docker0"}; });
+               [](HostReport& host) { host.route = Route{0, 0, {"172.17.0.1", 4000}, "docker0"}; });
 }
 
-TEST(Diagnosis, AFullShm) {
-  expect_fault("/dev/shm", State::kBad, "4 KiB free of 32.0 GiB: it is full", "df -h /dev/shm",
-               [](PatientFile& host) { host.found->shm_free_bytes = 4096; });
-  expect_fault("/dev/shm", State::kWarn, "64 MiB free of 64 MiB: it is small", "--shm-size",
-               [](PatientFile& host) { host.found->shm_bytes = host.found->shm_free_bytes = 64 << 20; });
+TEST(Diagnosis, FullShm) {
+  expect_fault("/dev/shm", Severity::kBad, "4 KiB free of 32.0 GiB: it is full", "df -h /dev/shm",
+               [](HostReport& host) { host.facts->shm_free_bytes = 4096; });
+  expect_fault("/dev/shm", Severity::kWarn, "64 MiB free of 64 MiB: it is small", "--shm-size",
+               [](HostReport& host) { host.facts->shm_bytes = host.facts->shm_free_bytes = 64 << 20; });
 }
 
-TEST(Diagnosis, AClockThatIsOff) {
-  expect_fault("clock", State::kBad, "3600 s behind this host's", "set-ntp",
-               [](PatientFile& host) { host.ahead = -1h; });
-  expect_fault("clock", State::kWarn, "2 s ahead of this host's", "set-ntp",
-               [](PatientFile& host) { host.ahead = 2s; });
+TEST(Diagnosis, ClockOffset) {
+  expect_fault("clock", Severity::kBad, "3600 s behind this host's", "set-ntp",
+               [](HostReport& host) { host.clock_offset = -1h; });
+  expect_fault("clock", Severity::kWarn, "2 s ahead of this host's", "set-ntp",
+               [](HostReport& host) { host.clock_offset = 2s; });
 }
 
-TEST(Diagnosis, APortThatIsClosed) {
-  Ward sick = ward();
-  sick.pairs[1].reaches = false;
-  sick.pairs[1].speed = {.error = "h1 does not reach 10.0.0.3: no answer"};
-  EXPECT_THAT(complaints(sick), ::testing::ElementsAre("h1 - h3 connect"));
-  const Finding finding = found_in(sick, "h1 - h3", "connect");
-  EXPECT_EQ(finding.state, State::kBad);
+TEST(Diagnosis, ClosedPort) {
+  DoctorFacts faulty = healthy_facts();
+  faulty.pairs[1].reaches = false;
+  faulty.pairs[1].speed = {.error = "h1 does not reach 10.0.0.3: no answer"};
+  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre("h1 - h3 connect"));
+  const Finding finding = found_in(faulty, "h1 - h3", "connect");
+  EXPECT_EQ(finding.severity, Severity::kBad);
   EXPECT_THAT(finding.remedy, AllOf(HasSubstr("firewall"), HasSubstr("--interface")));
 }
 
-TEST(Diagnosis, LibrariesThatAreMissing) {
-  expect_fault("libraries", State::kBad, "2 of the program's not found: libff.so, libgg.so.1", "LD_LIBRARY_PATH",
-               [](PatientFile& host) {
-                 host.found->libraries = {
+TEST(Diagnosis, MissingLibraries) {
+  expect_fault("libraries", Severity::kBad, "2 of the program's not found: libff.so, libgg.so.1", "LD_LIBRARY_PATH",
+               [](HostReport& host) {
+                 host.facts->libraries = {
                      "/lib64/ld.so", 0,
                      "\tlibff.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\tlibgg.so.1 => not found\n"};
                });
 }
 
-TEST(Diagnosis, LimitsMatterWhereTheyDo) {
-  expect_fault("memlock", State::kWarn, "8 MiB, too little for InfiniBand", "memlock", [](PatientFile& host) {
-    host.found->infiniband = true;
-    host.found->memlock_bytes = 8 << 20;
+TEST(Diagnosis, LimitsAreCheckedWhereTheyMatter) {
+  expect_fault("memlock", Severity::kWarn, "8 MiB, too little for InfiniBand", "memlock", [](HostReport& host) {
+    host.facts->infiniband = true;
+    host.facts->memlock_bytes = 8 << 20;
   });
-  expect_fault("open files", State::kWarn, "1024, at most 2048", "nofile",
-               [](PatientFile& host) { host.found->files_hard = 2048; });
-  expect_fault("memory", State::kWarn, "512 MiB available of 64.0 GiB, limited by /sys/fs/cgroup/a", "limit",
-               [](PatientFile& host) {
-                 host.found->available_bytes = 512 << 20;
-                 host.found->limited_by = "/sys/fs/cgroup/a";
+  expect_fault("open files", Severity::kWarn, "1024, at most 2048", "nofile",
+               [](HostReport& host) { host.facts->files_hard = 2048; });
+  expect_fault("memory", Severity::kWarn, "512 MiB available of 64.0 GiB, limited by /sys/fs/cgroup/a", "limit",
+               [](HostReport& host) {
+                 host.facts->available_bytes = 512 << 20;
+                 host.facts->limited_by = "/sys/fs/cgroup/a";
                });
 }
 
-TEST(Diagnosis, AHostThatIsNotReachedHasOneLine) {
-  Ward sick = ward();
-  sick.hosts[2] = {.name = "h3", .failed = "unknown host", .hint = "is it in DNS?"};
-  sick.pairs.resize(1);
-  EXPECT_THAT(complaints(sick), ::testing::ElementsAre("h3 reached"));
-  EXPECT_EQ(found_in(sick, "h3", "reached").remedy, "is it in DNS?");
+TEST(Diagnosis, UnreachedHostHasOneFinding) {
+  DoctorFacts faulty = healthy_facts();
+  faulty.hosts[2] = {.name = "h3", .failed = "unknown host", .hint = "is it in DNS?"};
+  faulty.pairs.resize(1);
+  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre("h3 reached"));
+  EXPECT_EQ(found_in(faulty, "h3", "reached").remedy, "is it in DNS?");
 }
 
-TEST(Diagnosis, AnAgentThatFellSilentIsSaid) {
-  expect_fault("agent", State::kBad, "did not answer within 90 s", "dmesg", [](PatientFile& host) {
-    host.found.reset();
-    host.door.reset();
+TEST(Diagnosis, SilentAgentIsReported) {
+  expect_fault("agent", Severity::kBad, "did not answer within 90 s", "dmesg", [](HostReport& host) {
+    host.facts.reset();
+    host.route.reset();
     host.lost = "its agent did not answer within 90 s";
   });
 }
 
-TEST(Diagnosis, MpiIsComparedWithThatOfTheLauncher) {
-  const auto with_mpi = [](const std::function<void(PatientFile&)>& plant) {
-    Ward sick = ward();
-    sick.mpi = true;
-    plant(sick.hosts[1]);
-    return found_in(sick, "h2", "MPI");
+TEST(Diagnosis, MpiIsComparedWithTheLaunchers) {
+  const auto with_mpi = [](const std::function<void(HostReport&)>& inject) {
+    DoctorFacts faulty = healthy_facts();
+    faulty.mpi = true;
+    inject(faulty.hosts[1]);
+    return found_in(faulty, "h2", "MPI");
   };
-  EXPECT_EQ(with_mpi([](PatientFile&) {}).value, "/usr/bin/orted of Open MPI 4.1.4");
-  const Finding none = with_mpi([](PatientFile& host) { host.found->orted.clear(); });
-  EXPECT_EQ(none.state, State::kBad);
+  EXPECT_EQ(with_mpi([](HostReport&) {}).value, "/usr/bin/orted of Open MPI 4.1.4");
+  const Finding none = with_mpi([](HostReport& host) { host.facts->orted.clear(); });
+  EXPECT_EQ(none.severity, Severity::kBad);
   EXPECT_THAT(none.remedy, AllOf(HasSubstr("install Open MPI 4.1.4"), HasSubstr("mpirun --prefix DIR")));
-  const Finding other = with_mpi([](PatientFile& host) { host.found->mpirun.out = "mpirun (Open MPI) 3.1.3\n"; });
-  EXPECT_EQ(other.state, State::kBad);
+  const Finding other = with_mpi([](HostReport& host) { host.facts->mpirun.out = "mpirun (Open MPI) 3.1.3\n"; });
+  EXPECT_EQ(other.severity, Severity::kBad);
   EXPECT_THAT(other.value, HasSubstr("is of Open MPI 3.1.3, mpirun here is 4.1.4"));
 }
 
-TEST(Diagnosis, WhatMostHostsHaveIsRight) {
-  Ward sick = ward();
-  sick.hosts[0].found->program.hash = "99bb";
-  EXPECT_THAT(complaints(sick), ::testing::ElementsAre("h1 program"));
-  EXPECT_THAT(found_in(sick, "h1", "program").value, HasSubstr("h2 has 77aa"));
+TEST(Diagnosis, MajorityIsTheReference) {
+  DoctorFacts faulty = healthy_facts();
+  faulty.hosts[0].facts->program.hash = "99bb";
+  EXPECT_THAT(complaints(faulty), ::testing::ElementsAre("h1 program"));
+  EXPECT_THAT(found_in(faulty, "h1", "program").value, HasSubstr("h2 has 77aa"));
 }
 
-TEST(Diagnosis, TheSlowestPairIsTheNetwork) {
-  Ward slow = ward();
+TEST(Diagnosis, SlowestLinkDeterminesNetworkCost) {
+  DoctorFacts slow = healthy_facts();
   slow.pairs[2].speed = {.round_trip_ns = 300'000, .bytes = 125'000'000, .ns = 1'000'000'000};
   const Finding finding = found_in(slow, "all", "network");
-  EXPECT_EQ(finding.state, State::kWarn);
+  EXPECT_EQ(finding.severity, Severity::kWarn);
   // 2 * 2/3 * 250 MB: 333 MB over 125 MB/s, over 1250 MB/s; 250 MB at 10 GB/s.
   EXPECT_EQ(finding.value,
             "this is a gigabit network: 2.7 s a step for 250 MB of gradients; at 10 Gb/s 267 ms, on one host 25 ms, "

@@ -9,40 +9,40 @@ namespace lockstep::launcher {
 namespace {
 
 const std::vector<Finding> kFindings = {
-    {"alpha", "clock", State::kOk, "as here", ""},
-    {"beta", "/dev/shm", State::kBad, "4 KiB free of 32.0 GiB: it is full",
+    {"alpha", "clock", Severity::kOk, "as here", ""},
+    {"beta", "/dev/shm", Severity::kBad, "4 KiB free of 32.0 GiB: it is full",
      "remove what is left of ended jobs, and then some more words so that it does not fit in a line"},
-    {"beta", "libtorch", State::kUnknown, "not \"known\"\\", ""},
+    {"beta", "libtorch", Severity::kUnknown, "not \"known\"\\", ""},
 };
 
-TEST(DoctorTable, ALineEachAndTheRemedyBelow) {
-  EXPECT_EQ(table_of(kFindings),
+TEST(FindingsTable, OneLinePerFindingWithTheRemedyBelow) {
+  EXPECT_EQ(to_table(kFindings),
             "alpha  clock     ok    as here\n"
             "beta   /dev/shm  BAD   4 KiB free of 32.0 GiB: it is full\n"
             "                       -> remove what is left of ended jobs, and then some more\n"
             "                          words so that it does not fit in a line\n"
             "beta   libtorch  ?     not \"known\"\\\n"
             "1 bad, 0 to look at, 1 unknown, 1 good\n");
-  EXPECT_TRUE(any_bad(kFindings));
-  EXPECT_FALSE(any_bad({kFindings[0], kFindings[2]}));
+  EXPECT_TRUE(has_bad(kFindings));
+  EXPECT_FALSE(has_bad({kFindings[0], kFindings[2]}));
 }
 
-TEST(DoctorTable, WordsThatAreTooLongStandAlone) {
+TEST(FindingsTable, OverlongWordsAreNotBroken) {
   const std::string path(100, 'x');
   EXPECT_EQ(
-      table_of({{"a", "program", State::kOk, path + " and more", ""}}),
+      to_table({{"a", "program", Severity::kOk, path + " and more", ""}}),
       "a     program  ok    " + path + "\n                     and more\n0 bad, 0 to look at, 0 unknown, 1 good\n");
-  EXPECT_EQ(table_of({}), "0 bad, 0 to look at, 0 unknown, 0 good\n");
+  EXPECT_EQ(to_table({}), "0 bad, 0 to look at, 0 unknown, 0 good\n");
 }
 
-TEST(DoctorTable, JsonIsOneObject) {
-  const auto all = nlohmann::json::parse(json_of(kFindings));
+TEST(FindingsTable, JsonIsOneObject) {
+  const auto all = nlohmann::json::parse(to_json(kFindings));
   EXPECT_EQ(all["bad"], 1);
   EXPECT_EQ(all["warn"], 0);
   ASSERT_EQ(all["findings"].size(), 3u);
   EXPECT_EQ(all["findings"][1]["state"], "bad");
   EXPECT_EQ(all["findings"][2]["value"], "not \"known\"\\");
-  EXPECT_NO_THROW(json_of({{"a", "b", State::kOk, "\xff", ""}}));
+  EXPECT_NO_THROW(to_json({{"a", "b", Severity::kOk, "\xff", ""}}));
 }
 
 }  // namespace

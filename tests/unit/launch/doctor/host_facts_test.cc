@@ -28,64 +28,64 @@ std::string write(const tests::TempDir& folder, const std::string& name, const s
   return path;
 }
 
-TEST(Examination, WhatAProgramIs) {
+TEST(HostFacts, ProgramKindsAreRecognised) {
   const tests::TempDir folder;
   const std::string here = folder.path();
-  EXPECT_EQ(look_at_program({}, "", kPath).path, "");
-  EXPECT_EQ(look_at_program({"/nowhere/x"}, "", kPath).error, "No such file or directory");
-  EXPECT_EQ(look_at_program({"no-such-program"}, "", kPath).error, "not in PATH");
-  EXPECT_EQ(look_at_program({"./x"}, "/nowhere", kPath).error, "no such directory");
+  EXPECT_EQ(inspect_program({}, "", kPath).path, "");
+  EXPECT_EQ(inspect_program({"/nowhere/x"}, "", kPath).error, "No such file or directory");
+  EXPECT_EQ(inspect_program({"no-such-program"}, "", kPath).error, "not in PATH");
+  EXPECT_EQ(inspect_program({"./x"}, "/nowhere", kPath).error, "no such directory");
   write(folder, "data", "x", 0644);
-  EXPECT_EQ(look_at_program({"./data"}, here, kPath).error, "not executable");
-  const ProgramFile shell = look_at_program({"sh"}, "", kPath);
+  EXPECT_EQ(inspect_program({"./data"}, here, kPath).error, "not executable");
+  const ProgramFile shell = inspect_program({"sh"}, "", kPath);
   EXPECT_EQ(shell.error, "");
   EXPECT_EQ(shell.hash.size(), 16u);
   EXPECT_THAT(shell.loader, HasSubstr("ld"));
   EXPECT_EQ(shell.python, "");
 }
 
-TEST(Examination, TheSameBytesHaveTheSameHash) {
+TEST(HostFacts, EqualContentHasEqualHash) {
   const tests::TempDir folder;
   const std::string a = write(folder, "a", "#!/bin/sh\necho 1\n"), b = write(folder, "b", "#!/bin/sh\necho 1\n"),
                     c = write(folder, "c", "#!/bin/sh\necho 2\n");
-  const auto hash = [](const std::string& path) { return look_at_program({path}, "", kPath).hash; };
+  const auto hash = [](const std::string& path) { return inspect_program({path}, "", kPath).hash; };
   EXPECT_EQ(hash(a), hash(b));
   EXPECT_NE(hash(a), hash(c));
 }
 
-TEST(Examination, ScriptsOfPython) {
+TEST(HostFacts, PythonScripts) {
   const tests::TempDir folder;
   const std::string python = write(folder, "python3", "#!/bin/sh\n");
   const std::string script = write(folder, "train.py", "print(1)\n", 0644);
-  const ProgramFile named = look_at_program({python, "train.py"}, folder.path(), kPath);
+  const ProgramFile named = inspect_program({python, "train.py"}, folder.path(), kPath);
   EXPECT_EQ(named.python, python);
   EXPECT_EQ(named.path, script);
-  EXPECT_EQ(look_at_program({python, "gone.py"}, folder.path(), kPath).error, "No such file or directory");
-  EXPECT_EQ(look_at_program({python, "-c", "x"}, "", kPath).path, python);
-  EXPECT_EQ(look_at_program({write(folder, "direct", "#!" + python + "\n")}, "", kPath).python, python);
+  EXPECT_EQ(inspect_program({python, "gone.py"}, folder.path(), kPath).error, "No such file or directory");
+  EXPECT_EQ(inspect_program({python, "-c", "x"}, "", kPath).path, python);
+  EXPECT_EQ(inspect_program({write(folder, "direct", "#!" + python + "\n")}, "", kPath).python, python);
   EXPECT_EQ(
-      look_at_program({write(folder, "by_env", "#!/usr/bin/env python3\n")}, "", {"PATH=" + folder.path()}).python,
+      inspect_program({write(folder, "by_env", "#!/usr/bin/env python3\n")}, "", {"PATH=" + folder.path()}).python,
       python);
-  EXPECT_THAT(look_at_program({write(folder, "lost", "#!/nowhere/python3 -u\n")}, "", kPath).error,
+  EXPECT_THAT(inspect_program({write(folder, "lost", "#!/nowhere/python3 -u\n")}, "", kPath).error,
               HasSubstr("its interpreter /nowhere/python3 is not there"));
 }
 
-TEST(Examination, OfThisHost) {
-  const Examination found = examine({.command = {"sh"}, .environment = kPath}, -1);
-  EXPECT_GT(found.memory_bytes, found.available_bytes / 2);
-  EXPECT_GT(found.files_hard, 0u);
-  EXPECT_GE(found.cpus_online, 1);
-  EXPECT_GT(found.copy_bytes_per_s, 1e8);
-  EXPECT_TRUE(found.libraries.good());
-  EXPECT_THAT(found.libraries.out, HasSubstr("libc.so.6 => /"));
-  EXPECT_EQ(found.orted + found.mpirun.path, "");  // not asked for
+TEST(HostFacts, FactsOfThisHost) {
+  const HostFacts facts = collect_host_facts({.command = {"sh"}, .environment = kPath}, -1);
+  EXPECT_GT(facts.memory_bytes, facts.available_bytes / 2);
+  EXPECT_GT(facts.files_hard, 0u);
+  EXPECT_GE(facts.cpus_online, 1);
+  EXPECT_GT(facts.copy_bytes_per_s, 1e8);
+  EXPECT_TRUE(facts.libraries.succeeded());
+  EXPECT_THAT(facts.libraries.out, HasSubstr("libc.so.6 => /"));
+  EXPECT_EQ(facts.orted + facts.mpirun.path, "");  // not asked for
 }
 
-ToolCall shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
+ToolCommand shell(const std::string& script, std::chrono::milliseconds limit = 20s) {
   return {"/bin/sh", {"sh", "-c", script}, kPath, "", limit};
 }
 
-TEST(Tools, SayWhatTheySaid) {
+TEST(Tools, ReportOutputAndExitCode) {
   const auto said = run_tools({shell("echo out; echo err >&2; exit 3"),
                                {},
                                shell("kill -TERM $$"),
@@ -95,20 +95,20 @@ TEST(Tools, SayWhatTheySaid) {
   EXPECT_EQ(said[0].out, "out\n");
   EXPECT_EQ(said[0].err, "err\n");
   EXPECT_EQ(said[0].code, 3);
-  EXPECT_EQ(said[1].code, ToolSaid::kNotRun);
+  EXPECT_EQ(said[1].code, ToolResult::kNotRun);
   EXPECT_EQ(said[2].code, 128 + 15);
   EXPECT_EQ(said[3].code, 127);
-  EXPECT_TRUE(said[4].good());
+  EXPECT_TRUE(said[4].succeeded());
 }
 
-TEST(Tools, ReadWhatTheyAreGiven) {
-  ToolCall cat{"/bin/cat", {"cat"}, kPath};
+TEST(Tools, InputIsPassedToStdin) {
+  ToolCommand cat{"/bin/cat", {"cat"}, kPath};
   cat.input = std::string(20000, 'a') + std::string("\0'\n", 3);
   EXPECT_EQ(run_tool(cat).out, cat.input);
   EXPECT_EQ(run_tool(shell("cat; echo end")).out, "end\n");
 }
 
-TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
+TEST(Tools, TimeoutKillsTheProcessGroup) {
   const tests::TempDir folder;
   const auto begun = std::chrono::steady_clock::now();
   const auto said = run_tools({shell("echo begun; sleep 100 & echo $! >" + folder / "a" + "; sleep 100", 300ms),
@@ -116,29 +116,29 @@ TEST(Tools, EndAtTheirLimitWithWhatTheyStarted) {
                               -1);
   for (const char* file : {"a", "b"}) {
     const pid_t left = std::stoi(tests::read_file(folder / file));
-    const auto runs = [&] { return std::string("Z?").find(state_of_process(left)) == std::string::npos; };
+    const auto runs = [&] { return std::string("Z?").find(process_state(left)) == std::string::npos; };
     while (runs() && std::chrono::steady_clock::now() - begun < 10s) std::this_thread::yield();
     EXPECT_FALSE(runs()) << file;
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
-  EXPECT_EQ(said[0].code, ToolSaid::kNoEnd);
+  EXPECT_EQ(said[0].code, ToolResult::kTimedOut);
   EXPECT_EQ(said[0].out, "begun\n");
   EXPECT_EQ(said[1].out, "left\n");
-  EXPECT_TRUE(said[1].good());
+  EXPECT_TRUE(said[1].succeeded());
 }
 
-TEST(Tools, EndWhenNobodyListensAnyMore) {
+TEST(Tools, EndWhenTheCallerIsGone) {
   base::Pipe pipe = base::make_pipe();
   pipe.write.reset();
   const auto begun = std::chrono::steady_clock::now();
-  EXPECT_EQ(run_tools({shell("sleep 100")}, pipe.read.get())[0].code, ToolSaid::kNoEnd);
+  EXPECT_EQ(run_tools({shell("sleep 100")}, pipe.read.get())[0].code, ToolResult::kTimedOut);
   EXPECT_LT(std::chrono::steady_clock::now() - begun, 10s);
 }
 
-TEST(Tools, SayNoMoreThanIsRead) {
+TEST(Tools, OutputIsTruncatedAtTheLimit) {
   const auto said = run_tools({shell("i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done")}, -1);
-  EXPECT_TRUE(said[0].good());
-  EXPECT_EQ(said[0].out.size(), kMostText);
+  EXPECT_TRUE(said[0].succeeded());
+  EXPECT_EQ(said[0].out.size(), kMaxOutputBytes);
 }
 
 }  // namespace

@@ -14,9 +14,9 @@ namespace {
 using base::Deadline;
 using namespace std::chrono_literals;
 
-struct Ends {
+struct SocketPair {
   base::Fd a, b;
-  Ends() {
+  SocketPair() {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
     a.reset(fds[0]);
@@ -24,10 +24,10 @@ struct Ends {
   }
 };
 
-TEST(PairMeasure, BothEndsAgree) {
-  Ends ends;
-  auto served = std::async(std::launch::async, [&] { serve_pair(ends.b.get(), Deadline::in(20s)); });
-  const PairSpeed speed = measure_pair(ends.a.get(), Deadline::in(20s));
+TEST(LinkSpeed, MeasuresBothDirections) {
+  SocketPair ends;
+  auto served = std::async(std::launch::async, [&] { serve_link(ends.b.get(), Deadline::in(20s)); });
+  const LinkSpeed speed = measure_link(ends.a.get(), Deadline::in(20s));
   ends.a.reset();
   served.get();
   EXPECT_GT(speed.round_trip_ns, 0);
@@ -38,20 +38,20 @@ TEST(PairMeasure, BothEndsAgree) {
   EXPECT_LT(speed.ns, 3'000'000'000);
 }
 
-TEST(PairMeasure, AnEndThatIsGoneIsAnError) {
-  Ends ends;
+TEST(LinkSpeed, ClosedPeerIsAnError) {
+  SocketPair ends;
   ends.b.reset();
-  EXPECT_THROW(measure_pair(ends.a.get(), Deadline::in(5s)), base::Error);
-  Ends again;
+  EXPECT_THROW(measure_link(ends.a.get(), Deadline::in(5s)), base::Error);
+  SocketPair again;
   again.a.reset();
-  EXPECT_NO_THROW(serve_pair(again.b.get(), Deadline::in(5s)));
+  EXPECT_NO_THROW(serve_link(again.b.get(), Deadline::in(5s)));
 }
 
-TEST(PairMeasure, AnEndThatIsSilentIsWaitedForNoLongerThanAllowed) {
-  Ends ends;
+TEST(LinkSpeed, SilentPeerTimesOut) {
+  SocketPair ends;
   const auto begun = Deadline::Clock::now();
-  EXPECT_THROW(measure_pair(ends.a.get(), Deadline::in(200ms)), base::Error);
-  EXPECT_THROW(serve_pair(Ends().b.get(), Deadline::in(200ms)), base::Error);
+  EXPECT_THROW(measure_link(ends.a.get(), Deadline::in(200ms)), base::Error);
+  EXPECT_THROW(serve_link(SocketPair().b.get(), Deadline::in(200ms)), base::Error);
   EXPECT_LT(Deadline::Clock::now() - begun, 5s);
 }
 

@@ -5,19 +5,19 @@
 namespace lockstep::launcher {
 namespace {
 
-TEST(NetworkCost, ARingSendsTwiceAllButOneHostsPart) {
-  EXPECT_DOUBLE_EQ(step_seconds(2, 1000, 100), 10);
-  EXPECT_DOUBLE_EQ(step_seconds(4, 1000, 100), 15);
-  EXPECT_DOUBLE_EQ(step_seconds(1, 1000, 100), 0);
+TEST(NetworkCost, RingAllReduceSeconds) {
+  EXPECT_DOUBLE_EQ(ring_all_reduce_seconds(2, 1000, 100), 10);
+  EXPECT_DOUBLE_EQ(ring_all_reduce_seconds(4, 1000, 100), 15);
+  EXPECT_DOUBLE_EQ(ring_all_reduce_seconds(1, 1000, 100), 0);
 }
 
 TEST(NetworkCost, Classes) {
-  EXPECT_EQ(class_of(117e6), "a gigabit network");
-  EXPECT_EQ(class_of(11e6), "a network slower than a gigabit");
-  EXPECT_EQ(class_of(1.17e9), "a 10 Gb/s network");
-  EXPECT_EQ(class_of(2.9e9), "a 25 Gb/s network");
-  EXPECT_EQ(class_of(11.5e9), "a 100 Gb/s network");
-  EXPECT_EQ(class_of(40e9), "a network faster than 100 Gb/s");
+  EXPECT_EQ(network_class(117e6), "a gigabit network");
+  EXPECT_EQ(network_class(11e6), "a network slower than a gigabit");
+  EXPECT_EQ(network_class(1.17e9), "a 10 Gb/s network");
+  EXPECT_EQ(network_class(2.9e9), "a 25 Gb/s network");
+  EXPECT_EQ(network_class(11.5e9), "a 100 Gb/s network");
+  EXPECT_EQ(network_class(40e9), "a network faster than 100 Gb/s");
   EXPECT_TRUE(is_slow(125e6));
   EXPECT_FALSE(is_slow(1.1e9));
 }

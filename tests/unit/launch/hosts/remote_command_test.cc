@@ -20,8 +20,8 @@ Host host(const std::string& name, const std::string& path = "/opt/lockstep") {
   return one;
 }
 
-TEST(Remote, SshAsksNothingAndForwardsNothing) {
-  const auto words = ssh_words(host("alpha", "/opt/lockstep/bin/lockstep"), 7s);
+TEST(RemoteCommand, SshIsNonInteractiveWithoutForwarding) {
+  const auto words = ssh_command(host("alpha", "/opt/lockstep/bin/lockstep"), 7s);
   EXPECT_EQ(words.front(), "ssh");
   for (const char* word : {"BatchMode=yes", "ConnectTimeout=7", "ClearAllForwardings=yes", "-T"})
     EXPECT_THAT(words, Contains(word));
@@ -30,53 +30,53 @@ TEST(Remote, SshAsksNothingAndForwardsNothing) {
   EXPECT_EQ(words.back(), "exec /opt/lockstep/bin/lockstep agent --guarded");
 }
 
-TEST(Remote, UserPortAndPathOfAHost) {
+TEST(RemoteCommand, SshUsesUserPortAndPath) {
   Host one = host("fd00::2");
   one.user = "eve";
   one.port = 2222;
   one.remote_path = "bin/lockstep";
-  const auto words = ssh_words(one, 7s);
+  const auto words = ssh_command(one, 7s);
   EXPECT_THAT(words, Contains("2222"));
   EXPECT_EQ(words[words.size() - 2], "eve@fd00::2");
   EXPECT_EQ(words.back(), "exec bin/lockstep agent --guarded");
 }
 
-TEST(Remote, APathThatAShellWouldReadOtherwiseIsRefused) {
+TEST(RemoteCommand, PathsNeedingShellQuotingAreRejected) {
   for (const char* path : {"", "/a b", "/a;reboot", "/$HOME", "/a'b", "-x", "/a\nb", "~/lockstep"})
-    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_words(host("alpha", path), 7s); }),
+    EXPECT_THAT(tests::message_of<base::UsageError>([&] { ssh_command(host("alpha", path), 7s); }),
                 HasSubstr("allowed are letters"))
         << path;
 }
 
-TEST(Remote, SrunMakesAStepThatTakesNothingFromOthers) {
-  auto words = srun_words(host("n1", "/opt/lock step"), {"agent", "--guarded"});
+TEST(RemoteCommand, SrunStepOverlapsOtherSteps) {
+  auto words = srun_command(host("n1", "/opt/lock step"), {"agent", "--guarded"});
   EXPECT_THAT(words, Contains("--nodelist=n1"));
   EXPECT_THAT(words, Contains("--overlap"));
   EXPECT_EQ(words[words.size() - 3], "/opt/lock step");  // no shell reads it
   EXPECT_EQ(words.back(), "--guarded");
   Host step = host("n1");
-  EXPECT_THAT(agent_words(step, "12.0"), ElementsAre("agent", "--guarded"));
+  EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded"));
   step.step = true;
-  EXPECT_THAT(agent_words(step, "12.0"), ElementsAre("agent", "--guarded", "--attended", "12.0"));
-  EXPECT_THAT(agent_words(step, ""), ElementsAre("agent", "--guarded"));
+  EXPECT_THAT(agent_arguments(step, "12.0"), ElementsAre("agent", "--guarded", "--attended", "12.0"));
+  EXPECT_THAT(agent_arguments(step, ""), ElementsAre("agent", "--guarded"));
 }
 
-TEST(Remote, SrunsOwnWishesForOutputAreNotInherited) {
-  EXPECT_THAT(environment_for_srun({"SLURM_LABELIO=1", "SLURM_JOB_ID=5", "SLURM_UNBUFFEREDIO=1", "SLURM_STDOUTMODE=x"}),
+TEST(RemoteCommand, SrunOutputVariablesAreNotInherited) {
+  EXPECT_THAT(srun_environment({"SLURM_LABELIO=1", "SLURM_JOB_ID=5", "SLURM_UNBUFFEREDIO=1", "SLURM_STDOUTMODE=x"}),
               ElementsAre("SLURM_JOB_ID=5"));
 }
 
-TEST(Remote, AScriptTakesThePlaceOfTheAgent) {
-  EXPECT_EQ(ssh_words(host("alpha", ""), 7s, "put it; exec it").back(), "exec sh -c 'put it; exec it'");
-  const auto words = srun_words(host("n1", ""), {"agent"}, "put it; exec it");
+TEST(RemoteCommand, ScriptReplacesTheAgent) {
+  EXPECT_EQ(ssh_command(host("alpha", ""), 7s, "put it; exec it").back(), "exec sh -c 'put it; exec it'");
+  const auto words = srun_command(host("n1", ""), {"agent"}, "put it; exec it");
   EXPECT_EQ(words.back(), "put it; exec it");
   EXPECT_EQ(words[words.size() - 2], "-c");
 }
 
-TEST(Remote, WhatSrunSaysInWords) {
+TEST(RemoteCommand, SrunErrorMessages) {
   Host one = host("n1");
   one.step = true;
-  const auto says = [&](const std::string& text) { return std::string(start_error(one, 1, text).what()); };
+  const auto says = [&](const std::string& text) { return std::string(agent_start_error(one, 1, text).what()); };
   EXPECT_THAT(says("slurmstepd: error: execve(): /opt/lockstep: No such file or directory"),
               HasSubstr("host \"n1\": there is no such program"));
   EXPECT_THAT(says("srun: error: Unable to create step for job 3: Invalid node name specified"),
@@ -86,9 +86,9 @@ TEST(Remote, WhatSrunSaysInWords) {
   EXPECT_THAT(says("odd"), HasSubstr("the agent ended with code 1"));
 }
 
-TEST(Remote, WhatSshSaysInWords) {
+TEST(RemoteCommand, SshErrorMessages) {
   const auto says = [](const std::string& text, int code = 255) {
-    return std::string(start_error(host("beta"), code, text).what());
+    return std::string(agent_start_error(host("beta"), code, text).what());
   };
   EXPECT_THAT(says("ssh: Could not resolve hostname beta: Name or service not known"),
               HasSubstr("host \"beta\": unknown host"));

@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 
 /// All that comes until the writer has drained.
-std::string read_while_draining(int fd, Writer& writer) {
+std::string read_while_draining(int fd, BackgroundWriter& writer) {
   base::set_nonblocking(fd);
   std::string all;
   char bytes[1 << 16];
@@ -35,9 +35,9 @@ std::string read_while_draining(int fd, Writer& writer) {
   return all;
 }
 
-TEST(Writer, WritesInOrder) {
+TEST(BackgroundWriter, WritesInOrder) {
   base::Pipe pipe = base::make_pipe();
-  Writer writer(1 << 20, true);
+  BackgroundWriter writer(1 << 20, true);
   std::string want;
   for (int i = 0; i < 1000; ++i) {
     writer.write(pipe.write.get(), std::to_string(i) + "\n", 1);
@@ -47,9 +47,9 @@ TEST(Writer, WritesInOrder) {
   EXPECT_EQ(writer.dropped(), 0);
 }
 
-TEST(Writer, ADescriptorThatNobodyReadsStopsNobody) {
+TEST(BackgroundWriter, BlockedDescriptorDoesNotBlockTheCaller) {
   base::Pipe pipe = base::make_pipe();
-  Writer writer(100'000, true);
+  BackgroundWriter writer(100'000, true);
   const std::string line = std::string(999, 'x') + "\n";
   for (int i = 0; i < 1000; ++i) writer.write(pipe.write.get(), line, 1);
   writer.write(pipe.write.get(), "the end\n", 1, true);
@@ -60,20 +60,20 @@ TEST(Writer, ADescriptorThatNobodyReadsStopsNobody) {
   EXPECT_TRUE(all.ends_with("the end\n"));
 }
 
-TEST(Writer, WhatMustBeKeptIsKept) {
+TEST(BackgroundWriter, KeptEntriesAreNotDropped) {
   base::Pipe pipe = base::make_pipe();
-  Writer writer(1000, true);
+  BackgroundWriter writer(1000, true);
   for (int i = 0; i < 200; ++i) writer.write(pipe.write.get(), std::string(999, 'x') + "\n", 1, true);
   EXPECT_EQ(read_while_draining(pipe.read.get(), writer).size(), 200'000u);
   EXPECT_EQ(writer.dropped(), 0);
 }
 
-TEST(Writer, AReaderThatIsGoneIsAnErrorOnce) {
+TEST(BackgroundWriter, ClosedReaderIsReportedOnce) {
   ::signal(SIGPIPE, SIG_IGN);
   base::Pipe gone = base::make_pipe();
   base::Pipe pipe = base::make_pipe();
   gone.read.reset();
-  Writer writer(1 << 20, true);
+  BackgroundWriter writer(1 << 20, true);
   writer.write(gone.write.get(), "x\n", 1);
   writer.write(gone.write.get(), "x\n", 1);
   writer.write(pipe.write.get(), "y\n", 1);

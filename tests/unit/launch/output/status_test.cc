@@ -11,25 +11,25 @@ namespace {
 
 using ::testing::HasSubstr;
 
-base::RankSeen rank_of(const std::string& job, int rank) {
+base::RankSnapshot rank_of(const std::string& job, int rank) {
   return {.pid = 4711 + rank,
           .rank = rank,
           .world_size = 2,
           .job = job,
           .transport = "shm",
           .steps = 31,
-          .exchanges = 120,
+          .gradient_reductions = 120,
           .waiting = true,
           .live_bytes = 3u << 20,
           .peak_live_bytes = 5u << 20,
           .high_water_bytes = 6u << 20,
           .resident_bytes = 7u << 20,
-          .operations = {{.number = 1, .seq = 7, .begun = 1, .channel = "world", .kind = "barrier"}}};
+          .operations = {{.number = 1, .seq = 7, .started = 1, .channel = "world", .kind = "barrier"}}};
 }
 
-TEST(Status, NobodyIsSaidInWords) { EXPECT_EQ(status_text({}, false), "no rank of yours runs on this machine\n"); }
+TEST(Status, NoRanksMessage) { EXPECT_EQ(status_text({}, false), "no rank of yours runs on this machine\n"); }
 
-TEST(Status, ATableForEachJob) {
+TEST(Status, OneTablePerJob) {
   const std::string text = status_text({rank_of("a", 0), rank_of("a", 1), rank_of("b", 1)}, false);
   EXPECT_THAT(text, HasSubstr("job a, 2 of its 2 ranks here\n"));
   EXPECT_THAT(text, HasSubstr("\njob b, 1 of its 2 ranks here\n"));
@@ -37,7 +37,7 @@ TEST(Status, ATableForEachJob) {
                               "step 31: waits in barrier#7 of world"));
 }
 
-TEST(Status, OneObjectALine) {
+TEST(Status, OneJsonObjectPerLine) {
   std::istringstream lines(status_text({rank_of("a \"b\"", 0), rank_of("a", 1)}, true));
   std::string line;
   ASSERT_TRUE(std::getline(lines, line));

@@ -23,13 +23,13 @@ std::vector<Cpu> machine(int nodes, int cores) {
   return cpus;
 }
 
-TEST(Placement, WholeCoresNodeByNode) {
+TEST(CpuPlacement, WholeCoresNodeByNode) {
   EXPECT_THAT(split_cpus(machine(2, 2), 2), ElementsAre(ElementsAre(0, 4, 1, 5), ElementsAre(2, 6, 3, 7)));
   EXPECT_THAT(split_cpus(machine(2, 2), 4),
               ElementsAre(ElementsAre(0, 4), ElementsAre(1, 5), ElementsAre(2, 6), ElementsAre(3, 7)));
 }
 
-TEST(Placement, EveryCpuOnceAndSizesDifferByOneCore) {
+TEST(CpuPlacement, EveryCpuOnceAndSizesDifferByOneCore) {
   for (int cores = 1; cores <= 9; ++cores) {
     for (int ranks = 1; ranks <= cores; ++ranks) {
       std::multiset<int> seen;
@@ -46,13 +46,13 @@ TEST(Placement, EveryCpuOnceAndSizesDifferByOneCore) {
   }
 }
 
-TEST(Placement, MoreRanksThanCoresShareAll) {
+TEST(CpuPlacement, MoreRanksThanCoresShareAll) {
   for (const auto& part : split_cpus(machine(1, 2), 3)) EXPECT_EQ(part.size(), 4u);
 }
 
-TEST(Placement, CoresAreCountedOnce) { EXPECT_EQ(num_cores(machine(2, 3)), 6); }
+TEST(CpuPlacement, CoresAreCountedOnce) { EXPECT_EQ(num_cores(machine(2, 3)), 6); }
 
-TEST(Placement, UsableCpusAreThoseOfTheMask) {
+TEST(CpuPlacement, UsableCpusAreThoseOfTheMask) {
   cpu_set_t before, one;
   ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
   int first = 0;
@@ -67,7 +67,7 @@ TEST(Placement, UsableCpusAreThoseOfTheMask) {
   EXPECT_EQ(usable_cpus().size(), static_cast<std::size_t>(CPU_COUNT(&before)));
 }
 
-TEST(Placement, CpuLists) {
+TEST(CpuPlacement, CpuLists) {
   EXPECT_THAT(parse_cpu_list("0-3,8"), ElementsAre(0, 1, 2, 3, 8));
   EXPECT_THAT(parse_cpu_list("5"), ElementsAre(5));
   EXPECT_THAT(parse_cpu_list(""), IsEmpty());

@@ -25,8 +25,8 @@ RunOptions options(int ranks) {
   return run;
 }
 
-Surroundings surroundings() {
-  Surroundings s;
+LaunchContext context() {
+  LaunchContext s;
   s.environment = {"HOME=/root", "EMPTY=", "ODD=a=b\nc"};
   s.program = "/bin/train";
   s.here = "/home/her";
@@ -37,15 +37,15 @@ Surroundings surroundings() {
 }
 
 Node node(int ranks, bool here = true, const std::string& name = "alpha") {
-  Node one{.site = {.host = name + ".cluster"}, .name = name, .ranks = ranks, .here = here};
-  one.site.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
+  Node one{.info = {.host = name + ".cluster"}, .name = name, .ranks = ranks, .here = here};
+  one.info.cpus = {{0, 0, 0}, {1, 1, 0}, {2, 2, 0}, {3, 3, 0}};
   return one;
 }
 
-JobPlan plan_job(const RunOptions& run, const Surroundings& s) { return plan_jobs(run, s, {node(run.ranks)}).front(); }
+JobPlan plan_job(const RunOptions& run, const LaunchContext& s) { return plan_jobs(run, s, {node(run.ranks)}).front(); }
 
-TEST(Plan, AllRanksShareTheJobAndWhatTorchrunSets) {
-  const JobPlan job = plan_job(options(2), surroundings());
+TEST(JobPlan, AllRanksGetJobAndTorchrunVariables) {
+  const JobPlan job = plan_job(options(2), context());
   EXPECT_EQ(job.program, "/bin/train");
   EXPECT_THAT(job.arguments, ElementsAre("train", "--lr", "0.1"));
   for (const char* variable :
@@ -55,8 +55,8 @@ TEST(Plan, AllRanksShareTheJobAndWhatTorchrunSets) {
     EXPECT_THAT(job.environment, Contains(variable));
 }
 
-TEST(Plan, RanksKnowHowOftenTheJobWasStartedBefore) {
-  Surroundings s = surroundings();
+TEST(JobPlan, RanksGetTheGeneration) {
+  LaunchContext s = context();
   s.environment.push_back("TORCHELASTIC_RESTART_COUNT=9");
   s.environment.push_back("LOCKSTEP_GENERATION=9");
   s.generation = 2;
@@ -69,20 +69,20 @@ TEST(Plan, RanksKnowHowOftenTheJobWasStartedBefore) {
     EXPECT_THAT(job.environment, Not(Contains(variable)));
 }
 
-TEST(Plan, RanksKnowTheRunsNameAndWhetherATraceIsWanted) {
+TEST(JobPlan, RanksGetRunNameAndTrace) {
   RunOptions run = options(2);
-  for (const std::string& variable : plan_job(run, surroundings()).environment) {
+  for (const std::string& variable : plan_job(run, context()).environment) {
     EXPECT_FALSE(variable.starts_with("LOCKSTEP_NAME")) << variable;
     EXPECT_FALSE(variable.starts_with("LOCKSTEP_TRACE")) << variable;
   }
   run.name = "first";
   run.trace = true;
   for (const char* variable : {"LOCKSTEP_NAME=first", "LOCKSTEP_TRACE=1"})
-    EXPECT_THAT(plan_job(run, surroundings()).environment, Contains(variable));
+    EXPECT_THAT(plan_job(run, context()).environment, Contains(variable));
 }
 
-TEST(Plan, EachRankHasItsNumbersCoresAndThreads) {
-  const JobPlan job = plan_job(options(2), surroundings());
+TEST(JobPlan, EachRankHasItsIndicesCoresAndThreads) {
+  const JobPlan job = plan_job(options(2), context());
   ASSERT_EQ(job.ranks.size(), 2u);
   EXPECT_EQ(job.ranks[1].rank, 1);
   for (const char* variable :
@@ -92,8 +92,8 @@ TEST(Plan, EachRankHasItsNumbersCoresAndThreads) {
   EXPECT_THAT(job.ranks[1].arguments, IsEmpty());
 }
 
-TEST(Plan, NoVariableTwiceWhateverWasInherited) {
-  Surroundings s = surroundings();
+TEST(JobPlan, NoVariableIsSetTwice) {
+  LaunchContext s = context();
   for (const char* variable : {"RANK=9", "LOCKSTEP_RANK=9", "MASTER_PORT=1", "OMP_NUM_THREADS=", "LOCKSTEP_STORE=x"})
     s.environment.push_back(variable);
   RunOptions run = options(3);
@@ -113,24 +113,24 @@ TEST(Plan, NoVariableTwiceWhateverWasInherited) {
   EXPECT_THAT(job.environment, Contains("LOCKSTEP_JOIN_TIMEOUT=2.5"));
 }
 
-TEST(Plan, RanksWaitLongerThanTheLauncher) {
-  Surroundings s = surroundings();
+TEST(JobPlan, RankTimeoutExceedsTheLaunchers) {
+  LaunchContext s = context();
   EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=310"));
   s.environment.push_back("LOCKSTEP_TIMEOUT=5");  // a user's
   EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TIMEOUT=5"));
   RunOptions run = options(2);
   run.hang_timeout = std::chrono::milliseconds(0);
   EXPECT_THAT(plan_job(run, s).environment, Contains("LOCKSTEP_TIMEOUT=0"));
-  EXPECT_EQ(pulse_limits(run, {}).stall.count(), 0);  // a debugger stops processes as well
+  EXPECT_EQ(health_limits(run, {}).stall.count(), 0);  // a debugger stops processes as well
   run.stall_timeout = std::chrono::milliseconds(9000);
-  EXPECT_EQ(pulse_limits(run, {}).stall.count(), 9000);
-  EXPECT_EQ(pulse_limits(options(2), {}).stall.count(), 30000);
-  EXPECT_EQ(pulse_limits(options(2), {"LOCKSTEP_TIMEOUT=7200"}).hang, std::chrono::hours(2));
-  EXPECT_EQ(pulse_limits(options(2), {"LOCKSTEP_TIMEOUT=0"}).stall.count(), 0);
+  EXPECT_EQ(health_limits(run, {}).stall.count(), 9000);
+  EXPECT_EQ(health_limits(options(2), {}).stall.count(), 30000);
+  EXPECT_EQ(health_limits(options(2), {"LOCKSTEP_TIMEOUT=7200"}).hang, std::chrono::hours(2));
+  EXPECT_EQ(health_limits(options(2), {"LOCKSTEP_TIMEOUT=0"}).stall.count(), 0);
 }
 
-TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
-  Surroundings s = surroundings();
+TEST(JobPlan, VariablesOfOtherLaunchersAreRemoved) {
+  LaunchContext s = context();
   s.environment = {"TORCHELASTIC_RUN_ID=none",
                    "TORCHELASTIC_USE_AGENT_STORE=True",
                    "ROLE_RANK=3",
@@ -147,35 +147,35 @@ TEST(Plan, WhatAnotherLauncherSaidIsTakenOut) {
   EXPECT_THAT(job.environment, Contains("SLURM_JOB_ID=5"));
 }
 
-TEST(Plan, AUsersChoiceOfThreadsStays) {
-  Surroundings s = surroundings();
+TEST(JobPlan, UserThreadCountIsKept) {
+  LaunchContext s = context();
   s.environment.push_back("OMP_NUM_THREADS=5");
   const JobPlan job = plan_job(options(2), s);
   EXPECT_THAT(job.environment, Contains("OMP_NUM_THREADS=5"));
   EXPECT_THAT(job.ranks[0].environment, Not(Contains(StartsWith("OMP_NUM_THREADS"))));
 }
 
-TEST(Plan, MoreRanksThanCoresHaveOneThreadEach) {
-  const JobPlan job = plan_job(options(6), surroundings());
+TEST(JobPlan, MoreRanksThanCoresHaveOneThreadEach) {
+  const JobPlan job = plan_job(options(6), context());
   EXPECT_THAT(job.ranks[5].environment, Contains("OMP_NUM_THREADS=1"));
 }
 
-TEST(Plan, UnboundRanksStillDivideTheThreads) {
+TEST(JobPlan, UnboundRanksShareThreads) {
   RunOptions run = options(2);
   run.bind = false;
-  const JobPlan job = plan_job(run, surroundings());
+  const JobPlan job = plan_job(run, context());
   EXPECT_THAT(job.ranks[0].cpus, IsEmpty());
   EXPECT_THAT(job.ranks[0].environment, Contains("OMP_NUM_THREADS=2"));
 }
 
-TEST(Plan, LocalRankIsTheLastArgument) {
+TEST(JobPlan, LocalRankIsTheLastArgument) {
   RunOptions run = options(2);
   run.local_rank_argument = "local_rank";
-  EXPECT_THAT(plan_job(run, surroundings()).ranks[1].arguments, ElementsAre("--local_rank=1"));
+  EXPECT_THAT(plan_job(run, context()).ranks[1].arguments, ElementsAre("--local_rank=1"));
 }
 
-TEST(Plan, ThePrefixTakesItsColumnsFromTheTerminal) {
-  Surroundings s = surroundings();
+TEST(JobPlan, PrefixReducesTerminalColumns) {
+  LaunchContext s = context();
   s.columns = 80;
   EXPECT_THAT(plan_job(options(2), s).environment, Contains("LOCKSTEP_TERMINAL=76"));
   EXPECT_THAT(plan_job(options(11), s).environment, Contains("LOCKSTEP_TERMINAL=75"));
@@ -185,17 +185,17 @@ int ranks_of(const Environment& environment, int gpus, int cores, const std::str
              const std::string& of_host = "") {
   RunOptions run = options(0);
   run.gpus = named;
-  Surroundings s = surroundings();
+  LaunchContext s = context();
   s.environment = environment;
-  Node one{.site = {.gpus = gpus, .visible_gpus = of_host},
+  Node one{.info = {.gpus = gpus, .visible_gpus = of_host},
            .name = "beta",
            .here = of_host.empty(),
            .step = !of_host.empty()};
-  for (int core = 0; core < cores; ++core) one.site.cpus.push_back({core, core, 0});
+  for (int core = 0; core < cores; ++core) one.info.cpus.push_back({core, core, 0});
   return default_ranks(run, s, one);
 }
 
-TEST(Plan, DefaultRanks) {
+TEST(JobPlan, DefaultRanks) {
   EXPECT_EQ(ranks_of({}, 0, 6), 6);
   EXPECT_EQ(ranks_of({}, 4, 6), 4);
   EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0,3"}, 4, 6), 2);
@@ -206,13 +206,13 @@ TEST(Plan, DefaultRanks) {
   EXPECT_EQ(ranks_of({"CUDA_VISIBLE_DEVICES=0"}, 8, 6, "", "2,3"), 2);
 }
 
-TEST(Plan, WhatARankHasOfItsOwnIsNotInheritedOnOtherHostsEither) {
-  EXPECT_THAT(without({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}),
+TEST(JobPlan, PerRankVariablesAreNotInherited) {
+  EXPECT_THAT(remove_variables({"RANK=9", "HOME=/root", "OMP_NUM_THREADS=7"}, {"RANK=1", "OMP_NUM_THREADS=2"}),
               ElementsAre("HOME=/root"));
 }
 
-TEST(Plan, RanksAreNeighboursOnTheirHosts) {
-  Surroundings s = surroundings();
+TEST(JobPlan, RanksAreContiguousOnEachHost) {
+  LaunchContext s = context();
   s.columns = 80;
   const std::vector<JobPlan> jobs = plan_jobs(options(5), s, {node(2), node(3, false, "beta")});
   ASSERT_EQ(jobs.size(), 2u);
@@ -229,14 +229,14 @@ TEST(Plan, RanksAreNeighboursOnTheirHosts) {
   EXPECT_THAT(jobs[1].ranks[2].cpus, ElementsAre(2, 3));  // four cores for three ranks
 }
 
-TEST(Plan, OtherHostsGetWhatTravelsAndWhatIsExported) {
-  Surroundings s = surroundings();
+TEST(JobPlan, RemoteHostsGetForwardedAndExportedVariables) {
+  LaunchContext s = context();
   s.environment =
-      with_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"},
-                   {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
+      apply_exports({"HOME=/root", "PATH=/venv/bin", "SECRET_WORD=x", "TORCH_TOKEN=y", "MINE=1", "NCCL_DEBUG=INFO"},
+                    {"MINE", "YOURS=a=b\n", "NCCL_DEBUG=WARN"});
   s.exported = {"MINE", "YOURS", "NCCL_DEBUG"};
   const std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
-  EXPECT_TRUE(jobs[1].add_to_own);
+  EXPECT_TRUE(jobs[1].extends_own_environment);
   for (const char* variable : {"PATH=/venv/bin", "MINE=1", "YOURS=a=b\n", "NCCL_DEBUG=WARN"}) {
     EXPECT_THAT(jobs[0].environment, Contains(variable));
     EXPECT_THAT(jobs[1].environment, Contains(variable));
@@ -247,14 +247,14 @@ TEST(Plan, OtherHostsGetWhatTravelsAndWhatIsExported) {
   EXPECT_THAT(jobs[0].environment, Not(Contains("NCCL_DEBUG=INFO")));
 }
 
-TEST(Plan, AnExportThatIsNotSetIsAnError) {
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { with_exports({"A=1"}, {"B"}); }), HasSubstr("-x \"B\""));
-  EXPECT_THAT(with_exports({"A="}, {"A"}), ElementsAre("A="));
-  EXPECT_THAT(with_exports({}, {"A=1", "A=2"}), ElementsAre("A=2"));
+TEST(JobPlan, UnsetExportIsAnError) {
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { apply_exports({"A=1"}, {"B"}); }), HasSubstr("-x \"B\""));
+  EXPECT_THAT(apply_exports({"A="}, {"A"}), ElementsAre("A="));
+  EXPECT_THAT(apply_exports({}, {"A=1", "A=2"}), ElementsAre("A=2"));
 }
 
-TEST(Plan, TheDirectoryIsEnteredElsewhereToo) {
-  Surroundings s = surroundings();
+TEST(JobPlan, DirectoryAppliesToRemoteHosts) {
+  LaunchContext s = context();
   std::vector<JobPlan> jobs = plan_jobs(options(2), s, {node(1), node(1, false, "beta")});
   EXPECT_EQ(jobs[0].directory, "");
   EXPECT_EQ(jobs[1].directory, "/home/her");
@@ -264,8 +264,8 @@ TEST(Plan, TheDirectoryIsEnteredElsewhereToo) {
   EXPECT_EQ(jobs[1].directory, "/data");
 }
 
-TEST(Plan, OtherLibrariesUseTheSameInterfaceUnlessAUserHasNamedOne) {
-  Surroundings s = surroundings();
+TEST(JobPlan, SocketIfnameVariablesFollowTheInterface) {
+  LaunchContext s = context();
   Node one = node(1), other = node(1, false, "beta");
   one.interface = "eth0";
   other.interface = "ens3";
@@ -283,10 +283,10 @@ TEST(Plan, OtherLibrariesUseTheSameInterfaceUnlessAUserHasNamedOne) {
 }
 
 std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment& environment, int gpus = 0) {
-  Surroundings s = surroundings();
+  LaunchContext s = context();
   s.environment = environment;
   Node one = node(run.ranks);
-  one.site.gpus = gpus;
+  one.info.gpus = gpus;
   const JobPlan job = plan_jobs(run, s, {one}).front();
   std::vector<std::string> seen;
   for (const RankPlan& rank : job.ranks) {
@@ -300,7 +300,7 @@ std::vector<std::string> gpus_of_ranks(const RunOptions& run, const Environment&
   return seen;
 }
 
-TEST(Plan, EachRankSeesTheWholeListOfGpus) {
+TEST(JobPlan, EachRankSeesAllGpus) {
   EXPECT_THAT(gpus_of_ranks(options(2), {}), ElementsAre("-", "-"));
   EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES=4,5"}), ElementsAre("4,5", "4,5"));
   EXPECT_THAT(gpus_of_ranks(options(2), {"CUDA_VISIBLE_DEVICES="}), ElementsAre("", ""));
@@ -314,7 +314,7 @@ TEST(Plan, EachRankSeesTheWholeListOfGpus) {
   EXPECT_THAT(gpus_of_ranks(run, {}, 2), ElementsAre("0", "1"));
 }
 
-TEST(Plan, FewerGpusThanRanksIsAnErrorUnlessAskedFor) {
+TEST(JobPlan, FewerGpusThanRanksRequiresShareGpus) {
   RunOptions run = options(3);
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {"CUDA_VISIBLE_DEVICES=4,5"}); }),
               HasSubstr("2 GPUs in its list for 3 ranks"));
@@ -326,11 +326,11 @@ TEST(Plan, FewerGpusThanRanksIsAnErrorUnlessAskedFor) {
   EXPECT_THAT(tests::message_of<base::UsageError>([&] { gpus_of_ranks(run, {}); }), HasSubstr("0 GPUs"));
 }
 
-TEST(Plan, SlurmsListOfGpusStaysOnItsHost) {
-  Surroundings s = surroundings();
+TEST(JobPlan, SlurmGpusStayOnTheirHost) {
+  LaunchContext s = context();
   s.environment.push_back("CUDA_VISIBLE_DEVICES=0");
   Node other = node(1, false, "beta");
-  other.site.visible_gpus = "3";
+  other.info.visible_gpus = "3";
   EXPECT_THAT(plan_jobs(options(2), s, {node(1), other})[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"))
       << "over ssh the person's counts";
   other.step = true;
@@ -341,11 +341,11 @@ TEST(Plan, SlurmsListOfGpusStaysOnItsHost) {
   EXPECT_THAT(jobs[1].environment, Contains("CUDA_VISIBLE_DEVICES=0"));
 }
 
-TEST(Plan, HostsAreFilledInOrder) {
-  EXPECT_THAT(fill_hosts({4, 4}, 0), ElementsAre(4, 4));
-  EXPECT_THAT(fill_hosts({4, 4}, 5), ElementsAre(4, 1));
-  EXPECT_THAT(fill_hosts({4, 4}, 4), ElementsAre(4, 0));
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { fill_hosts({4, 4}, 9); }),
+TEST(JobPlan, SlotsAreFilledInOrder) {
+  EXPECT_THAT(fill_slots({4, 4}, 0), ElementsAre(4, 4));
+  EXPECT_THAT(fill_slots({4, 4}, 5), ElementsAre(4, 1));
+  EXPECT_THAT(fill_slots({4, 4}, 4), ElementsAre(4, 0));
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { fill_slots({4, 4}, 9); }),
               HasSubstr("-n is 9, but the hosts have 8 slots"));
 }
 

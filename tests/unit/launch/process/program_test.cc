@@ -14,7 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using tests::message_of;
 
-TEST(Program, IsLookedForInPath) {
+TEST(Program, NamesAreSearchedInPath) {
   const tests::TempDir folder;
   const std::string plain = folder.write("a/tool", "");
   const std::string tool = folder.write("b/tool", "");
@@ -26,7 +26,7 @@ TEST(Program, IsLookedForInPath) {
   EXPECT_FALSE(is_executable(plain));
 }
 
-TEST(Program, APathIsTakenAsItIs) {
+TEST(Program, PathsAreNotSearched) {
   const tests::TempDir folder;
   const std::string plain = folder.write("train.py", "");
   EXPECT_EQ(find_program("/bin/sh", ""), "/bin/sh");

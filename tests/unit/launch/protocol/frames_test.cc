@@ -17,7 +17,7 @@ JobPlan sample() {
   job.program = "/bin/\xff\n";
   job.arguments = {"", std::string("a\0b", 3), "'; rm -rf /", std::string(200000, 'x')};
   job.directory = "/d/\xfe";
-  job.add_to_own = true;
+  job.extends_own_environment = true;
   job.environment = {"A=\x80", "B="};
   job.fail_grace = std::chrono::milliseconds(1234);
   job.run_dir = "runs/it";
@@ -26,12 +26,12 @@ JobPlan sample() {
   return job;
 }
 
-TEST(Wire, AJobArrivesByteForByte) {
+TEST(Frames, JobPlanRoundTrips) {
   const JobPlan job = decode_job(encode_job(sample()));
   EXPECT_EQ(job.program, sample().program);
   EXPECT_EQ(job.arguments, sample().arguments);
   EXPECT_EQ(job.directory, sample().directory);
-  EXPECT_TRUE(job.add_to_own);
+  EXPECT_TRUE(job.extends_own_environment);
   EXPECT_EQ(job.environment, sample().environment);
   EXPECT_EQ(job.fail_grace, sample().fail_grace);
   EXPECT_EQ(job.run_dir, sample().run_dir);
@@ -43,7 +43,7 @@ TEST(Wire, AJobArrivesByteForByte) {
   EXPECT_EQ(job.ranks[1].rank, 1);
 }
 
-TEST(Wire, EveryTruncationIsRefused) {
+TEST(Frames, EveryTruncationIsRejected) {
   JobPlan job = sample();
   job.arguments.back() = "short";
   const std::string bytes = encode_job(job);
@@ -52,64 +52,67 @@ TEST(Wire, EveryTruncationIsRefused) {
   EXPECT_THROW(decode_job(bytes + "x"), base::Error);
 }
 
-TEST(Wire, AWildCountAsksForNoMemory) {
+TEST(Frames, HugeCountAllocatesNothing) {
   std::string bytes = encode_job(JobPlan{});
   bytes.replace(4, 4, "\xff\xff\xff\xff");  // the number of arguments
   EXPECT_THAT(tests::message_of<base::Error>([&] { decode_job(bytes); }), HasSubstr("4294967295"));
 }
 
-TEST(Wire, WhatHostsSayBeforeTheStartArrives) {
-  const Site site = decode_site(encode_site({.host = "h1",
-                                             .version = LOCKSTEP_VERSION,
-                                             .build = job::build_id(""),
-                                             .cpus = {{0, 0, 0}, {5, 4, 1}},
-                                             .gpus = 2,
-                                             .master_port = 77,
-                                             .visible_gpus = "3,4"}));
-  EXPECT_EQ(site.host + " " + site.version + " " + site.visible_gpus, "h1 " LOCKSTEP_VERSION " 3,4");
-  EXPECT_EQ(site.gpus, 2);
-  EXPECT_EQ(site.master_port, 77);
-  ASSERT_EQ(site.cpus.size(), 2u);
-  EXPECT_EQ(site.cpus[1].core, 4);
-  const MeetOrder order =
-      decode_meet(encode_meet({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
+TEST(Frames, NetworkMessagesRoundTrip) {
+  const HostInfo info = decode_host_info(encode_host_info({.host = "h1",
+                                                           .version = LOCKSTEP_VERSION,
+                                                           .build = job::build_id(""),
+                                                           .cpus = {{0, 0, 0}, {5, 4, 1}},
+                                                           .gpus = 2,
+                                                           .master_port = 77,
+                                                           .visible_gpus = "3,4"}));
+  EXPECT_EQ(info.host + " " + info.version + " " + info.visible_gpus, "h1 " LOCKSTEP_VERSION " 3,4");
+  EXPECT_EQ(info.gpus, 2);
+  EXPECT_EQ(info.master_port, 77);
+  ASSERT_EQ(info.cpus.size(), 2u);
+  EXPECT_EQ(info.cpus[1].core, 4);
+  const RouteRequest order = decode_route_request(
+      encode_route_request({3, std::string(32, '\0'), "^docker0", {{"10.0.0.1", 5}, {"fd00::1", 65535}}}));
   EXPECT_EQ(order.self, 3);
   EXPECT_EQ(order.token, std::string(32, '\0'));
   EXPECT_EQ(order.interface, "^docker0");
   ASSERT_EQ(order.launcher.size(), 2u);
   EXPECT_EQ(base::to_string(order.launcher[1]), "[fd00::1]:65535");
-  const MeetReply reply = decode_met(encode_met({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
-  ASSERT_EQ(reply.doors.size(), 1u);
-  EXPECT_EQ(reply.doors[0].launcher, 1);
-  EXPECT_EQ(reply.doors[0].dial, 7u);
-  EXPECT_EQ(reply.doors[0].address.port, 6);
-  EXPECT_EQ(reply.doors[0].interface + reply.error, "eth0why");
-  const ProbeOrder probe = decode_probe(encode_probe({1, {{"a", 1}, {"b", 2}}}));
+  const RouteReply reply = decode_route_reply(encode_route_reply({{{1, 7, {"10.0.0.2", 6}, "eth0"}}, "why"}));
+  ASSERT_EQ(reply.routes.size(), 1u);
+  EXPECT_EQ(reply.routes[0].launcher, 1);
+  EXPECT_EQ(reply.routes[0].connection, 7u);
+  EXPECT_EQ(reply.routes[0].address.port, 6);
+  EXPECT_EQ(reply.routes[0].interface + reply.error, "eth0why");
+  const ProbeRequest probe = decode_probe_request(encode_probe_request({1, {{"a", 1}, {"b", 2}}}));
   EXPECT_EQ(probe.launcher, 1);
   EXPECT_EQ(probe.peers.at(1).host, "b");
-  const auto failures = decode_probed(encode_probed({{2, "refused"}}));
+  const auto failures = decode_probe_failures(encode_probe_failures({{2, "refused"}}));
   ASSERT_EQ(failures.size(), 1u);
   EXPECT_EQ(failures[0].why, "refused");
   EXPECT_EQ(decode_texts(encode_texts({"a", "b"}), 2).at(1), "b");
   EXPECT_THROW(decode_texts(encode_texts({"a", "b"}), 3), base::Error);
 }
 
-TEST(Wire, AnotherVersionSaysWhichAndMaySayMore) {
-  const Site site = decode_site(encode_site({.host = "h1", .version = "9.9", .build = "ab"}) + "what comes with 9.9");
-  EXPECT_EQ(site.host + site.version + site.build, "h19.9ab");
-  EXPECT_EQ(decode_site(encode_site({.host = "h1", .version = LOCKSTEP_VERSION, .build = "ab"}) + "more").build, "ab");
+TEST(Frames, OtherVersionsDecodePartially) {
+  const HostInfo info =
+      decode_host_info(encode_host_info({.host = "h1", .version = "9.9", .build = "ab"}) + "what comes with 9.9");
+  EXPECT_EQ(info.host + info.version + info.build, "h19.9ab");
+  EXPECT_EQ(
+      decode_host_info(encode_host_info({.host = "h1", .version = LOCKSTEP_VERSION, .build = "ab"}) + "more").build,
+      "ab");
 }
 
-TEST(Wire, WhatAHostSaysIsMadePrintable) {
-  EXPECT_EQ(decode_site(encode_site({.host = "a\x1b[2Jb"})).host.find('\x1b'), std::string::npos);
+TEST(Frames, HostTextIsMadePrintable) {
+  EXPECT_EQ(decode_host_info(encode_host_info({.host = "a\x1b[2Jb"})).host.find('\x1b'), std::string::npos);
   EXPECT_EQ(decode_texts(encode_texts({"\x1b"}), 1)[0].find('\x1b'), std::string::npos);
 }
 
-TEST(Wire, FramesComeWholeHoweverTheyAreCut) {
+TEST(Frames, FramesAreReassembled) {
   const std::string stream = encode({FrameKind::kStdout, 3, "hello"}) + encode({FrameKind::kDone, -1, ""}) +
                              encode({FrameKind::kStderr, 0, "x"});
   for (std::size_t step = 1; step <= stream.size(); ++step) {
-    FrameReader reader(kMaxFrame);
+    FrameReader reader(kMaxFrameBytes);
     std::vector<Frame> frames;
     for (std::size_t at = 0; at < stream.size(); at += step) {
       reader.feed(std::string_view(stream).substr(at, step));
@@ -124,7 +127,7 @@ TEST(Wire, FramesComeWholeHoweverTheyAreCut) {
   }
 }
 
-TEST(Wire, LengthAndKindAreCheckedBeforeThePayloadComes) {
+TEST(Frames, HeaderIsCheckedBeforeThePayload) {
   FrameReader reader(100);
   reader.feed(encode({FrameKind::kStdout, 0, std::string(101, 'x')}).substr(0, 12));
   EXPECT_THAT(tests::message_of<base::Error>([&] { reader.next(); }), HasSubstr("101 bytes; allowed are 100"));
@@ -133,42 +136,42 @@ TEST(Wire, LengthAndKindAreCheckedBeforeThePayloadComes) {
   EXPECT_THAT(tests::message_of<base::Error>([&] { other.next(); }), HasSubstr("kind 99"));
 }
 
-TEST(Wire, StopsPulsesAndRanks) {
-  const Stop stop =
-      decode_stop(encode_stop({.signal = 15, .warning = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
+TEST(Frames, StopRankHealthAndRankListsRoundTrip) {
+  const StopRequest stop = decode_stop(
+      encode_stop({.signal = 15, .notice_period = std::chrono::seconds(1), .grace = std::chrono::seconds(2)}));
   EXPECT_EQ(stop.signal, 15);
-  EXPECT_EQ(stop.warning, std::chrono::seconds(1));
+  EXPECT_EQ(stop.notice_period, std::chrono::seconds(1));
   EXPECT_EQ(stop.grace, std::chrono::seconds(2));
-  const job::Pulse pulse =
-      decode_pulse(encode_pulse({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
+  const job::RankHealth pulse = decode_rank_health(
+      encode_rank_health({3, std::chrono::milliseconds(5), std::chrono::milliseconds(7), false, 'T'}));
   EXPECT_EQ(pulse.rank, 3);
-  EXPECT_EQ(pulse.silent.count(), 5);
-  EXPECT_EQ(pulse.idle.count(), 7);
-  EXPECT_FALSE(pulse.in_world);
+  EXPECT_EQ(pulse.since_heartbeat.count(), 5);
+  EXPECT_EQ(pulse.since_progress.count(), 7);
+  EXPECT_FALSE(pulse.is_in_world);
   EXPECT_EQ(pulse.state, 'T');
   EXPECT_EQ(decode_ranks(encode_ranks({4, 0, 7})), (std::vector<int>{4, 0, 7}));
   EXPECT_TRUE(decode_ranks("").empty());
   EXPECT_THROW(decode_ranks("123"), base::Error);
 }
 
-base::RankSeen seen_with(int going_on, int ended) {
-  base::RankSeen seen{.pid = 4711,
-                      .rank = 2,
-                      .world_size = 4,
-                      .job = "j",
-                      .transport = "shm",
-                      .steps = 9,
-                      .batches = 10,
-                      .waiting = true,
-                      .left = true,
-                      .busy_with = "evaluate",
-                      .looked_ns = 77};
+base::RankSnapshot seen_with(int going_on, int ended) {
+  base::RankSnapshot seen{.pid = 4711,
+                          .rank = 2,
+                          .world_size = 4,
+                          .job = "j",
+                          .transport = "shm",
+                          .steps = 9,
+                          .batches = 10,
+                          .waiting = true,
+                          .left = true,
+                          .busy_with = "evaluate",
+                          .read_at_ns = 77};
   for (int i = 0; i < going_on + ended; ++i)
     seen.operations.push_back({.number = static_cast<std::uint64_t>(i),
                                .seq = 5,
                                .bytes = 6,
                                .step = 7,
-                               .begun = 8,
+                               .started = 8,
                                .ended = i < ended ? 9 : 0,
                                .channel = "world",
                                .kind = "barrier",
@@ -177,38 +180,38 @@ base::RankSeen seen_with(int going_on, int ended) {
   return seen;
 }
 
-TEST(Wire, WhatARankHasDone) {
-  const base::RankSeen seen = decode_seen(encode_seen(seen_with(1, 1)));
+TEST(Frames, SnapshotRoundTrips) {
+  const base::RankSnapshot seen = decode_snapshot(encode_snapshot(seen_with(1, 1)));
   EXPECT_EQ(seen.rank, 2);
   EXPECT_EQ(seen.pid, 4711);
   EXPECT_EQ(seen.steps, 9);
   EXPECT_TRUE(seen.waiting);
-  EXPECT_TRUE(seen.left);
+  EXPECT_TRUE(seen.has_left);
   EXPECT_EQ(seen.busy_with, "evaluate");
-  EXPECT_EQ(seen.looked_ns, 77);
+  EXPECT_EQ(seen.read_at_ns, 77);
   ASSERT_EQ(seen.operations.size(), 2u);
   EXPECT_EQ(seen.operations[0].ended, 9);
-  EXPECT_TRUE(seen.operations[1].goes_on());
+  EXPECT_TRUE(seen.operations[1].is_running());
   EXPECT_EQ(seen.operations[1].name, "a?]b");  // what a terminal would obey does not pass
   EXPECT_EQ(seen.operations[1].dtype, "float32");
 }
 
-TEST(Wire, OfManyOperationsTheLastOfEachKindPass) {
-  const base::RankSeen seen = decode_seen(encode_seen(seen_with(40, 4000)));
+TEST(Frames, OperationsAreLimitedPerKind) {
+  const base::RankSnapshot seen = decode_snapshot(encode_snapshot(seen_with(40, 4000)));
   ASSERT_EQ(seen.operations.size(), 64u);
   EXPECT_EQ(seen.operations.front().number, 3968u);
   EXPECT_EQ(seen.operations.back().number, 4039u);
 }
 
-TEST(Wire, EveryTruncationOfItIsRefused) {
-  const std::string bytes = encode_seen(seen_with(1, 1));
+TEST(Frames, EverySnapshotTruncationIsRejected) {
+  const std::string bytes = encode_snapshot(seen_with(1, 1));
   for (std::size_t size = 0; size < bytes.size(); ++size)
-    EXPECT_THROW(decode_seen(bytes.substr(0, size)), base::Error) << size;
-  EXPECT_THROW(decode_seen(bytes + "x"), base::Error);
+    EXPECT_THROW(decode_snapshot(bytes.substr(0, size)), base::Error) << size;
+  EXPECT_THROW(decode_snapshot(bytes + "x"), base::Error);
 }
 
-TEST(Wire, Ends) {
-  const RankEnd end = decode_end(encode_end({5, 4711, 0, 9}));
+TEST(Frames, Ends) {
+  const RankExit end = decode_rank_exit(encode_rank_exit({5, 4711, 0, 9}));
   EXPECT_EQ(end.rank, 5);
   EXPECT_EQ(end.pid, 4711);
   EXPECT_EQ(end.signal, 9);

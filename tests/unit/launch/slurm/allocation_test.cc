@@ -36,70 +36,70 @@ std::vector<std::string> said(const std::vector<Host>& hosts) {
   return all;
 }
 
-TEST(Allocation, NoneMeansThisHost) { EXPECT_THAT(with_allocation({}, "auto", env({{"PATH", "/bin"}})), IsEmpty()); }
+TEST(Allocation, NoHostsMeansThisHost) { EXPECT_THAT(resolve_hosts({}, "auto", env({{"PATH", "/bin"}})), IsEmpty()); }
 
-TEST(Allocation, ABatchScriptsHostsAndSlots) {
-  EXPECT_THAT(said(with_allocation({}, "auto", env(kBatch))), ElementsAre("n1:2 step here", "n2:2 step", "n3:1 step"));
+TEST(Allocation, BatchScriptProvidesHostsAndSlots) {
+  EXPECT_THAT(said(resolve_hosts({}, "auto", env(kBatch))), ElementsAre("n1:2 step here", "n2:2 step", "n3:1 step"));
 }
 
-TEST(Allocation, SlotsThatNobodyAskedForAreNotSaid) {
+TEST(Allocation, SlotsAreUnsetWithoutATaskCount) {
   Variables salloc = kBatch;
   salloc.erase("SLURM_NTASKS");
   salloc.erase("SLURM_PROCID");
-  EXPECT_THAT(said(with_allocation({}, "auto", env(salloc))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
+  EXPECT_THAT(said(resolve_hosts({}, "auto", env(salloc))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
 }
 
-TEST(Allocation, ItCanBeLeftOrDemanded) {
-  EXPECT_THAT(with_allocation({}, "none", env(kBatch)), IsEmpty());
-  EXPECT_EQ(with_allocation({}, "slurm", env(kBatch)).size(), 3u);
-  EXPECT_THAT(tests::message_of<base::UsageError>([] { with_allocation({}, "slurm", env({})); }),
+TEST(Allocation, EnvFromSkipsOrRequiresTheAllocation) {
+  EXPECT_THAT(resolve_hosts({}, "none", env(kBatch)), IsEmpty());
+  EXPECT_EQ(resolve_hosts({}, "slurm", env(kBatch)).size(), 3u);
+  EXPECT_THAT(tests::message_of<base::UsageError>([] { resolve_hosts({}, "slurm", env({})); }),
               HasSubstr("--env-from is \"slurm\""));
 }
 
-TEST(Allocation, NamedHostsOfItAreReachedBySrun) {
+TEST(Allocation, NamedHostsInTheAllocationUseSrun) {
   Host two, other;
   two.name = "n2";
   two.slots = 7;
   other.name = "login";
-  EXPECT_THAT(said(with_allocation({two, other}, "auto", env(kBatch))), ElementsAre("n2:7 step", "login:0"));
+  EXPECT_THAT(said(resolve_hosts({two, other}, "auto", env(kBatch))), ElementsAre("n2:7 step", "login:0"));
   two.user = "ada";
-  EXPECT_THAT(said(with_allocation({two}, "auto", env(kBatch))), ElementsAre("n2:7"));
+  EXPECT_THAT(said(resolve_hosts({two}, "auto", env(kBatch))), ElementsAre("n2:7"));
 }
 
-TEST(Allocation, OneLauncherIsEnough) {
+TEST(Allocation, SeveralLaunchersAreRejected) {
   Variables step = kBatch;
   step["SLURM_STEP_ID"] = "0";
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(step)); }),
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { resolve_hosts({}, "auto", env(step)); }),
               HasSubstr("srun has started lockstep run 5 times"));
   step["SLURM_NTASKS"] = "1";
   step["SLURM_TASKS_PER_NODE"] = "1";  // the step's
-  EXPECT_THAT(said(with_allocation({}, "auto", env(step))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
+  EXPECT_THAT(said(resolve_hosts({}, "auto", env(step))), ElementsAre("n1:0 step here", "n2:0 step", "n3:0 step"));
   step["SLURM_NTASKS"] = "5";
   step["SLURM_STEP_ID"] = "4294967290";  // an interactive shell
   step["SLURM_TASKS_PER_NODE"] = kBatch.at("SLURM_TASKS_PER_NODE");
-  EXPECT_EQ(with_allocation({}, "auto", env(step)).size(), 3u);
+  EXPECT_EQ(resolve_hosts({}, "auto", env(step)).size(), 3u);
 }
 
-TEST(Allocation, CountsThatDoNotFitAreSaid) {
+TEST(Allocation, MismatchedCountsAreRejected) {
   Variables odd = kBatch;
   odd["SLURM_TASKS_PER_NODE"] = "2(x2)";
-  EXPECT_THAT(tests::message_of<base::UsageError>([&] { with_allocation({}, "auto", env(odd)); }),
+  EXPECT_THAT(tests::message_of<base::UsageError>([&] { resolve_hosts({}, "auto", env(odd)); }),
               HasSubstr("counts for 2 hosts, but SLURM_JOB_NODELIST names 3"));
 }
 
-TEST(Attendant, TheFirstTaskLaunchesForAllAndTheOthersWait) {
+TEST(StepTask, FirstTaskLaunchesAndOthersWait) {
   Variables task = {{"SLURM_JOB_ID", "5"},
                     {"SLURM_STEP_ID", "1"},
                     {"SLURM_STEP_NODELIST", "n[2-3]"},
                     {"SLURM_STEP_TASKS_PER_NODE", "1(x2)"},
                     {"SLURM_PROCID", "0"}};
-  EXPECT_THAT(*words_for_task(8, env(task)), ElementsAre("run", "-H", "n2:8,n3:8", "--attended", "5.1"));
-  EXPECT_THAT(*words_for_task(0, env(task)), ElementsAre("run", "-H", "n2,n3", "--attended", "5.1"));
-  EXPECT_FALSE(words_for_task(1, env(task)));
+  EXPECT_THAT(*task_arguments(8, env(task)), ElementsAre("run", "-H", "n2:8,n3:8", "--attended", "5.1"));
+  EXPECT_THAT(*task_arguments(0, env(task)), ElementsAre("run", "-H", "n2,n3", "--attended", "5.1"));
+  EXPECT_FALSE(task_arguments(1, env(task)));
   task["SLURM_PROCID"] = "1";
-  EXPECT_THAT(*words_for_task(8, env(task)), ElementsAre("agent", "--attend", "5.1"));
+  EXPECT_THAT(*task_arguments(8, env(task)), ElementsAre("agent", "--attend", "5.1"));
   task["SLURM_STEP_TASKS_PER_NODE"] = "1,2";
-  EXPECT_FALSE(words_for_task(8, env(task)));
+  EXPECT_FALSE(task_arguments(8, env(task)));
 }
 
 }  // namespace

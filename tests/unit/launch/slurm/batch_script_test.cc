@@ -17,10 +17,10 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Words = std::vector<std::string>;
 
-const BatchPlace kAround{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
+const BatchContext kAround{"/home/ada/train", "/opt/lockstep/bin/lockstep"};
 
-std::string script_of(const Words& words, const BatchPlace& around = kAround) {
-  return batch_script(parse_submit(words).options, around);
+std::string script_of(const Words& words, const BatchContext& context = kAround) {
+  return batch_script(parse_submit_options(words).options, context);
 }
 
 /// Byte for byte; what differs is shown by line.
@@ -29,7 +29,7 @@ void expect_as_stored(const std::string& name, const std::string& script) {
       << name;
 }
 
-TEST(Sbatch, StoredExamples) {
+TEST(BatchScript, MatchesStoredExamples) {
   expect_as_stored("gpus.sh",
                    script_of({"--nodes", "16", "--gpus-per-node", "8", "--time", "4:00:00", "--", "./train"}));
   expect_as_stored("all_options.sh", script_of({"--nodes=2-4",
@@ -63,39 +63,40 @@ TEST(Sbatch, StoredExamples) {
                              {"/home/ada/a \"b\" #1", "/opt/lock step/lockstep"}));
 }
 
-TEST(Sbatch, AFolderWithALineBreakIsRefused) {
+TEST(BatchScript, DirectoryWithLineBreakIsRejected) {
   EXPECT_THAT(tests::message_of<base::UsageError>([] { script_of({"p"}, {"/a\nb", "lockstep"}); }),
               HasSubstr("\"/a\\nb\""));
 }
 
-TEST(Sbatch, WordsForTheCommandLineAreNotQuoted) {
-  const Words words =
-      batch_words(parse_submit({"--nodes=2", "--constraint", "a b", "--", "p"}).options, {"/a b", "lockstep"});
+TEST(BatchScript, SbatchArgumentsAreNotQuoted) {
+  const Words words = sbatch_arguments(parse_submit_options({"--nodes=2", "--constraint", "a b", "--", "p"}).options,
+                                       {"/a b", "lockstep"});
   EXPECT_THAT(words, ElementsAre("--job-name=p", "--nodes=2", "--chdir=/a b", "--output=logs/%j.out", "--requeue",
                                  "--open-mode=append", "--signal=B:USR1@120", "--constraint", "a b"));
-  EXPECT_THAT(batch_words(parse_submit({"--no-requeue", "p"}).options, kAround), Contains("--no-requeue"));
-  EXPECT_THAT(batch_words(parse_submit({"--no-requeue", "p"}).options, kAround), Not(Contains(HasSubstr("open-mode"))));
+  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kAround), Contains("--no-requeue"));
+  EXPECT_THAT(sbatch_arguments(parse_submit_options({"--no-requeue", "p"}).options, kAround),
+              Not(Contains(HasSubstr("open-mode"))));
 }
 
-TEST(Sbatch, WordsForTheShell) {
-  EXPECT_EQ(quoted_for_shell("./train-1_a@b%c+d=e:f,g"), "./train-1_a@b%c+d=e:f,g");
-  EXPECT_EQ(quoted_for_shell(""), "''");
-  EXPECT_EQ(quoted_for_shell("a b"), "'a b'");
-  EXPECT_EQ(quoted_for_shell("it's"), "'it'\\''s'");
-  EXPECT_EQ(quoted_for_shell("$(x) `y` \"z\" \\"), "'$(x) `y` \"z\" \\'");
-  EXPECT_EQ(quoted_for_shell("~"), "'~'");
-  EXPECT_EQ(quoted_for_shell("ü"), "'ü'");
-  EXPECT_EQ(quoted_for_shell("a\nb"), "$'a\\nb'");
-  EXPECT_EQ(quoted_for_shell("\x01\x7f'\\\r\t"), "$'\\x01\\x7f\\'\\\\\\r\\t'");
+TEST(BatchScript, QuotesForTheShell) {
+  EXPECT_EQ(shell_quote("./train-1_a@b%c+d=e:f,g"), "./train-1_a@b%c+d=e:f,g");
+  EXPECT_EQ(shell_quote(""), "''");
+  EXPECT_EQ(shell_quote("a b"), "'a b'");
+  EXPECT_EQ(shell_quote("it's"), "'it'\\''s'");
+  EXPECT_EQ(shell_quote("$(x) `y` \"z\" \\"), "'$(x) `y` \"z\" \\'");
+  EXPECT_EQ(shell_quote("~"), "'~'");
+  EXPECT_EQ(shell_quote("ü"), "'ü'");
+  EXPECT_EQ(shell_quote("a\nb"), "$'a\\nb'");
+  EXPECT_EQ(shell_quote("\x01\x7f'\\\r\t"), "$'\\x01\\x7f\\'\\\\\\r\\t'");
 }
 
-TEST(Sbatch, WordsForSbatch) {
-  EXPECT_EQ(quoted_for_sbatch("--output=logs/%j.out"), "--output=logs/%j.out");
-  EXPECT_EQ(quoted_for_sbatch("a b"), "\"a b\"");
-  EXPECT_EQ(quoted_for_sbatch("a\"b\\c"), "\"a\\\"b\\\\c\"");
-  EXPECT_EQ(quoted_for_sbatch("a'b"), "\"a'b\"");
-  EXPECT_EQ(quoted_for_sbatch("a#b"), "\"a#b\"");
-  EXPECT_EQ(quoted_for_sbatch(""), "\"\"");
+TEST(BatchScript, QuotesForSbatch) {
+  EXPECT_EQ(sbatch_quote("--output=logs/%j.out"), "--output=logs/%j.out");
+  EXPECT_EQ(sbatch_quote("a b"), "\"a b\"");
+  EXPECT_EQ(sbatch_quote("a\"b\\c"), "\"a\\\"b\\\\c\"");
+  EXPECT_EQ(sbatch_quote("a'b"), "\"a'b\"");
+  EXPECT_EQ(sbatch_quote("a#b"), "\"a#b\"");
+  EXPECT_EQ(sbatch_quote(""), "\"\"");
 }
 
 }  // namespace

@@ -8,26 +8,26 @@ namespace {
 
 using namespace std::chrono_literals;
 using base::Cause;
-using base::RankSeen;
+using base::RankSnapshot;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-RankSeen rank(int number, bool waiting) {
-  RankSeen seen{.rank = number, .world_size = 3, .steps = 30, .waiting = waiting};
-  seen.operations.push_back({.number = 1, .seq = 1, .begun = 1, .ended = 2, .channel = "world", .kind = "barrier"});
+RankSnapshot rank(int number, bool waiting) {
+  RankSnapshot seen{.rank = number, .world_size = 3, .steps = 30, .waiting = waiting};
+  seen.operations.push_back({.number = 1, .seq = 1, .started = 1, .ended = 2, .channel = "world", .kind = "barrier"});
   if (waiting)
     seen.operations.push_back(
-        {.number = 2, .seq = 2, .begun = 3, .channel = "world", .kind = "all_reduce", .name = "fc"});
+        {.number = 2, .seq = 2, .started = 3, .channel = "world", .kind = "all_reduce", .name = "fc"});
   return seen;
 }
 
 const HangEvidence kEvidence{.limits = {.stall = 30s, .hang = 300s},
                              .run_dir = "runs/it",
-                             .places = {{"alpha", 100}, {"alpha", 101}, {"alpha", 102}}};
+                             .locations = {{"alpha", 100}, {"alpha", 101}, {"alpha", 102}}};
 
-TEST(Hang, WhoIsInUserCodeIsStuck) {
+TEST(Hang, RankInUserCodeIsBlamed) {
   const Verdict verdict =
       judge_hang({Cause::kRankStuck, {0, 1, 2}}, {}, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
   EXPECT_EQ(verdict.exit_code, 124);
@@ -41,22 +41,22 @@ TEST(Hang, WhoIsInUserCodeIsStuck) {
   EXPECT_THAT(verdict.fatal.hint, HasSubstr("its stack is in runs/it/stack.2.txt"));
 }
 
-TEST(Hang, OneThatIsStuckAndStoppedIsSaidToBe) {
-  const std::map<int, job::Pulse> pulses = {{2, {.rank = 2, .state = 'T'}}};
+TEST(Hang, StuckAndStoppedRankIsReported) {
+  const std::map<int, job::RankHealth> health = {{2, {.rank = 2, .process_state = 'T'}}};
   const Verdict verdict =
-      judge_hang({Cause::kRankStuck, {0, 1, 2}}, pulses, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
+      judge_hang({Cause::kRankStuck, {0, 1, 2}}, health, {rank(0, true), rank(1, true), rank(2, false)}, kEvidence);
   EXPECT_THAT(verdict.fatal.detail,
               HasSubstr("no progress for 300 s; it is stopped by a signal (state T); ranks 0,1 wait"));
 }
 
-TEST(Hang, WhereAllWaitInOneOperationAllAreLookedAt) {
+TEST(Hang, AllRanksAreBlamedWhenAllWaitInOneOperation) {
   const Verdict verdict = judge_hang({Cause::kRankStuck, {0, 1}}, {}, {rank(0, true), rank(1, true)}, kEvidence);
   EXPECT_THAT(verdict.stacks, ElementsAre(0, 1));
   EXPECT_THAT(verdict.fatal.detail, HasSubstr("rank 0 finished 30 steps and waits in all_reduce(fc)#2"));
 }
 
-TEST(Hang, NotMoreStacksThanOnePersonReads) {
-  std::vector<RankSeen> ranks;
+TEST(Hang, NumberOfStacksIsLimited) {
+  std::vector<RankSnapshot> ranks;
   std::vector<int> numbers;
   for (int i = 0; i < 40; ++i) {
     ranks.push_back(rank(i, false));
@@ -65,10 +65,11 @@ TEST(Hang, NotMoreStacksThanOnePersonReads) {
   EXPECT_EQ(judge_hang({Cause::kRankStuck, numbers}, {}, ranks, kEvidence).stacks.size(), 8u);
 }
 
-TEST(Hang, ASilentRankIsNamedWhoeverWaits) {
-  const std::map<int, job::Pulse> pulses = {{1, {.rank = 1, .silent = 31s, .idle = 31s, .state = 'T'}}};
+TEST(Hang, SilentRankIsBlamedBeforeWaitingRanks) {
+  const std::map<int, job::RankHealth> health = {
+      {1, {.rank = 1, .since_heartbeat = 31s, .since_progress = 31s, .process_state = 'T'}}};
   const Verdict verdict =
-      judge_hang({Cause::kRankStalled, {1}}, pulses, {rank(0, true), rank(1, false), rank(2, true)}, kEvidence);
+      judge_hang({Cause::kRankStalled, {1}}, health, {rank(0, true), rank(1, false), rank(2, true)}, kEvidence);
   EXPECT_EQ(verdict.exit_code, 124);
   EXPECT_EQ(verdict.fatal.cause, Cause::kRankStalled);
   EXPECT_EQ(verdict.fatal.rank, 1);
@@ -77,32 +78,33 @@ TEST(Hang, ASilentRankIsNamedWhoeverWaits) {
       "no sign of life for 30 s; it is stopped by a signal (state T); ranks 0,2 wait in all_reduce(fc)#2 of world");
 }
 
-TEST(Hang, WithoutAnyOperationTheFindingStands) {
+TEST(Hang, HangFindingIsUsedWithoutOperations) {
   const Verdict verdict = judge_hang({Cause::kRankStuck, {1, 2}}, {}, {}, kEvidence);
   EXPECT_EQ(verdict.fatal.rank, 1);
   EXPECT_EQ(verdict.fatal.detail, "no progress for 300 s");
 }
 
-TEST(Hang, AWarningSaysHowMuchTimeIsLeft) {
-  const auto warning = silence_of({.rank = 1, .silent = 5200ms, .state = 'D'}, kEvidence.places, kEvidence.limits);
-  EXPECT_THAT(job::to_warning(warning), AllOf(HasSubstr("WARN cause=RANK_STALLED rank=1 host=alpha pid=101"),
-                                              HasSubstr("no sign of life for 5 s; it hangs in the kernel"),
-                                              HasSubstr("lasts 30 s (--stall-timeout)")));
+TEST(Hang, WarningStatesTheStallTimeout) {
+  const auto warning = stall_warning({.rank = 1, .since_heartbeat = 5200ms, .process_state = 'D'}, kEvidence.locations,
+                                     kEvidence.limits);
+  EXPECT_THAT(job::format_warning(warning), AllOf(HasSubstr("WARN cause=RANK_STALLED rank=1 host=alpha pid=101"),
+                                                  HasSubstr("no sign of life for 5 s; it hangs in the kernel"),
+                                                  HasSubstr("lasts 30 s (--stall-timeout)")));
 }
 
-TEST(Verdict, ThePlaceOfTheRankIsAdded) {
+TEST(Verdict, StepAndOperationAreAdded) {
   job::Fatal fatal;
   fatal.rank = 1;
-  add_place(fatal, {rank(0, false), rank(1, true)});
+  add_step_and_operation(fatal, {rank(0, false), rank(1, true)});
   EXPECT_EQ(fatal.op, "all_reduce(fc)#2");
   EXPECT_EQ(fatal.step, 30);
   fatal.op = "init";
   fatal.step = 4;
-  add_place(fatal, {rank(1, true)});
+  add_step_and_operation(fatal, {rank(1, true)});
   EXPECT_EQ(fatal.op, "init");
   EXPECT_EQ(fatal.step, 4);
   fatal = {};
-  add_place(fatal, {rank(1, true)});
+  add_step_and_operation(fatal, {rank(1, true)});
   EXPECT_EQ(fatal.step, -1);
 }
 

@@ -9,34 +9,34 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(Observed, ARankThatLeavesHasReleasedTheOthers) {
+TEST(RankStates, LeavingRankCountsAsProgress) {
   for (const bool by_its_end : {false, true}) {
-    Observed observed(3, {.stall = 30s, .hang = 200ms});
+    RankStates rank_states(3, {.stall = 30s, .hang = 200ms});
     // Two have waited for the first, which works for long.
-    observed.add(job::Pulse{.rank = 0, .idle = 10ms});
-    observed.add(job::Pulse{.rank = 1, .idle = 20s});
-    observed.add(job::Pulse{.rank = 2, .idle = 20s});
-    EXPECT_FALSE(observed.find_stuck());
+    rank_states.add(job::RankHealth{.rank = 0, .since_progress = 10ms});
+    rank_states.add(job::RankHealth{.rank = 1, .since_progress = 20s});
+    rank_states.add(job::RankHealth{.rank = 2, .since_progress = 20s});
+    EXPECT_FALSE(rank_states.find_hang());
     // It leaves; what is known of the others is older.
     if (by_its_end)
-      observed.ended(0);
+      rank_states.ended(0);
     else
-      observed.add(job::Pulse{.rank = 0, .idle = 10ms, .in_world = false});
-    EXPECT_FALSE(observed.find_stuck());
+      rank_states.add(job::RankHealth{.rank = 0, .since_progress = 10ms, .is_in_world = false});
+    EXPECT_FALSE(rank_states.find_hang());
     std::this_thread::sleep_for(210ms);
-    observed.add(job::Pulse{.rank = 1, .idle = 20210ms});
-    ASSERT_TRUE(observed.find_stuck());
-    EXPECT_EQ(observed.find_stuck()->ranks, (std::vector<int>{1, 2}));
+    rank_states.add(job::RankHealth{.rank = 1, .since_progress = 20210ms});
+    ASSERT_TRUE(rank_states.find_hang());
+    EXPECT_EQ(rank_states.find_hang()->ranks, (std::vector<int>{1, 2}));
   }
 }
 
-TEST(Observed, WhoIsSilentIsStalledWhoeverLeaves) {
-  Observed observed(2, {.stall = 30s, .hang = 300s});
-  observed.add(job::Pulse{.rank = 0});
-  observed.add(job::Pulse{.rank = 1, .silent = 31s});
-  observed.ended(0);
-  ASSERT_TRUE(observed.find_stuck());
-  EXPECT_EQ(observed.find_stuck()->cause, base::Cause::kRankStalled);
+TEST(RankStates, SilentRankIsStalledEvenAfterALeave) {
+  RankStates rank_states(2, {.stall = 30s, .hang = 300s});
+  rank_states.add(job::RankHealth{.rank = 0});
+  rank_states.add(job::RankHealth{.rank = 1, .since_heartbeat = 31s});
+  rank_states.ended(0);
+  ASSERT_TRUE(rank_states.find_hang());
+  EXPECT_EQ(rank_states.find_hang()->cause, base::Cause::kRankStalled);
 }
 
 }  // namespace

@@ -23,68 +23,68 @@ Verdict verdict(Cause cause, int exit_code) {
 Verdict verdict(Cause cause) { return verdict(cause, base::exit_code(cause)); }
 Verdict died() { return verdict(Cause::kRankDied, 128 + SIGKILL); }
 
-TEST(IsWorthARestart, OfEachCause) {
+TEST(IsRestartable, OfEachCause) {
   const std::map<Cause, bool> table = {
       {Cause::kRankExited, true},      {Cause::kRankDied, true},         {Cause::kInterrupted, false},
       {Cause::kBadArg, false},         {Cause::kBadFile, false},         {Cause::kPortInUse, false},
       {Cause::kPeerUnreachable, true}, {Cause::kCoordinatorLost, true},  {Cause::kDesync, false},
       {Cause::kConfigMismatch, false}, {Cause::kReplicaDiverged, false}, {Cause::kNonFinite, false},
       {Cause::kUnevenInput, false},    {Cause::kUnkillable, true},       {Cause::kNoProgress, false},
-      {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kSaveFailed, false},
+      {Cause::kInternal, true},        {Cause::kResource, true},         {Cause::kCkptWriteFailed, false},
       {Cause::kProtocol, false},       {Cause::kWrongJob, false},        {Cause::kAuthFailed, false},
       {Cause::kStaleGen, false},       {Cause::kPreempted, false},       {Cause::kStraggler, false},
       {Cause::kJoinTimeout, true},     {Cause::kRankStuck, true},        {Cause::kRankStalled, true}};
   EXPECT_EQ(table.size(), static_cast<std::size_t>(Cause::kRankStalled) + 1)
       << "the enumeration has values that stand not here";
-  for (const auto& [cause, worth] : table) EXPECT_EQ(is_worth_a_restart(verdict(cause)), worth) << base::name(cause);
+  for (const auto& [cause, worth] : table) EXPECT_EQ(is_restartable(verdict(cause)), worth) << base::name(cause);
 }
 
-TEST(IsWorthARestart, OfEachExitCode) {
+TEST(IsRestartable, OfEachExitCode) {
   for (int code = 1; code < 256; ++code) {
     const bool mistake =
         code == 2 || code == 64 || code == 65 || code == 70 || code == 75 || code == 76 || code == 126 || code == 127;
     const bool asked = code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM || code == 128 + SIGUSR1 ||
                        code == 128 + SIGUSR2;
-    EXPECT_EQ(is_worth_a_restart(verdict(Cause::kRankExited, code)), !mistake && !asked) << code;
+    EXPECT_EQ(is_restartable(verdict(Cause::kRankExited, code)), !mistake && !asked) << code;
   }
 }
 
-TEST(IsWorthARestart, OfEachSignal) {
+TEST(IsRestartable, OfEachSignal) {
   for (const int signal : {SIGKILL, SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGPIPE, SIGXCPU})
-    EXPECT_TRUE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
+    EXPECT_TRUE(is_restartable(verdict(Cause::kRankDied, 128 + signal))) << signal;
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2})
-    EXPECT_FALSE(is_worth_a_restart(verdict(Cause::kRankDied, 128 + signal))) << signal;
+    EXPECT_FALSE(is_restartable(verdict(Cause::kRankDied, 128 + signal))) << signal;
 }
 
-TEST(Restarts, NoneWhenNoneIsAllowed) {
+TEST(Restarts, NoRestartsWhenDisabled) {
   Restarts restarts(0, 1s);
   Verdict last = died();
   EXPECT_FALSE(restarts.next({}, last));
   EXPECT_EQ(last.fatal.detail, "it failed");
-  EXPECT_EQ(restarts.made(), 0);
+  EXPECT_EQ(restarts.num_restarts(), 0);
 }
 
 TEST(Restarts, PausesDoubleUpToAMinute) {
   Restarts restarts(100, 1s);
   for (const auto pause : {1s, 2s, 4s, 8s, 16s, 32s, 60s, 60s}) {
     Verdict last = died();
-    EXPECT_EQ(restarts.next({.began = false}, last), pause);
+    EXPECT_EQ(restarts.next({.started = false}, last), pause);
   }
 }
 
-TEST(Restarts, PausesBeginAnewAfterProgress) {
+TEST(Restarts, PausesResetAfterProgress) {
   Restarts restarts(100, 1s);
   Verdict last = died();
   EXPECT_EQ(restarts.next({}, last), 1s);
   EXPECT_EQ(restarts.next({}, last), 2s);
   EXPECT_EQ(restarts.next({.saved = 1}, last), 1s);
-  EXPECT_TRUE(restarts.progressed());
+  EXPECT_TRUE(restarts.made_progress());
   EXPECT_EQ(restarts.next({.saved = 1}, last), 2s);
-  EXPECT_FALSE(restarts.progressed());
-  EXPECT_EQ(restarts.newest(), 1);
+  EXPECT_FALSE(restarts.made_progress());
+  EXPECT_EQ(restarts.newest_checkpoint(), 1);
 }
 
-TEST(Restarts, ThreeInARowWithoutANewerCheckpoint) {
+TEST(Restarts, ThreeRestartsWithoutANewerCheckpoint) {
   Restarts restarts(100, 0s);
   Verdict last = died();
   EXPECT_TRUE(restarts.next({.saved = 5}, last));  // the first start is no restart
@@ -103,16 +103,16 @@ TEST(Restarts, ThreeInARowWithoutANewerCheckpoint) {
   EXPECT_THAT(last.fatal.detail, HasSubstr("RANK_STUCK: it failed"));
 }
 
-TEST(Restarts, AStartThatNeverBeganIsNotWithoutProgress) {
+TEST(Restarts, FailedStartsDoNotCountAsNoProgress) {
   Restarts restarts(10, 0s);
   Verdict last = verdict(Cause::kPeerUnreachable);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.next({.began = i == 0}, last)) << i;
-  EXPECT_FALSE(restarts.next({.began = false}, last));
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.next({.started = i == 0}, last)) << i;
+  EXPECT_FALSE(restarts.next({.started = false}, last));
   EXPECT_EQ(last.fatal.cause, Cause::kPeerUnreachable);
   EXPECT_EQ(last.fatal.detail, "it failed; all 10 restarts are used up");
 }
 
-TEST(Restarts, OneIsOne) {
+TEST(Restarts, SingleRestart) {
   Restarts restarts(1, 0s);
   Verdict last = died();
   EXPECT_TRUE(restarts.next({}, last));
@@ -121,7 +121,7 @@ TEST(Restarts, OneIsOne) {
   EXPECT_EQ(last.exit_code, 137);
 }
 
-TEST(Restarts, AProgramThatTellsOfNoCheckpointGetsOnByLasting) {
+TEST(Restarts, DurationCountsAsProgressWithoutCheckpoints) {
   const auto starts_until_the_end = [](const Attempt& each) {
     Restarts restarts(50, 0s);
     Verdict last = died();
@@ -129,19 +129,19 @@ TEST(Restarts, AProgramThatTellsOfNoCheckpointGetsOnByLasting) {
     while (restarts.next(each, last)) ++starts;
     return starts;
   };
-  EXPECT_EQ(starts_until_the_end({.lasted = 10min}), 51);
-  EXPECT_EQ(starts_until_the_end({.lasted = 9min}), 4);
-  EXPECT_EQ(starts_until_the_end({.saved = 1, .lasted = 24h}), 4);
+  EXPECT_EQ(starts_until_the_end({.duration = 10min}), 51);
+  EXPECT_EQ(starts_until_the_end({.duration = 9min}), 4);
+  EXPECT_EQ(starts_until_the_end({.saved = 1, .duration = 24h}), 4);
 }
 
-TEST(Restarts, AMistakeEndsItWhateverIsLeft) {
+TEST(Restarts, UserErrorEndsRestarts) {
   Restarts restarts(5, 0s);
   Verdict last = died();
   EXPECT_TRUE(restarts.next({}, last));
   last = verdict(Cause::kDesync);
   EXPECT_FALSE(restarts.next({}, last));
   EXPECT_EQ(last.fatal.detail, "it failed");
-  EXPECT_EQ(restarts.made(), 1);
+  EXPECT_EQ(restarts.num_restarts(), 1);
 }
 
 }  // namespace

@@ -9,46 +9,48 @@ namespace {
 
 using ::testing::HasSubstr;
 
-RankEnd exited(int rank, int code) { return {rank, 100 + rank, code, 0}; }
-RankEnd died(int rank, int signal) { return {rank, 100 + rank, 0, signal}; }
+RankExit exited(int rank, int code) { return {rank, 100 + rank, code, 0}; }
+RankExit died(int rank, int signal) { return {rank, 100 + rank, 0, signal}; }
 
-TEST(Verdict, TheFirstFailureInOrder) {
-  const std::vector<RankEnd> ends = {exited(0, 0), exited(2, 7), exited(1, 9)};
-  EXPECT_EQ(first_failure(ends)->rank, 2);
+TEST(Verdict, FirstFailureInOrder) {
+  const std::vector<RankExit> exits = {exited(0, 0), exited(2, 7), exited(1, 9)};
+  EXPECT_EQ(first_failure(exits)->rank, 2);
   EXPECT_EQ(first_failure({exited(0, 0)}), nullptr);
   EXPECT_EQ(first_failure({}), nullptr);
 }
 
-TEST(Verdict, ADeathOutranksExitsAndAborts) {
-  const std::vector<RankEnd> ends = {exited(0, 1), died(1, SIGABRT), died(2, SIGKILL), died(3, SIGSEGV)};
-  EXPECT_EQ(first_failure(ends)->rank, 2);
-  const std::vector<RankEnd> aborts = {exited(0, 1), died(1, SIGABRT)};
+TEST(Verdict, SignalOutranksExitAndAbort) {
+  const std::vector<RankExit> exits = {exited(0, 1), died(1, SIGABRT), died(2, SIGKILL), died(3, SIGSEGV)};
+  EXPECT_EQ(first_failure(exits)->rank, 2);
+  const std::vector<RankExit> aborts = {exited(0, 1), died(1, SIGABRT)};
   EXPECT_EQ(first_failure(aborts)->rank, 0);
 }
 
-TEST(Verdict, ADeadRankIsNamed) {
-  RankEnd killed = died(3, SIGKILL);
+TEST(Verdict, KilledRankIsNamed) {
+  RankExit killed = died(3, SIGKILL);
   killed.oom_kills = 1;
-  const Verdict verdict = judge(killed, {.tail = "", .published = {}, .places = {{"a"}, {"a"}, {"b"}, {"beta"}}});
+  const Verdict verdict =
+      judge_exit(killed, {.tail = "", .published = {}, .locations = {{"a"}, {"a"}, {"b"}, {"beta"}}});
   EXPECT_EQ(verdict.exit_code, 137);
-  const std::string line = job::to_line(verdict.fatal);
+  const std::string line = job::format_fatal(verdict.fatal);
   EXPECT_THAT(line, HasSubstr("FATAL cause=RANK_DIED rank=3 host=beta pid=103 gen=0 step=- op=- detail=\"killed by "
                               "SIGKILL; the kernel counts 1 out-of-memory kill\""));
   EXPECT_THAT(line, HasSubstr("lower batch_size"));
 }
 
-TEST(Verdict, AnExitCodeIsPassedOn) {
+TEST(Verdict, ExitCodeIsReturned) {
   const Verdict verdict =
-      judge(exited(1, 7), {.tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .places = {}});
+      judge_exit(exited(1, 7), {.tail = "[a:1] it fails\n", .prefix = "[a:1] ", .published = {}, .locations = {}});
   EXPECT_EQ(verdict.exit_code, 7);
   EXPECT_EQ(verdict.fatal.cause, base::Cause::kRankExited);
   EXPECT_EQ(verdict.fatal.detail, "exited with code 7");
   EXPECT_THAT(verdict.fatal.hint, HasSubstr("stderr"));
 }
 
-TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
+TEST(Verdict, AbortMessageIsTheDetail) {
   const auto detail_of = [](const std::string& tail) {
-    return judge(died(2, SIGABRT), {.tail = tail, .prefix = "[2] ", .published = {}, .places = {}}).fatal.detail;
+    return judge_exit(died(2, SIGABRT), {.tail = tail, .prefix = "[2] ", .published = {}, .locations = {}})
+        .fatal.detail;
   };
   EXPECT_EQ(detail_of(""), "killed by SIGABRT");
   EXPECT_EQ(detail_of("[2] a.cc:7: check failed\n[2]   \n"), "killed by SIGABRT; it said: a.cc:7: check failed");
@@ -57,12 +59,13 @@ TEST(Verdict, WhatARankThatAbortsHasSaidIsTheDetail) {
       "killed by SIGABRT; it said: what():  no");
 }
 
-TEST(Verdict, APublishedCauseExplainsMore) {
+TEST(Verdict, PublishedCauseIsPreferred) {
   job::Fatal cause;
   cause.cause = base::Cause::kDesync;
   cause.rank = 0;
   cause.detail = "calls differ";
-  const Verdict verdict = judge(died(1, SIGABRT), {.tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
+  const Verdict verdict =
+      judge_exit(died(1, SIGABRT), {.tail = "", .published = cause, .locations = {{"a", 50}, {"a", 51}}});
   EXPECT_EQ(verdict.exit_code, 70);
   EXPECT_EQ(verdict.fatal.pid, 50);
   EXPECT_EQ(verdict.fatal.host, "a");
@@ -74,39 +77,40 @@ TEST(Verdict, PublishedFieldsAreKept) {
   cause.cause = base::Cause::kRankDied;
   cause.rank = 99;
   cause.host = "b";
-  const Verdict verdict = judge(exited(1, 9), {.tail = "", .published = cause, .places = {{"a", 50}, {"a", 51}}});
+  const Verdict verdict =
+      judge_exit(exited(1, 9), {.tail = "", .published = cause, .locations = {{"a", 50}, {"a", 51}}});
   EXPECT_EQ(verdict.fatal.host, "b");
   EXPECT_EQ(verdict.fatal.pid, -1);
   EXPECT_EQ(verdict.exit_code, 9);
 }
 
-TEST(Verdict, WhereTheRankWasIsSaid) {
-  base::FlightSeen ended{
-      .number = 6, .seq = 6, .bytes = 8, .begun = 1, .ended = 2, .channel = "world", .kind = "barrier"};
-  base::FlightSeen goes_on{.number = 7,
-                           .seq = 7,
-                           .bytes = 256,
-                           .begun = 3,
-                           .channel = "world",
-                           .kind = "all_reduce",
-                           .dtype = "float32",
-                           .name = "votes"};
+TEST(Verdict, OperationOfTheRankIsReported) {
+  base::OperationRecord ended{
+      .number = 6, .seq = 6, .bytes = 8, .started = 1, .ended = 2, .channel = "world", .kind = "barrier"};
+  base::OperationRecord goes_on{.number = 7,
+                                .seq = 7,
+                                .bytes = 256,
+                                .started = 3,
+                                .channel = "world",
+                                .kind = "all_reduce",
+                                .dtype = "float32",
+                                .name = "votes"};
   job::Fatal in_user_code{.rank = 1, .detail = "it died"};
-  add_place(in_user_code, {{.rank = 1, .steps = 4, .operations = {ended}}});
+  add_step_and_operation(in_user_code, {{.rank = 1, .steps = 4, .operations = {ended}}});
   EXPECT_EQ(in_user_code.step, 4);
   EXPECT_EQ(in_user_code.op, "");
   EXPECT_EQ(in_user_code.detail, "it died; the last operation that it finished was barrier#6 of world, 8 bytes");
   job::Fatal in_operation{.rank = 1, .detail = "it died"};
-  add_place(in_operation, {{.rank = 1, .steps = 4, .operations = {ended, goes_on}}});
+  add_step_and_operation(in_operation, {{.rank = 1, .steps = 4, .operations = {ended, goes_on}}});
   EXPECT_EQ(in_operation.op, "all_reduce(votes)#7");
   EXPECT_EQ(in_operation.detail, "it died");
 }
 
-TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
-  const auto stacks_of = [](base::Cause cause, int rank, std::vector<RankEnd> ends) {
+TEST(Verdict, StackOfTheAwaitedRankIsRequested) {
+  const auto stacks_of = [](base::Cause cause, int rank, std::vector<RankExit> exits) {
     Verdict verdict;
     verdict.fatal = {.cause = cause, .rank = rank, .hint = "more"};
-    add_stack(verdict, ends, "runs/it", {{"a"}, {"a"}, {"a"}});
+    request_stack(verdict, exits, "runs/it", {{"a"}, {"a"}, {"a"}});
     EXPECT_EQ(verdict.fatal.hint, verdict.stacks.empty() ? "more" : "its stack is in runs/it/stack.2.txt; more");
     return verdict.stacks;
   };
@@ -116,9 +120,9 @@ TEST(Verdict, TheStackOfWhoWasWaitedForIsWanted) {
   EXPECT_EQ(stacks_of(base::Cause::kDesync, 2, {}), std::vector<int>{});
 }
 
-TEST(Verdict, AStackOnOneOfSeveralHostsIsThere) {
-  EXPECT_EQ(place_of_stack("runs/it", 1, {{"a"}, {"a"}}), "runs/it/stack.1.txt");
-  EXPECT_EQ(place_of_stack("runs/it", 1, {{"a"}, {"b"}}), "runs/it/stack.1.txt on b");
+TEST(Verdict, StackLocationNamesTheHost) {
+  EXPECT_EQ(stack_location("runs/it", 1, {{"a"}, {"a"}}), "runs/it/stack.1.txt");
+  EXPECT_EQ(stack_location("runs/it", 1, {{"a"}, {"b"}}), "runs/it/stack.1.txt on b");
 }
 
 }  // namespace

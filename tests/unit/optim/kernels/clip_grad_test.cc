@@ -17,7 +17,7 @@ at::Tensor with_gradient(const at::Tensor& gradient) {
 }
 
 /// Small and large ones, in several layouts, and one without a gradient.
-Parameters make(at::ScalarType dtype, bool holes) {
+Parameters make(at::ScalarType dtype, bool strided) {
   torch::manual_seed(3);
   Parameters all;
   for (const std::int64_t size : {1, 31, 64, 1000, 70001, 66000})
@@ -25,9 +25,9 @@ Parameters make(at::ScalarType dtype, bool holes) {
   all.push_back(with_gradient(torch::randn({30, 50}).to(dtype).t()));
   all.push_back(torch::zeros({3}, torch::requires_grad()));
   all.push_back(with_gradient(torch::zeros({0}).to(dtype)));
-  if (holes) all.back().mutable_grad() = torch::zeros({0}).to(dtype);
-  if (holes) all.push_back(torch::zeros({40}, dtype).requires_grad_());
-  if (holes) all.back().mutable_grad() = torch::randn({80}).to(dtype).slice(0, 0, 80, 2);
+  if (strided) all.back().mutable_grad() = torch::zeros({0}).to(dtype);
+  if (strided) all.push_back(torch::zeros({40}, dtype).requires_grad_());
+  if (strided) all.back().mutable_grad() = torch::randn({80}).to(dtype).slice(0, 0, 80, 2);
   return all;
 }
 
@@ -42,11 +42,11 @@ void expect_gradients(const Parameters& got, const Parameters& wanted, double to
     }
 }
 
-TEST(ClipGradNorm, IsTorchs) {
+TEST(ClipGradNorm, MatchesTorch) {
   for (const at::ScalarType dtype : kDtypes)
-    for (const bool holes : {false, true})
+    for (const bool strided : {false, true})
       for (const double limit : {0.5, 1e6}) {
-        const Parameters ours = make(dtype, holes), torchs = make(dtype, holes);
+        const Parameters ours = make(dtype, strided), torchs = make(dtype, strided);
         double squares = 0;
         for (const at::Tensor& one : ours)
           if (one.grad().defined()) squares += one.grad().to(at::kDouble).pow(2).sum().item<double>();
@@ -58,7 +58,7 @@ TEST(ClipGradNorm, IsTorchs) {
       }
 }
 
-TEST(ClipGradNorm, IsTheSameBitsOnAnyNumberOfThreads) {
+TEST(ClipGradNorm, IsBitEqualOnAnyNumberOfThreads) {
   const int before = at::get_num_threads();
   std::vector<double> norms;
   for (const int threads : {1, 2, 3}) {
@@ -70,7 +70,7 @@ TEST(ClipGradNorm, IsTheSameBitsOnAnyNumberOfThreads) {
   EXPECT_EQ(norms[0], norms[2]);
 }
 
-TEST(ClipGradNorm, WhatIsNotFiniteShows) {
+TEST(ClipGradNorm, NonFiniteNormPropagates) {
   const Parameters nan = {with_gradient(torch::tensor({1.0F, std::nanf("")})), with_gradient(torch::ones({3}))};
   EXPECT_TRUE(std::isnan(clip_grad_norm(nan, 1).item<double>()));
   EXPECT_TRUE(torch::isnan(nan[1].grad()).all().item<bool>());
@@ -81,7 +81,7 @@ TEST(ClipGradNorm, WhatIsNotFiniteShows) {
   EXPECT_EQ(clip_grad_norm({torch::ones({3}, torch::requires_grad())}, 1).item<double>(), 0);
 }
 
-TEST(ClipGradNorm, AWriteIsSeen) {
+TEST(ClipGradNorm, BumpsVersionOnlyWhenScaling) {
   const Parameters parameters = {with_gradient(torch::ones({300}))};
   const auto version = [&] { return parameters[0].grad()._version(); };
   const auto before = version();
@@ -92,17 +92,17 @@ TEST(ClipGradNorm, AWriteIsSeen) {
 }
 
 /// A tensor without values can only be asked for what needs none: whoever waits for a device would ask for its values.
-TEST(Clip, DoesNotWaitForADevice) {
+TEST(Clip, DoesNotSynchronizeWithDevice) {
   const Parameters parameters = {with_gradient(torch::ones({300}, at::kMeta)),
                                  with_gradient(torch::ones({5, 4}, torch::dtype(at::kBFloat16).device(at::kMeta)))};
   EXPECT_TRUE(clip_grad_norm(parameters, 1).is_meta());
   clip_grad_value(parameters, 1);
 }
 
-TEST(ClipGradValue, IsTorchs) {
+TEST(ClipGradValue, MatchesTorch) {
   for (const at::ScalarType dtype : kDtypes)
-    for (const bool holes : {false, true}) {
-      const Parameters ours = make(dtype, holes), torchs = make(dtype, holes);
+    for (const bool strided : {false, true}) {
+      const Parameters ours = make(dtype, strided), torchs = make(dtype, strided);
       clip_grad_value(ours, 0.5);
       torch::nn::utils::clip_grad_value_(torchs, 0.5);
       expect_gradients(ours, torchs, 0);
@@ -114,7 +114,7 @@ TEST(ClipGradValue, IsTorchs) {
   EXPECT_EQ(nan[0].grad()[2].item<float>(), -2);
 }
 
-TEST(Clip, WhatCannotBeIsRefused) {
+TEST(Clip, RejectsInvalidArguments) {
   const auto refuses = [](const std::string& text, const std::function<void()>& call) {
     try {
       call();

@@ -11,29 +11,29 @@ namespace lockstep::optim {
 namespace {
 
 /// Two tensors with state, some updates old.
-TensorRun make_run(std::size_t num_states) {
+ForeachArgs make_run(std::size_t num_states) {
   at::manual_seed(1);
-  TensorRun run;
-  run.states.resize(num_states);
+  ForeachArgs args;
+  args.states.resize(num_states);
   for (int i = 0; i < 2; ++i) {
-    run.parameters.push_back(at::randn({3, 5}));
-    run.gradients.push_back(at::randn({3, 5}));
-    for (auto& states : run.states) states.push_back(at::rand({3, 5}));
-    run.steps.push_back(at::full({}, 3.0F + static_cast<float>(i)));
+    args.parameters.push_back(at::randn({3, 5}));
+    args.gradients.push_back(at::randn({3, 5}));
+    for (auto& states : args.states) states.push_back(at::rand({3, 5}));
+    args.steps.push_back(at::full({}, 3.0F + static_cast<float>(i)));
   }
-  return run;
+  return args;
 }
 
-std::vector<at::Tensor> all_of(const TensorRun& run) {
-  std::vector<at::Tensor> all = run.parameters;
-  for (const auto& states : run.states) all.insert(all.end(), states.begin(), states.end());
-  all.insert(all.end(), run.steps.begin(), run.steps.end());
+std::vector<at::Tensor> all_of(const ForeachArgs& args) {
+  std::vector<at::Tensor> all = args.parameters;
+  for (const auto& states : args.states) all.insert(all.end(), states.begin(), states.end());
+  all.insert(all.end(), args.steps.begin(), args.steps.end());
   return all;
 }
 
-std::vector<at::Tensor> copies_of(const TensorRun& run) {
+std::vector<at::Tensor> copies_of(const ForeachArgs& args) {
   std::vector<at::Tensor> copies;
-  for (const at::Tensor& tensor : all_of(run)) copies.push_back(tensor.clone());
+  for (const at::Tensor& tensor : all_of(args)) copies.push_back(tensor.clone());
   return copies;
 }
 
@@ -43,62 +43,63 @@ bool equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size();
 }
 
-template <typename Rule>
-void expect_skips(const Rule& rule, std::size_t num_states) {
-  TensorRun skipped = make_run(num_states), made = make_run(num_states), plain = make_run(num_states);
-  skipped.skip = at::ones({});
+template <typename Scalars>
+void expect_skips(const Scalars& scalars, std::size_t num_states) {
+  ForeachArgs skipped = make_run(num_states), made = make_run(num_states), plain = make_run(num_states);
+  skipped.found_inf = at::ones({});
   skipped.gradients[0].view(-1)[2] = std::numeric_limits<float>::infinity();
-  made.skip = at::zeros({});
+  made.found_inf = at::zeros({});
   const auto before = copies_of(skipped);
-  update(skipped, rule);
+  update(skipped, scalars);
   EXPECT_TRUE(equal(all_of(skipped), before));
-  update(made, rule);
-  update(plain, rule);
+  update(made, scalars);
+  update(plain, scalars);
   EXPECT_TRUE(equal(all_of(made), all_of(plain)));
   EXPECT_FALSE(equal(all_of(made), before));
   EXPECT_EQ(made.steps[0].item<int>(), 4);
   EXPECT_EQ(made.steps[1].item<int>(), 5);
 }
 
-TEST(TensorRun, WhatIsSkippedChangesNothing) {
+TEST(ForeachArgs, FoundInfLeavesEverythingUnchanged) {
   expect_skips(
-      SgdRule{.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = false, .first = false}, 1);
+      SgdScalars{.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = false, .first = false},
+      1);
   expect_skips(
-      AdamRule{
+      AdamScalars{
           .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1, .decoupled = true, .amsgrad = true},
       3);
-  expect_skips(AdagradRule{.rate = 0.05, .lr = 0.1, .lr_decay = 0.2, .eps = 1e-8, .weight_decay = 0.1}, 1);
-  expect_skips(LambRule{.lr = 0.1,
-                        .beta1 = 0.9,
-                        .beta2 = 0.99,
-                        .eps = 1e-8,
-                        .weight_decay = 0.1,
-                        .correct_bias = true,
-                        .adapt = true},
+  expect_skips(AdagradScalars{.current_lr = 0.05, .lr = 0.1, .lr_decay = 0.2, .eps = 1e-8, .weight_decay = 0.1}, 1);
+  expect_skips(LambScalars{.lr = 0.1,
+                           .beta1 = 0.9,
+                           .beta2 = 0.99,
+                           .eps = 1e-8,
+                           .weight_decay = 0.1,
+                           .correct_bias = true,
+                           .adapt = true},
                2);
-  expect_skips(LarsRule{.lr = 0.1,
-                        .momentum = 0.9,
-                        .weight_decay = 0.1,
-                        .trust = 0.01,
-                        .eps = 1e-8,
-                        .nesterov = true,
-                        .adapt = true,
-                        .first = false},
+  expect_skips(LarsScalars{.lr = 0.1,
+                           .momentum = 0.9,
+                           .weight_decay = 0.1,
+                           .trust_coefficient = 0.01,
+                           .eps = 1e-8,
+                           .nesterov = true,
+                           .adapt = true,
+                           .first = false},
                1);
 }
 
 /// Each tensor has its own count: of two with as many updates one may have been skipped more often.
-TEST(TensorRun, BiasIsOfTheCountOfEachTensor) {
-  TensorRun both = make_run(2), second = make_run(2);
-  const LambRule rule{
+TEST(ForeachArgs, BiasCorrectionUsesEachTensorsStepCount) {
+  ForeachArgs both = make_run(2), second = make_run(2);
+  const LambScalars scalars{
       .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0, .correct_bias = true, .adapt = false};
   for (auto* list : {&second.parameters, &second.gradients, &second.states[0], &second.states[1], &second.steps})
     list->erase(list->begin());
-  update(both, rule);
-  update(second, rule);
+  update(both, scalars);
+  update(second, scalars);
   EXPECT_TRUE(at::allclose(both.parameters[1], second.parameters[0], 1e-6, 0));
   const double expected = [&] {
-    const TensorRun was = make_run(2);
+    const ForeachArgs was = make_run(2);
     const double g = was.gradients[0].view(-1)[0].item<double>();
     const double m = 0.9 * was.states[0][0].view(-1)[0].item<double>() + 0.1 * g,
                  v = 0.99 * was.states[1][0].view(-1)[0].item<double>() + 0.01 * g * g;

@@ -60,10 +60,10 @@ for mode in ('min', 'max'):
 
 using Rates = std::map<std::string, std::vector<std::vector<double>>>;
 
-class BesidePython : public ::testing::Test {
+class PyTorchParity : public ::testing::Test {
  protected:
   static const Rates& python() {
-    static const Rates all = ask();
+    static const Rates all = run_python();
     return all;
   }
   void SetUp() override {
@@ -97,12 +97,12 @@ class BesidePython : public ::testing::Test {
   }
 
   void schedules();
-  void a_function_for_each_group();
+  void lambda_per_group();
   void one_cycles();
-  void plateaus_that_are_resumed();
+  void resumed_plateaus();
 
  private:
-  static Rates ask() {
+  static Rates run_python() {
     const auto python = (std::filesystem::path(__FILE__).parent_path() / "../../../.deps/python/bin/python").string();
     if (std::system(("\"" + python + "\" -c 'import torch' >/dev/null 2>&1").c_str()) != 0) return {};
     const tests::TempDir folder;
@@ -122,89 +122,90 @@ class BesidePython : public ::testing::Test {
   }
 };
 
-void BesidePython::schedules() {
+void PyTorchParity::schedules() {
   expect("step", step_decay({.every = 30, .factor = 0.7}));
   expect("exponential", step_decay({.factor = 0.99}));
   expect("multi_step", multi_step_decay({.milestones = {10, 50, 50, 200}, .factor = 0.3}));
   expect("linear", linear({.steps = 70, .from = 0.2, .to = 0.9}));
-  expect("cosine", cosine_decay({.steps = kSteps, .min_rate = 0.001}));
+  expect("cosine", cosine_decay({.steps = kSteps, .min_lr = 0.001}));
   expect("polynomial", polynomial_decay({.steps = 300, .power = 1.7}));
-  expect("warm_up_cosine", warm_up(40, cosine_decay({.steps = kSteps - 40}), 0.1));
-  expect("three", warm_up(40, then(constant(), 50, step_decay({.every = 25, .factor = 0.5})), 0.1));
+  expect("warm_up_cosine", warmup(40, cosine_decay({.steps = kSteps - 40}), 0.1));
+  expect("three", warmup(40, sequential(constant(), 50, step_decay({.every = 25, .factor = 0.5})), 0.1));
 }
 
-void BesidePython::a_function_for_each_group() {
+void PyTorchParity::lambda_per_group() {
   auto optimizer = make_optimizer();
-  Scheduler scheduler(optimizer, {by_factor([](std::int64_t step) { return std::pow(0.95, step); }),
-                                  by_factor([](std::int64_t step) { return 1.0 / static_cast<double>(1 + step); })});
+  Scheduler scheduler(optimizer,
+                      {lambda_schedule([](std::int64_t step) { return std::pow(0.95, step); }),
+                       lambda_schedule([](std::int64_t step) { return 1.0 / static_cast<double>(1 + step); })});
   expect("lambda", optimizer, [&](std::size_t) { scheduler.step(); });
 }
 
-void BesidePython::one_cycles() {
+void PyTorchParity::one_cycles() {
   for (const bool line : {false, true})
     for (const bool three : {false, true})
       expect(std::string("one_cycle_") + (line ? "linear_" : "cos_") + (three ? "1" : "0"),
              one_cycle({.steps = kSteps + 1,
-                        .rise = 0.23,
-                        .start_divisor = 20,
-                        .final_divisor = 1e3,
+                        .pct_start = 0.23,
+                        .div_factor = 20,
+                        .final_div_factor = 1e3,
                         .linear = line,
-                        .three_phases = three}));
+                        .three_phase = three}));
 }
 
-void BesidePython::plateaus_that_are_resumed() {
+void PyTorchParity::resumed_plateaus() {
   for (const bool maximize : {false, true})
     for (const bool absolute : {false, true}) {
       auto optimizer = make_optimizer();
-      const PlateauOptions options{.maximize = maximize,
-                                   .factor = 0.6,
-                                   .patience = 5,
-                                   .threshold = 0.02,
-                                   .absolute_threshold = absolute,
-                                   .cooldown = 3,
-                                   .min_rate = 1e-3,
-                                   .eps = 1e-6};
-      auto plateau = std::make_unique<Plateau>(optimizer, options);
+      const ReduceLROnPlateauOptions options{.maximize = maximize,
+                                             .factor = 0.6,
+                                             .patience = 5,
+                                             .threshold = 0.02,
+                                             .absolute_threshold = absolute,
+                                             .cooldown = 3,
+                                             .min_lr = 1e-3,
+                                             .eps = 1e-6};
+      auto plateau = std::make_unique<ReduceLROnPlateau>(optimizer, options);
       int reductions = 0;
       expect(std::string("plateau_") + (maximize ? "max" : "min") + (absolute ? "_abs" : "_rel"), optimizer,
              [&](std::size_t i) {
                const auto step = static_cast<double>(i);
                reductions += plateau->step(std::sin(step * 0.7) * 3 + 10 / (1 + step));
-               const Plateau::Position saved = plateau->position();
+               const ReduceLROnPlateau::Position saved = plateau->position();
                optimizer.param_groups()[0].options().set_lr(7);
-               plateau = std::make_unique<Plateau>(optimizer, options);
+               plateau = std::make_unique<ReduceLROnPlateau>(optimizer, options);
                plateau->resume(saved);
              });
       EXPECT_GT(reductions, 3);
     }
 }
 
-TEST_F(BesidePython, RatesAreEqual) {  // one test: Python takes seconds to begin
+TEST_F(PyTorchParity, LearningRatesMatchPyTorch) {  // one test: Python takes seconds to begin
   schedules();
-  a_function_for_each_group();
+  lambda_per_group();
   one_cycles();
-  plateaus_that_are_resumed();
+  resumed_plateaus();
 }
 
-TEST(Scheduler, GoesOnWhereItWas) {
+TEST(Scheduler, ResumesFromState) {
   const at::Tensor p = torch::zeros({1}, torch::requires_grad());
   torch::optim::Adam first({p}, torch::optim::AdamOptions(0.2)), second({p}, torch::optim::AdamOptions(0.9));
-  const Schedule schedule = warm_up(5, polynomial_decay({.steps = 30}));
-  Scheduler driver(first, schedule), resumed(second, schedule);
-  EXPECT_EQ(driver.rates(), std::vector<double>{0});
-  for (int i = 0; i < 12; ++i) driver.step();
-  resumed.resume(driver.position());
+  const Schedule schedule = warmup(5, polynomial_decay({.steps = 30}));
+  Scheduler scheduler(first, schedule), resumed(second, schedule);
+  EXPECT_EQ(scheduler.rates(), std::vector<double>{0});
+  for (int i = 0; i < 12; ++i) scheduler.step();
+  resumed.resume(scheduler.position());
   EXPECT_EQ(resumed.position().step, 12);
   for (int i = 0; i < 40; ++i) {
-    EXPECT_EQ(resumed.rates(), driver.rates());
-    driver.step();
+    EXPECT_EQ(resumed.rates(), scheduler.rates());
+    scheduler.step();
     resumed.step();
   }
-  EXPECT_EQ(driver.rates(), std::vector<double>{0});
+  EXPECT_EQ(scheduler.rates(), std::vector<double>{0});
 }
 
-TEST(Schedule, StaysWhereItEnds) {
-  EXPECT_EQ(cosine_decay({.steps = 10, .min_rate = 0.1})(25, 1), 0.1);
+TEST(Schedule, KeepsLastRateAfterTheEnd) {
+  EXPECT_EQ(cosine_decay({.steps = 10, .min_lr = 0.1})(25, 1), 0.1);
   EXPECT_EQ(one_cycle({.steps = 10})(9, 1), one_cycle({.steps = 10})(100, 1));
   EXPECT_NEAR(one_cycle({.steps = 10})(100, 1), 1 / 25e4, 1e-18);
   EXPECT_EQ(one_cycle({.steps = 1})(0, 1), 1 / 25e4);
@@ -212,7 +213,7 @@ TEST(Schedule, StaysWhereItEnds) {
   EXPECT_EQ(constant()(9, 0.3), 0.3);
 }
 
-TEST(Schedule, WhatCannotBeIsRefusedByNameAndValue) {
+TEST(Schedule, RejectsInvalidOptionsByNameAndValue) {
   const auto refuses = [](const std::string& text, const std::function<void()>& make) {
     try {
       make();
@@ -230,13 +231,13 @@ TEST(Schedule, WhatCannotBeIsRefusedByNameAndValue) {
   refuses("from is nan", [] { linear({.from = std::nan("")}); });
   refuses("steps is -2", [] { cosine_decay({.steps = -2}); });
   refuses("power is -1", [] { polynomial_decay({.power = -1}); });
-  refuses("rise is 0.6", [] { one_cycle({.rise = 0.6, .three_phases = true}); });
-  refuses("start_divisor is 0", [] { one_cycle({.start_divisor = 0}); });
-  refuses("no function", [] { by_factor(nullptr); });
-  refuses("no schedule", [] { then(constant(), 3, nullptr); });
-  refuses("then: steps is -1", [] { then(constant(), -1, constant()); });
-  refuses("factor is 1", [&] { Plateau(optimizer, {.factor = 1}); });
-  refuses("patience is -1", [&] { Plateau(optimizer, {.patience = -1}); });
+  refuses("rise is 0.6", [] { one_cycle({.pct_start = 0.6, .three_phase = true}); });
+  refuses("start_divisor is 0", [] { one_cycle({.div_factor = 0}); });
+  refuses("no function", [] { lambda_schedule(nullptr); });
+  refuses("no schedule", [] { sequential(constant(), 3, nullptr); });
+  refuses("then: steps is -1", [] { sequential(constant(), -1, constant()); });
+  refuses("factor is 1", [&] { ReduceLROnPlateau(optimizer, {.factor = 1}); });
+  refuses("patience is -1", [&] { ReduceLROnPlateau(optimizer, {.patience = -1}); });
   refuses("2 schedules", [&] { Scheduler(optimizer, {constant(), constant()}); });
   Scheduler scheduler(optimizer, constant());
   refuses("2 groups", [&] { scheduler.resume({3, {0.1, 0.2}}); });

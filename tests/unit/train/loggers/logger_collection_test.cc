@@ -11,9 +11,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/train/loggers/csv_logger.h"
-#include "lockstep/train/loggers/tfrecord.h"
 #include "lockstep/train/loggers/json_logger.h"
 #include "lockstep/train/loggers/text_escaping.h"
+#include "lockstep/train/loggers/tfrecord.h"
 #include "tests/support/temp_dir.h"
 
 namespace lockstep::train {
@@ -28,7 +28,7 @@ using tests::message_of;
 using tests::read_file;
 using tests::TempDir;
 
-constexpr Moment at(std::int64_t step) { return {step, 1700000000.25}; }
+constexpr LogTimestamp at(std::int64_t step) { return {step, 1700000000.25}; }
 
 /// No file of this process grows beyond `bytes` while it lives; what goes beyond is an error, as on a full disk.
 class FullDisk {
@@ -51,23 +51,23 @@ class FullDisk {
   void (*before_handler_)(int) = nullptr;
 };
 
-TEST(Csv, HasALineForEachCall) {
+TEST(CsvLogger, WritesARowPerCall) {
   const TempDir folder;
   CsvLogger csv(folder / "a/b/m.csv", {});
-  csv.scalars(at(1), {{"loss", 0.1}, {"lr", 1e-5}});
-  csv.scalars(at(2), {{"lr", 2}, {"loss", -std::numeric_limits<double>::infinity()}});
+  csv.log_scalars(at(1), {{"loss", 0.1}, {"lr", 1e-5}});
+  csv.log_scalars(at(2), {{"lr", 2}, {"loss", -std::numeric_limits<double>::infinity()}});
   csv.flush();
   EXPECT_EQ(read_file(folder / "a/b/m.csv"),
             "step,time,loss,lr\n1,1700000000.250,0.1,1e-05\n2,1700000000.250,-inf,2\n");
 }
 
-TEST(Csv, StaysATableWhenANameIsNew) {
+TEST(CsvLogger, AddsColumnsForNewNames) {
   const TempDir folder;
   CsvLogger csv(folder / "m.csv", {});
-  csv.scalars(at(1), {{"loss", 1}});
-  csv.scalars(at(1), {{"val,loss", -std::numeric_limits<double>::quiet_NaN()}});
-  csv.scalars(at(2), {{"loss", 3}});
-  csv.scalars(at(3), {{"a \"b\"\nc", 4}});
+  csv.log_scalars(at(1), {{"loss", 1}});
+  csv.log_scalars(at(1), {{"val,loss", -std::numeric_limits<double>::quiet_NaN()}});
+  csv.log_scalars(at(2), {{"loss", 3}});
+  csv.log_scalars(at(3), {{"a \"b\"\nc", 4}});
   csv.flush();
   EXPECT_EQ(read_file(folder / "m.csv"),
             "step,time,loss,\"val,loss\",\"a \"\"b\"\" c\"\n"
@@ -75,44 +75,44 @@ TEST(Csv, StaysATableWhenANameIsNew) {
   EXPECT_EQ(folder.num_entries(), 1U);
 }
 
-TEST(Csv, GoesOnWithAFileThatIsThere) {
+TEST(CsvLogger, AppendsToAnExistingFile) {
   const TempDir folder;
   folder.write("m.csv", "step,time,\"a,b\",c\n5,1.000,1,2\n6,2.000,3,4\n7,3.0");  // killed while it wrote the last one
   CsvLogger csv(folder / "m.csv", {});
-  csv.scalars(at(7), {{"c", 5}, {"a,b", 6}});
+  csv.log_scalars(at(7), {{"c", 5}, {"a,b", 6}});
   csv.flush();
   EXPECT_EQ(read_file(folder / "m.csv"), "step,time,\"a,b\",c\n5,1.000,1,2\n6,2.000,3,4\n7,1700000000.250,6,5\n");
 }
 
-TEST(Csv, LeavesOutStepsThatComeAgain) {
+TEST(CsvLogger, DropsRepeatedSteps) {
   const TempDir folder;
   folder.write("m.csv", "step,time,c\n5,1.000,1\n6,2.000,3\n7,3.000,4\n5,4.000,4\n");
   CsvLogger csv(folder / "m.csv", 6);
-  csv.scalars(at(6), {{"c", 9}});
+  csv.log_scalars(at(6), {{"c", 9}});
   csv.flush();
   EXPECT_EQ(read_file(folder / "m.csv"), "step,time,c\n5,1.000,1\n5,4.000,4\n6,1700000000.250,9\n");
 }
 
-TEST(Csv, RefusesAnotherTable) {
+TEST(CsvLogger, RejectsAForeignTable) {
   const TempDir folder;
   folder.write("m.csv", "name,age\nx,3\n");
   CsvLogger csv(folder / "m.csv", {});
-  EXPECT_EQ(message_of<base::UsageError>([&] { csv.scalars(at(1), {{"c", 9}}); }),
+  EXPECT_EQ(message_of<base::UsageError>([&] { csv.log_scalars(at(1), {{"c", 9}}); }),
             folder / "m.csv" + " begins with \"name,age\"; a table to go on with begins with step,time");
   EXPECT_EQ(read_file(folder / "m.csv"), "name,age\nx,3\n");
   EXPECT_EQ(folder.num_entries(), 1U);
 }
 
-TEST(Csv, FieldsAreReadAsTheyWereWritten) {
-  EXPECT_THAT(csv_fields("a,,\"b,\"\"c\"\"\",d"), ElementsAre("a", "", "b,\"c\"", "d"));
-  EXPECT_THAT(csv_fields(""), ElementsAre(""));
+TEST(CsvLogger, FieldsRoundTrip) {
+  EXPECT_THAT(split_csv_row("a,,\"b,\"\"c\"\"\",d"), ElementsAre("a", "", "b,\"c\"", "d"));
+  EXPECT_THAT(split_csv_row(""), ElementsAre(""));
 }
 
-TEST(Csv, NumbersAreReadAsTheyWereWritten) {
+TEST(CsvLogger, NumbersRoundTrip) {
   const TempDir folder;
   const auto read = [&](std::int64_t end) {
     std::string text;
-    read_csv(folder / "m.csv", end, [&](const Moment& when, const NamedValues& values) {
+    read_csv(folder / "m.csv", end, [&](const LogTimestamp& when, const NamedValues& values) {
       text += std::to_string(when.step) + "@" + std::to_string(when.seconds);
       for (const auto& [name, value] : values) text += " " + name + "=" + std::to_string(value);
       text += "\n";
@@ -121,9 +121,9 @@ TEST(Csv, NumbersAreReadAsTheyWereWritten) {
   };
   EXPECT_EQ(read(100), "");  // there is no file
   CsvLogger csv(folder / "m.csv", {});
-  csv.scalars(at(1), {{"loss", 0.1}});
-  csv.scalars(at(2), {{"val,\"x\"", HUGE_VAL}});
-  csv.scalars(at(3), {{"loss", std::numeric_limits<double>::quiet_NaN()}, {"val,\"x\"", -2e-9 * 1e9}});
+  csv.log_scalars(at(1), {{"loss", 0.1}});
+  csv.log_scalars(at(2), {{"val,\"x\"", HUGE_VAL}});
+  csv.log_scalars(at(3), {{"loss", std::numeric_limits<double>::quiet_NaN()}, {"val,\"x\"", -2e-9 * 1e9}});
   csv.flush();
   EXPECT_EQ(read(100),
             "1@1700000000.250000 loss=0.100000\n2@1700000000.250000 val,\"x\"=inf\n3@1700000000.250000 loss=nan "
@@ -133,24 +133,24 @@ TEST(Csv, NumbersAreReadAsTheyWereWritten) {
   EXPECT_EQ(read(100), "4@0.000000 loss=5.000000\n");
 }
 
-TEST(Json, LeavesOutStepsThatComeAgain) {
+TEST(JsonLogger, DropsRepeatedSteps) {
   const TempDir folder;
   folder.write("m.jsonl", "{\"step\":5}\n{\"step\":6}\nno json\n{\"step\":7}\n{\"step\":8");
   JsonLogger json(folder / "m.jsonl", 6);
-  json.scalars(at(6), {{"c", 9}});
+  json.log_scalars(at(6), {{"c", 9}});
   json.flush();
   EXPECT_EQ(read_file(folder / "m.jsonl"), "{\"step\":5}\nno json\n{\"step\":6,\"time\":1700000000.250,\"c\":9}\n");
 }
 
-TEST(EventRecord, HasTheChecksumsOfTheFormat) {
+TEST(TfRecord, MatchesTheFormatsChecksums) {
   EXPECT_EQ(crc32c("123456789"), 0xE3069283U);  // RFC 3720, B.4, has others
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAU);
   EXPECT_EQ(event_record("").size(), 16U);
 }
 
-TEST(Histogram, CountsEachNumberOnce) {
+TEST(Histogram, CountsEachValueOnce) {
   const Histogram seen =
-      histogram_of(std::vector<double>{0, 1, 64, 64, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL});
+      make_histogram(std::vector<double>{0, 1, 64, 64, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL, -HUGE_VAL});
   EXPECT_EQ(seen.num_finite, 4);
   EXPECT_EQ(seen.num_nan, 1);
   EXPECT_EQ(seen.num_infinite, 2);
@@ -161,58 +161,59 @@ TEST(Histogram, CountsEachNumberOnce) {
   EXPECT_EQ(seen.limits[63], 64);
 }
 
-TEST(Histogram, OfTheWidestNumbers) {
+TEST(Histogram, HandlesExtremeValues) {
   const double most = std::numeric_limits<double>::max();
-  const Histogram seen = histogram_of(std::vector<double>{-most, 0, most});
+  const Histogram seen = make_histogram(std::vector<double>{-most, 0, most});
   EXPECT_EQ(seen.counts[0], 1);
   EXPECT_EQ(seen.counts[31], 1);
   EXPECT_EQ(seen.counts[63], 1);
-  EXPECT_TRUE(histogram_of(std::vector<float>{}).limits.empty());
+  EXPECT_TRUE(make_histogram(std::vector<float>{}).limits.empty());
 }
 
-TEST(Image, RefusesWhatIsNone) {
-  EXPECT_EQ(message_of<base::UsageError>([] { png_of({.width = 2, .height = 2, .channels = 2, .bytes = {1}}); }),
+TEST(Image, RejectsInvalidImages) {
+  EXPECT_EQ(message_of<base::UsageError>([] { encode_png({.width = 2, .height = 2, .channels = 2, .bytes = {1}}); }),
             "an image of 2 x 2 pixels, 2 channels and 1 bytes; allowed are sides of 1 to 16384, 1, 3 or 4 channels, "
             "and a byte for each of a pixel");
 }
 
-TEST(PlainText, IsEscapedAndValid) {
-  EXPECT_EQ(escaped("<a href='x'>&\"\x01\xff\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\uFFFD\n");
+TEST(TextEscaping, EscapesAndRepairsText) {
+  EXPECT_EQ(escape_xml("<a href='x'>&\"\x01\xff\n"), "&lt;a href=&#39;x&#39;&gt;&amp;&quot;\uFFFD\n");
 }
 
-TEST(Loggers, MakeNothingBeforeThereIsSomething) {
+TEST(LoggerCollection, CreateNoFileBeforeTheFirstValue) {
   const TempDir folder;
-  Loggers loggers(0, {.directory = folder / "runs/x", .json_lines = true});
+  LoggerCollection loggers(0, {.directory = folder / "runs/x", .json_lines = true});
   loggers.flush();
-  loggers.scalars(0, {});
+  loggers.log_scalars(0, {});
   EXPECT_EQ(folder.num_entries(), 0U);
-  loggers.scalars(0, {{"loss", 1}});
+  loggers.log_scalars(0, {{"loss", 1}});
   loggers.flush();
   EXPECT_EQ(
       std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 3);
 }
 
-TEST(Loggers, OfOtherRanksDoNothing) {
+TEST(LoggerCollection, AreInactiveOnOtherRanks) {
   const TempDir folder;
-  Loggers loggers(1, {.directory = folder / "x"});
-  EXPECT_FALSE(loggers.active());
-  loggers.scalars(0, {{"loss", 1}});
+  LoggerCollection loggers(1, {.directory = folder / "x"});
+  EXPECT_FALSE(loggers.is_active());
+  loggers.log_scalars(0, {{"loss", 1}});
   loggers.flush();
   EXPECT_EQ(folder.num_entries(), 0U);
 }
 
-TEST(Loggers, AreOnDiskAfterAWhile) {
+TEST(LoggerCollection, FlushAfterTheInterval) {
   const TempDir folder;
-  Loggers loggers(0, {.directory = folder.path(), .tensorboard = false, .flush_every = std::chrono::milliseconds(0)});
-  loggers.scalars(0, {{"loss", 1}});
+  LoggerCollection loggers(
+      0, {.directory = folder.path(), .tensorboard = false, .flush_interval = std::chrono::milliseconds(0)});
+  loggers.log_scalars(0, {{"loss", 1}});
   EXPECT_THAT(read_file(folder / "metrics.csv"), EndsWith(",1\n"));
 }
 
-TEST(Loggers, RefuseNamesThatFilesNeedThemselves) {
+TEST(LoggerCollection, RejectReservedNames) {
   const TempDir folder;
-  Loggers loggers(0, {.directory = folder.path()});
+  LoggerCollection loggers(0, {.directory = folder.path()});
   const auto refused = [&](const NamedValues& values, std::int64_t step = 0) {
-    return message_of<base::UsageError>([&] { loggers.scalars(step, values); });
+    return message_of<base::UsageError>([&] { loggers.log_scalars(step, values); });
   };
   EXPECT_EQ(
       refused({{"x", 1}, {"step", 1}}),
@@ -222,33 +223,33 @@ TEST(Loggers, RefuseNamesThatFilesNeedThemselves) {
   EXPECT_EQ(folder.num_entries(), 0U);
 }
 
-TEST(Loggers, RefuseOptionsThatMakeNoSense) {
-  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {}); }),
+TEST(LoggerCollection, RejectInvalidOptions) {
+  EXPECT_EQ(message_of<base::UsageError>([] { LoggerCollection(0, {}); }),
             "LoggerOptions: directory is empty; allowed is the path of a folder, as runs/NAME");
-  EXPECT_EQ(message_of<base::UsageError>([] { Loggers(0, {.directory = "x", .first_step = -2}); }),
+  EXPECT_EQ(message_of<base::UsageError>([] { LoggerCollection(0, {.directory = "x", .first_step = -2}); }),
             "LoggerOptions: first_step is -2; allowed is 0 or more");
   EXPECT_EQ(message_of<base::UsageError>(
-                [] { Loggers(0, {.directory = "x", .flush_every = std::chrono::milliseconds(-1)}); }),
+                [] { LoggerCollection(0, {.directory = "x", .flush_interval = std::chrono::milliseconds(-1)}); }),
             "LoggerOptions: flush_every is -1 ms; allowed is 0 or more");
 }
 
-TEST(Loggers, GoOnWhenTheDiskIsFull) {
+TEST(LoggerCollection, ContinueWhenTheDiskIsFull) {
   const TempDir folder;
   std::string before;
   testing::internal::CaptureStderr();
   {
-    Loggers loggers(0, {.directory = folder.path(), .tensorboard = false});
-    for (int step = 0; step < 20; ++step) loggers.scalars(step, {{"loss", 1}});
+    LoggerCollection loggers(0, {.directory = folder.path(), .tensorboard = false});
+    for (int step = 0; step < 20; ++step) loggers.log_scalars(step, {{"loss", 1}});
     loggers.flush();
     before = read_file(folder / "metrics.csv");
     {
       const FullDisk full(before.size() + 10);  // what is captured of stderr has room
       for (int step = 20; step < 25; ++step) {
-        loggers.scalars(step, {{"loss", 2}});
+        loggers.log_scalars(step, {{"loss", 2}});
         loggers.flush();
       }
     }
-    loggers.scalars(28, {{"loss", 3}});
+    loggers.log_scalars(28, {{"loss", 3}});
   }
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               MatchesRegex("lockstep: warning: cannot write 1 records to .*/metrics.csv: File too large; the training "
@@ -259,39 +260,40 @@ TEST(Loggers, GoOnWhenTheDiskIsFull) {
   EXPECT_THAT(after.substr(before.size()), MatchesRegex("28,[0-9.]*,3\n"));
 }
 
-TEST(Loggers, StopWhenTheDiskIsFullAndTheOptionSaysSo) {
+TEST(LoggerCollection, ThrowWhenTheDiskIsFullOnRequest) {
   const TempDir folder;
-  Loggers loggers(0, {.directory = folder.path(), .csv = false, .on_disk_error = OnDiskError::kStop});
+  LoggerCollection loggers(0, {.directory = folder.path(), .csv = false, .on_disk_error = DiskErrorPolicy::kStop});
   const FullDisk full(10);
-  EXPECT_THAT(message_of<base::SystemError>([&] { loggers.scalars(1, {{"loss", 1}}); }), HasSubstr("File too large"));
+  EXPECT_THAT(message_of<base::SystemError>([&] { loggers.log_scalars(1, {{"loss", 1}}); }),
+              HasSubstr("File too large"));
 }
 
-TEST(Loggers, OfAFolderThatCannotBeMadeNameIt) {
+TEST(LoggerCollection, NameAFolderThatCannotBeCreated) {
   const TempDir folder;
   folder.write("runs", "a file");
-  Loggers loggers(0, {.directory = folder / "runs/x", .on_disk_error = OnDiskError::kStop});
-  EXPECT_EQ(message_of<base::SystemError>([&] { loggers.scalars(1, {{"loss", 1}}); }),
+  LoggerCollection loggers(0, {.directory = folder / "runs/x", .on_disk_error = DiskErrorPolicy::kStop});
+  EXPECT_EQ(message_of<base::SystemError>([&] { loggers.log_scalars(1, {{"loss", 1}}); }),
             "cannot make the folder " + folder / "runs/x" + ": Not a directory");
 }
 
-TEST(Loggers, OfUsersGetAllAndAreFlushed) {
+TEST(LoggerCollection, CallAndFlushUserLoggers) {
   struct Own : Logger {
     explicit Own(std::string* said) : said_(said) {}
-    void scalars(const Moment& when, const NamedValues& values) override {
+    void log_scalars(const LogTimestamp& when, const NamedValues& values) override {
       *said_ += std::to_string(when.step) + values.front().first + " ";
     }
-    void text(const Moment&, const std::string& name, const std::string&) override { *said_ += name + " "; }
-    void histogram(const Moment&, const std::string& name, const Histogram&) override { *said_ += name + " "; }
-    void image(const Moment&, const std::string& name, const Image&) override { *said_ += name + " "; }
+    void text(const LogTimestamp&, const std::string& name, const std::string&) override { *said_ += name + " "; }
+    void histogram(const LogTimestamp&, const std::string& name, const Histogram&) override { *said_ += name + " "; }
+    void image(const LogTimestamp&, const std::string& name, const Image&) override { *said_ += name + " "; }
     void flush() override { *said_ += "flush "; }
     std::string* said_;
   };
   std::string said;
   {
-    Loggers loggers(0, {.csv = false, .tensorboard = false});
-    EXPECT_FALSE(loggers.active());
+    LoggerCollection loggers(0, {.csv = false, .tensorboard = false});
+    EXPECT_FALSE(loggers.is_active());
     loggers.add(std::make_unique<Own>(&said));
-    loggers.scalars(3, {{"a", 1}});
+    loggers.log_scalars(3, {{"a", 1}});
     loggers.text(3, "b", "");
     loggers.histogram(3, "c", {});
     loggers.image(3, "d", {});

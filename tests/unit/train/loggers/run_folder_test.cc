@@ -19,7 +19,7 @@ using train::open_run_folder;
 using train::RunFolder;
 using train::RunFolderOptions;
 
-TEST(RunFolder, ARunThatBeginsAnewGetsTheNextNumber) {
+TEST(RunFolder, NewRunGetsTheNextNumber) {
   const TempDir dir;
   const RunFolderOptions options{.folder = dir / "runs", .name = "net", .job = "a"};
   EXPECT_EQ(open_run_folder(options).path, dir / "runs/net");
@@ -29,37 +29,37 @@ TEST(RunFolder, ARunThatBeginsAnewGetsTheNextNumber) {
     std::filesystem::create_directory(dir / other);
   const RunFolder third = open_run_folder(options);
   EXPECT_EQ(third.path, dir / "runs/net-3") << "after folders of other names";
-  EXPECT_FALSE(third.goes_on);
+  EXPECT_FALSE(third.is_resumed);
 }
 
-TEST(RunFolder, TheNewestOneByNumberGoesOn) {
+TEST(RunFolder, ResumesTheHighestNumber) {
   const TempDir dir;
   const RunFolderOptions options{.folder = dir.path(), .name = "net", .newest = true, .job = "a"};
-  EXPECT_FALSE(open_run_folder(options).goes_on) << "there is none";
+  EXPECT_FALSE(open_run_folder(options).is_resumed) << "there is none";
   std::filesystem::create_directory(dir / "net-9");
   std::filesystem::create_directory(dir / "net-10");
   const RunFolder run = open_run_folder(options);
   EXPECT_EQ(run.path, dir / "net-10");
-  EXPECT_TRUE(run.goes_on);
+  EXPECT_TRUE(run.is_resumed);
 }
 
-TEST(RunFolder, AJobThatIsStartedAgainGoesOnInItsOwn) {
+TEST(RunFolder, RestartedJobReusesItsFolder) {
   const TempDir dir;
   const auto options = [&](const std::string& job, int generation) {
     return RunFolderOptions{.folder = dir.path(), .name = "net", .job = job, .generation = generation};
   };
-  EXPECT_FALSE(open_run_folder(options("a", 1)).goes_on) << "its first start has come to no folder";
+  EXPECT_FALSE(open_run_folder(options("a", 1)).is_resumed) << "its first start has come to no folder";
   EXPECT_EQ(open_run_folder(options("b", 0)).path, dir / "net-2");
   const RunFolder again = open_run_folder(options("a", 2));
   EXPECT_EQ(again.path, dir / "net");
-  EXPECT_TRUE(again.goes_on);
+  EXPECT_TRUE(again.is_resumed);
   // Who goes on in another's folder has it from then on.
   EXPECT_EQ(open_run_folder({.folder = dir.path(), .name = "net", .newest = true, .job = "c"}).path, dir / "net-2");
   EXPECT_EQ(open_run_folder(options("c", 1)).path, dir / "net-2");
   EXPECT_EQ(open_run_folder(options("b", 1)).path, dir / "net-3");
 }
 
-TEST(RunFolder, NoTwoRunsGetTheSame) {
+TEST(RunFolder, ConcurrentRunsGetDifferentFolders) {
   const TempDir dir;
   std::vector<std::string> paths(8);
   std::vector<std::thread> threads;
@@ -69,7 +69,7 @@ TEST(RunFolder, NoTwoRunsGetTheSame) {
   EXPECT_EQ(std::set<std::string>(paths.begin(), paths.end()).size(), paths.size());
 }
 
-TEST(RunFolder, SaysWhatItCannotMake) {
+TEST(RunFolder, NamesAFolderThatCannotBeCreated) {
   const TempDir dir;
   dir.write("file", "");
   try {

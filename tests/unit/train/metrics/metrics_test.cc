@@ -12,7 +12,7 @@
 namespace lockstep::train {
 namespace {
 
-TEST(Metrics, AreSumsAndCounts) {
+TEST(Metrics, AccumulateSumsAndCounts) {
   Metrics metrics;
   metrics.add("loss", 2.0, 4);
   metrics.add("loss", torch::tensor(1.0F), 2);
@@ -32,7 +32,7 @@ TEST(Metrics, ManySmallValuesAreAddedInDoublePrecision) {
 }
 
 // What lies in memory is not always the value.
-TEST(Metrics, HaveTheValuesOfViews) {
+TEST(Metrics, ReadViewsCorrectly) {
   Metrics metrics;
   const at::Tensor numbers = torch::tensor({1.0F, 2.0F, 3.0F});
   metrics.add("third", numbers[2]);
@@ -46,7 +46,7 @@ TEST(Metrics, HaveTheValuesOfViews) {
   EXPECT_EQ(sums.at("half").sum, 0.5);
 }
 
-TEST(Metrics, KeepNoGraph) {
+TEST(Metrics, DoNotKeepTheGraph) {
   Metrics metrics;
   const auto weight = torch::ones({}, torch::requires_grad());
   metrics.add("loss", weight * 2);
@@ -54,24 +54,24 @@ TEST(Metrics, KeepNoGraph) {
   EXPECT_FALSE((weight * 2).detach().requires_grad());
 }
 
-TEST(Metrics, OnADeviceNothingIsReadWhenItIsAdded) {
+TEST(Metrics, DoNotSynchronizeOnAdd) {
   Metrics metrics;
   for (int i = 0; i < 3; ++i) metrics.add("x", torch::ones({}, torch::kMeta), 2);  // has no values that could be read
   EXPECT_FALSE(metrics.empty());
 }
 
-TEST(Metrics, TellWhatWasNotFiniteOnce) {
+TEST(Metrics, ReportNonFiniteNamesOnce) {
   Metrics metrics;
   metrics.add("good", 1.0);
   metrics.add("b", std::numeric_limits<double>::quiet_NaN());
   metrics.add("a", torch::tensor(std::numeric_limits<float>::infinity()));
   metrics.add("b", std::numeric_limits<double>::quiet_NaN());
-  EXPECT_THAT(metrics.take_not_finite(), testing::ElementsAre("b", "a"));
-  EXPECT_THAT(metrics.take_not_finite(), testing::IsEmpty());
+  EXPECT_THAT(metrics.take_non_finite_names(), testing::ElementsAre("b", "a"));
+  EXPECT_THAT(metrics.take_non_finite_names(), testing::IsEmpty());
   EXPECT_TRUE(std::isnan(metrics.sums().at("b").sum));
 }
 
-TEST(Metrics, RefuseWhatHasNoMean) {
+TEST(Metrics, RejectInvalidValues) {
   Metrics metrics;
   EXPECT_THROW(metrics.add("x", torch::ones({2})), base::UsageError);
   EXPECT_THROW(metrics.add("x", torch::Tensor()), base::UsageError);
@@ -81,7 +81,7 @@ TEST(Metrics, RefuseWhatHasNoMean) {
   EXPECT_TRUE(metrics.empty());
 }
 
-TEST(Metrics, TravelBitByBit) {
+TEST(Metrics, RoundTripExactlyThroughText) {
   const std::map<std::string, Metrics::Sum> sums{{"a name of words", {0.1 + 0.2, 3}},
                                                  {"inf", {std::numeric_limits<double>::infinity(), 1}},
                                                  {"tiny", {5e-324, 1e300}}};
@@ -91,13 +91,13 @@ TEST(Metrics, TravelBitByBit) {
   EXPECT_TRUE(sums_from_text("").empty());
 }
 
-TEST(Metrics, WhatIsNoTextOfThemIsRefused) {
+TEST(Metrics, RejectMalformedText) {
   for (const char* text : {"x", "0x1p+0 0x1p+0", "0x1p+0 0x1p+0 ", "0x1p+0 0x0p+0 x", "0x1p+0 -0x1p+0 x",
                            "1 1 x\n1 1 x\n", "a b c", "1 nan x"})
     EXPECT_THROW(sums_from_text(text), base::FormatError) << text;
 }
 
-TEST(Metrics, GoOnFromWhatWasSaved) {
+TEST(Metrics, RestoreSavedSums) {
   Metrics first, second;
   first.add("x", 3.0, 2);
   second.add(first.sums());

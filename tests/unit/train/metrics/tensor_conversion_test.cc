@@ -16,36 +16,36 @@ using ::testing::ElementsAre;
 using ::testing::StartsWith;
 using tests::message_of;
 
-TEST(TensorValues, AHistogramIsOfAllNumbers) {
+TEST(TensorConversion, HistogramCountsAllElements) {
   const auto tensor = torch::arange(12, torch::requires_grad().dtype(torch::kFloat)).view({3, 4}).t();
-  const Histogram seen = histogram_of(tensor);
+  const Histogram seen = make_histogram(tensor);
   EXPECT_EQ(seen.num_finite, 12);
   EXPECT_EQ(seen.sum, 66);
   EXPECT_EQ(seen.max, 11);
-  EXPECT_EQ(histogram_of(tensor.to(torch::kBFloat16)).sum, 66);
-  EXPECT_EQ(histogram_of(torch::full({2}, (std::int64_t{1} << 40) + 1)).max, 1099511627777.0);
-  EXPECT_EQ(histogram_of(torch::empty({0})).num_finite, 0);
-  EXPECT_EQ(message_of<base::UsageError>([] { histogram_of(torch::zeros({2}, torch::kComplexFloat)); }),
+  EXPECT_EQ(make_histogram(tensor.to(torch::kBFloat16)).sum, 66);
+  EXPECT_EQ(make_histogram(torch::full({2}, (std::int64_t{1} << 40) + 1)).max, 1099511627777.0);
+  EXPECT_EQ(make_histogram(torch::empty({0})).num_finite, 0);
+  EXPECT_EQ(message_of<base::UsageError>([] { make_histogram(torch::zeros({2}, torch::kComplexFloat)); }),
             "a histogram of ComplexFloat[2]; allowed are real numbers");
 }
 
-TEST(TensorValues, AnImageIsOfPlanes) {
+TEST(TensorConversion, ImageIsReadAsPlanes) {
   const Image image =
-      image_of(torch::tensor({{{0.0, 1.0}}, {{2.0, -1.0}}, {{0.5, std::numeric_limits<double>::quiet_NaN()}}}));
+      make_image(torch::tensor({{{0.0, 1.0}}, {{2.0, -1.0}}, {{0.5, std::numeric_limits<double>::quiet_NaN()}}}));
   EXPECT_EQ(image.width, 2);
   EXPECT_EQ(image.height, 1);
   EXPECT_THAT(image.bytes, ElementsAre(0, 255, 128, 255, 0, 0));
-  const Image grey = image_of(torch::tensor({{1, 2, 3}, {4, 5, 6}}, torch::kByte));
+  const Image grey = make_image(torch::tensor({{1, 2, 3}, {4, 5, 6}}, torch::kByte));
   EXPECT_EQ(grey.channels, 1);
   EXPECT_THAT(grey.bytes, ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
-TEST(TensorValues, OtherShapesAreNoImages) {
-  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({2, 8, 8})); }),
+TEST(TensorConversion, RejectsOtherShapesAsImages) {
+  EXPECT_THAT(message_of<base::UsageError>([] { make_image(torch::zeros({2, 8, 8})); }),
               StartsWith("an image of Float[2, 8, 8]; allowed is [channels, height, width]"));
-  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({8, 8}, torch::kLong)); }),
+  EXPECT_THAT(message_of<base::UsageError>([] { make_image(torch::zeros({8, 8}, torch::kLong)); }),
               StartsWith("an image of Long[8, 8]"));
-  EXPECT_THAT(message_of<base::UsageError>([] { image_of(torch::zeros({3, 0, 8})); }),
+  EXPECT_THAT(message_of<base::UsageError>([] { make_image(torch::zeros({3, 0, 8})); }),
               StartsWith("an image of Float[3, 0, 8]"));
 }
 

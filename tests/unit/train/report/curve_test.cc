@@ -10,14 +10,14 @@
 namespace lockstep::train {
 namespace {
 
-TEST(Curve, KeepsFewNumbersAsTheyAre) {
+TEST(Curve, KeepsFewValuesExactly) {
   Curve curve(4);
   for (int i = 0; i < 4; ++i) curve.add(i, 10 * i);
   ASSERT_EQ(curve.points().size(), 4U);
   EXPECT_EQ(curve.points()[3], (CurvePoint{3, 3, 30, 30, 30, 1, 0}));
 }
 
-TEST(Curve, JoinsNeighboursWhenThereAreMany) {
+TEST(Curve, MergesAdjacentValues) {
   Curve curve(4);
   for (int i = 0; i < 5; ++i) curve.add(i, 10 * i);
   ASSERT_EQ(curve.points().size(), 3U);
@@ -25,14 +25,14 @@ TEST(Curve, JoinsNeighboursWhenThereAreMany) {
   EXPECT_EQ(curve.points()[2], (CurvePoint{4, 4, 40, 40, 40, 1, 0}));
 }
 
-TEST(Curve, LosesNothingOfAMillion) {
+TEST(Curve, KeepsExtremesOfAMillionValues) {
   Curve curve;
   for (int i = 0; i < 1'000'000; ++i) curve.add(i, i == 777'777 ? 1e9 : i == 5 ? NAN : i == 6 ? -HUGE_VAL : 1);
   std::int64_t finite = 0, others = 0;
   double most = 0, sum = 0;
   for (const CurvePoint& point : curve.points()) {
     finite += point.num_finite;
-    others += point.num_others;
+    others += point.num_non_finite;
     most = std::max(most, point.max);
     sum += point.sum;
     EXPECT_EQ(point.min, 1);
@@ -46,15 +46,15 @@ TEST(Curve, LosesNothingOfAMillion) {
   EXPECT_EQ(curve.points().back().last_step, 999'999);
 }
 
-TEST(Curve, OfNaNsAloneHasPoints) {
+TEST(Curve, KeepsPointsOfNaNsOnly) {
   Curve curve(2);
   for (int i = 0; i < 8; ++i) curve.add(i, NAN);
   EXPECT_EQ(curve.points()[0], (CurvePoint{0, 3, 0, 0, 0, 0, 4}));
 }
 
-TEST(CurveLogger, HasACurveAName) {
+TEST(CurveLogger, KeepsACurvePerName) {
   CurveLogger logger;
-  for (int step = 0; step < 3; ++step) logger.scalars({step, 0}, {{"b", step}, {"a", -step}});
+  for (int step = 0; step < 3; ++step) logger.log_scalars({step, 0}, {{"b", step}, {"a", -step}});
   ASSERT_EQ(logger.curves().size(), 2U);
   EXPECT_EQ(logger.curves()[0].first, "b");
   EXPECT_EQ(logger.curves()[1].second.points()[2].min, -2);
@@ -62,9 +62,9 @@ TEST(CurveLogger, HasACurveAName) {
 
 TEST(CurveLogger, IsBounded) {
   CurveLogger logger;
-  for (int i = 0; i < 150; ++i) logger.scalars({i, 0}, {{"name " + std::to_string(i % 130), i}});
+  for (int i = 0; i < 150; ++i) logger.log_scalars({i, 0}, {{"name " + std::to_string(i % 130), i}});
   EXPECT_EQ(logger.curves().size(), CurveLogger::kMaxNames);
-  EXPECT_EQ(logger.num_left_out(), 30U);
+  EXPECT_EQ(logger.num_dropped_names(), 30U);
   EXPECT_EQ(logger.curves()[0].second.points().size(), 2U);
 }
 

@@ -15,12 +15,13 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-using tests::Terminal;
+using tests::PseudoTerminal;
 
-constexpr ProgressOptions kAlways{.num_epochs = 2, .steps_per_epoch = 4, .redraw_every = std::chrono::milliseconds(0)};
+constexpr ProgressBarOptions kAlways{
+    .num_epochs = 2, .steps_per_epoch = 4, .redraw_interval = std::chrono::milliseconds(0)};
 
-TEST(ProgressOnATerminal, IsOneRowAnEpoch) {
-  Terminal terminal(80);
+TEST(ProgressBarOnATerminal, UsesOneRowPerEpoch) {
+  PseudoTerminal terminal(80);
   Progress progress(0, kAlways);
   for (int step = 0; step < 6; ++step) progress.step({{"loss", 1.5}});
   ASSERT_EQ(terminal.rows().size(), 2U);
@@ -28,8 +29,8 @@ TEST(ProgressOnATerminal, IsOneRowAnEpoch) {
   EXPECT_THAT(terminal.rows()[1], AllOf(StartsWith("epoch 2/2  ━━━━━"), HasSubstr("─  50%  2/4  loss 1.500")));
 }
 
-TEST(ProgressOnATerminal, LeavesAWholeRow) {
-  Terminal terminal(80);
+TEST(ProgressBarOnATerminal, LeavesTheCursorOnANewRow) {
+  PseudoTerminal terminal(80);
   {
     Progress progress(0, kAlways);
     progress.step();
@@ -39,8 +40,8 @@ TEST(ProgressOnATerminal, LeavesAWholeRow) {
   EXPECT_EQ(terminal.rows()[1], "");
 }
 
-TEST(ProgressOnATerminal, FitsAfterAResize) {
-  Terminal terminal(120);
+TEST(ProgressBarOnATerminal, FitsAfterAResize) {
+  PseudoTerminal terminal(120);
   Progress progress(0, kAlways);
   progress.step({{"loss", 1}});
   terminal.resize(30);
@@ -54,13 +55,13 @@ TEST(ProgressOnATerminal, FitsAfterAResize) {
   EXPECT_THAT(terminal.rows()[0], HasSubstr("━"));
 }
 
-TEST(ProgressOnATerminal, LinesOfOursComeAboveIt) {
-  Terminal terminal(80);
+TEST(ProgressBarOnATerminal, PrintsLinesAboveTheBar) {
+  PseudoTerminal terminal(80);
   Progress progress(0, kAlways);
   progress.step();
   base::log_warning("the disk is full");
   progress.step();
-  progress.print("epoch 1: accuracy 0.9");
+  progress.print_line("epoch 1: accuracy 0.9");
   progress.step();
   const auto& rows = terminal.rows();
   ASSERT_EQ(rows.size(), 3U);
@@ -69,8 +70,8 @@ TEST(ProgressOnATerminal, LinesOfOursComeAboveIt) {
   EXPECT_THAT(rows[2], HasSubstr("3/4"));
 }
 
-TEST(ProgressOnATerminal, NothingOfOthersIsLost) {
-  Terminal terminal(80);
+TEST(ProgressBarOnATerminal, KeepsOutputOfOtherWriters) {
+  PseudoTerminal terminal(80);
   Progress progress(0, kAlways);
   progress.step();
   std::fprintf(stderr, "a warning of a library, longer than what is drawn in the row\n");
@@ -83,8 +84,8 @@ TEST(ProgressOnATerminal, NothingOfOthersIsLost) {
   EXPECT_THAT(rows.back(), HasSubstr("2/4"));
 }
 
-TEST(ProgressOnATerminal, AfterItsEndLinesAreAsBefore) {
-  Terminal terminal(80);
+TEST(ProgressBarOnATerminal, RestoresPlainOutputAtTheEnd) {
+  PseudoTerminal terminal(80);
   {
     Progress progress(0, kAlways);
     progress.step();
@@ -93,12 +94,12 @@ TEST(ProgressOnATerminal, AfterItsEndLinesAreAsBefore) {
   EXPECT_THAT(terminal.rows(), ElementsAre(HasSubstr("1/4"), "lockstep: warning: x", ""));
 }
 
-TEST(ProgressOnATerminal, GoesWhenItIsNotToStay) {
-  Terminal terminal(80);
-  ProgressOptions options = kAlways;
+TEST(ProgressBarOnATerminal, DisappearsUnlessLastLineIsKept) {
+  PseudoTerminal terminal(80);
+  ProgressBarOptions options = kAlways;
   options.label = "validation";
   options.num_epochs = 1;
-  options.stays = false;
+  options.keep_last_line = false;
   {
     Progress progress(0, options);
     for (int step = 0; step < 4; ++step) progress.step();
@@ -107,18 +108,18 @@ TEST(ProgressOnATerminal, GoesWhenItIsNotToStay) {
   EXPECT_THAT(terminal.rows(), ElementsAre(""));
 }
 
-TEST(ProgressOnATerminal, IsNotDrawnMoreOftenThanAsked) {
-  Terminal terminal(80);
-  Progress progress(0, {.steps_per_epoch = 1000, .redraw_every = std::chrono::hours(1)});
+TEST(ProgressBarOnATerminal, HonorsTheRedrawInterval) {
+  PseudoTerminal terminal(80);
+  Progress progress(0, {.steps_per_epoch = 1000, .redraw_interval = std::chrono::hours(1)});
   for (int step = 0; step < 999; ++step) progress.step();
   EXPECT_THAT(terminal.rows(), ElementsAre(""));
   progress.step();
   EXPECT_THAT(terminal.rows(), ElementsAre(HasSubstr("1000/1000"), ""));
 }
 
-TEST(ProgressOnATerminal, DoesNotWaitForOneThatTakesNothing) {
-  Terminal terminal(80);
-  Progress progress(0, {.steps_per_epoch = 1'000'000, .redraw_every = std::chrono::milliseconds(0)});
+TEST(ProgressBarOnATerminal, DoesNotBlockOnAStoppedTerminal) {
+  PseudoTerminal terminal(80);
+  Progress progress(0, {.steps_per_epoch = 1'000'000, .redraw_interval = std::chrono::milliseconds(0)});
   for (int step = 0; step < 2000; ++step)
     progress.step({{"loss", step}});  // 160 KiB that nobody reads: more than a terminal keeps
   EXPECT_THAT(terminal.rows().back(), HasSubstr("/1000000"));

@@ -18,15 +18,15 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const ProgressState kState{.epoch = 1,
-                           .num_epochs = 3,
-                           .step = 612,
-                           .num_steps = 900,
-                           .values = {{"loss", 1.4824}, {"acc", 0.5512}},
-                           .samples_per_second = 3120,
-                           .seconds_left = 41.2};
+const ProgressBarState kState{.epoch = 1,
+                              .num_epochs = 3,
+                              .step = 612,
+                              .num_steps = 900,
+                              .values = {{"loss", 1.4824}, {"acc", 0.5512}},
+                              .samples_per_second = 3120,
+                              .seconds_left = 41.2};
 
-std::size_t width_of(const std::string& line) {
+std::size_t display_width(const std::string& line) {
   std::size_t width = 0;
   for (const char c : line) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;
   return width;
@@ -39,42 +39,44 @@ base::Env env_of(const std::map<std::string, std::string>& values) {
   });
 }
 
-TEST(ProgressLine, HasAllFieldsWhereThereIsRoom) {
-  EXPECT_EQ(progress_line(kState, 120),
+TEST(FormatProgressLine, ShowsAllFieldsWhenTheyFit) {
+  EXPECT_EQ(format_progress_line(kState, 120),
             "epoch 2/3  ━━━━━━━━━━━━━━━━━━━━──────────  68%  612/900  loss 1.482  acc 0.551  "
             "3.1k samples/s  ETA 0:41");
 }
 
-TEST(ProgressLine, ElsewhereHasNoBar) {
-  EXPECT_EQ(progress_line(kState, 0), "epoch 2/3  68%  612/900  loss 1.482  acc 0.551  3.1k samples/s  ETA 0:41");
+TEST(FormatProgressLine, OmitsTheBarWithoutATerminal) {
+  EXPECT_EQ(format_progress_line(kState, 0),
+            "epoch 2/3  68%  612/900  loss 1.482  acc 0.551  3.1k samples/s  ETA 0:41");
 }
 
-TEST(ProgressLine, IsNarrowerThanTheTerminal) {
+TEST(FormatProgressLine, IsNarrowerThanTheTerminal) {
   for (int columns = 1; columns <= 200; ++columns)
-    EXPECT_LT(width_of(progress_line(kState, columns)), static_cast<std::size_t>(columns)) << columns << " columns";
+    EXPECT_LT(display_width(format_progress_line(kState, columns)), static_cast<std::size_t>(columns))
+        << columns << " columns";
 }
 
-TEST(ProgressLine, LeavesOutWhatMattersLeast) {
-  EXPECT_THAT(progress_line(kState, 80), Not(HasSubstr("samples/s")));
-  EXPECT_THAT(progress_line(kState, 80), HasSubstr("ETA 0:41"));
-  EXPECT_EQ(progress_line(kState, 40), "epoch 2/3  68%  612/900  ETA 0:41");
-  EXPECT_EQ(progress_line(kState, 6), "68%");
+TEST(FormatProgressLine, DropsTheLeastImportantFieldsFirst) {
+  EXPECT_THAT(format_progress_line(kState, 80), Not(HasSubstr("samples/s")));
+  EXPECT_THAT(format_progress_line(kState, 80), HasSubstr("ETA 0:41"));
+  EXPECT_EQ(format_progress_line(kState, 40), "epoch 2/3  68%  612/900  ETA 0:41");
+  EXPECT_EQ(format_progress_line(kState, 6), "68%");
 }
 
-TEST(ProgressLine, DrawsHalvesOfTheBar) {
-  ProgressState state{.step = 0, .num_steps = 60};
-  EXPECT_EQ(progress_line(state, 80), "──────────────────────────────  0%  0/60");
+TEST(FormatProgressLine, DrawsHalfCells) {
+  ProgressBarState state{.step = 0, .num_steps = 60};
+  EXPECT_EQ(format_progress_line(state, 80), "──────────────────────────────  0%  0/60");
   state.step = 1;
-  EXPECT_EQ(progress_line(state, 80), "╸─────────────────────────────  1%  1/60");
+  EXPECT_EQ(format_progress_line(state, 80), "╸─────────────────────────────  1%  1/60");
   state.step = 59;
-  EXPECT_EQ(progress_line(state, 80), "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸  98%  59/60");
+  EXPECT_EQ(format_progress_line(state, 80), "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸  98%  59/60");
   state.step = 60;
-  EXPECT_EQ(progress_line(state, 80), "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  100%  60/60");
+  EXPECT_EQ(format_progress_line(state, 80), "━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  100%  60/60");
 }
 
-TEST(ProgressLine, WritesNumbersOfAnySizeShortly) {
+TEST(FormatProgressLine, FormatsNumbersOfAnyMagnitude) {
   const auto line = [](double value, double rate, double seconds) {
-    return progress_line(
+    return format_progress_line(
         {.step = 1, .num_steps = 2, .values = {{"x", value}}, .samples_per_second = rate, .seconds_left = seconds}, 0);
   };
   EXPECT_EQ(line(0, 0.5, 0.2), "50%  1/2  x 0.000  0.5 samples/s  ETA 0:00");
@@ -83,7 +85,7 @@ TEST(ProgressLine, WritesNumbersOfAnySizeShortly) {
   EXPECT_EQ(line(NAN, 2.5e6, 360000), "50%  1/2  x nan  2.5M samples/s  ETA 100:00:00");
 }
 
-TEST(TerminalColumns, ComeFromTheLauncher) {
+TEST(TerminalColumns, AreReadFromTheLauncher) {
   EXPECT_EQ(terminal_columns(env_of({{"LOCKSTEP_TERMINAL", "72"}})), 72);
   EXPECT_EQ(terminal_columns(env_of({{"LOCKSTEP_TERMINAL", "72"}, {"TERM", "dumb"}})), 0);
   EXPECT_EQ(terminal_columns(env_of({{"LOCKSTEP_TERMINAL", "wide"}})), 0);
@@ -101,30 +103,30 @@ TEST(Progress, WritesLinesWhereThereIsNoTerminal) {
                                           "epoch 2/2  100%  3/3  loss 5.000  [0-9.kM]* steps/s  ETA 0:00\n"));
 }
 
-TEST(Progress, WritesALineForEachStepWhenAsked) {
+TEST(Progress, WritesALinePerStepOnRequest) {
   testing::internal::CaptureStdout();
-  Progress(0, {.steps_per_epoch = 2, .line_every = std::chrono::milliseconds(0)}).step();
+  Progress(0, {.steps_per_epoch = 2, .line_interval = std::chrono::milliseconds(0)}).step();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "50%  1/2\n");
 }
 
-TEST(Progress, OfOtherRanksWritesNothing) {
+TEST(Progress, IsSilentOnOtherRanks) {
   testing::internal::CaptureStdout();
-  Progress(1, {.line_every = std::chrono::milliseconds(0)}).step();
+  Progress(1, {.line_interval = std::chrono::milliseconds(0)}).step();
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
 }
 
-TEST(Progress, GoesOnWhereAnotherRunEnded) {
+TEST(Progress, ResumesAtAnEarlierStep) {
   testing::internal::CaptureStdout();
   Progress(0, {.label = "again",
                .num_epochs = 3,
                .steps_per_epoch = 10,
                .steps_done = 14,
-               .line_every = std::chrono::milliseconds(0)})
+               .line_interval = std::chrono::milliseconds(0)})
       .step();
   EXPECT_THAT(testing::internal::GetCapturedStdout(), testing::StartsWith("again  epoch 2/3  50%  5/10"));
 }
 
-TEST(Progress, AsksForValuesOnlyWhenItDraws) {
+TEST(Progress, EvaluatesValuesOnlyWhenDrawing) {
   testing::internal::CaptureStdout();
   int asked = 0;
   {
@@ -139,7 +141,7 @@ TEST(Progress, AsksForValuesOnlyWhenItDraws) {
   EXPECT_EQ(asked, 1);
 }
 
-TEST(Progress, CostsLittleWhereNothingIsDrawn) {
+TEST(Progress, IsCheapWhenNothingIsDrawn) {
   Progress progress(0, {.steps_per_epoch = 10'000'000});
   auto best = std::chrono::nanoseconds::max();
   for (int turn = 0; turn < 20; ++turn) {
@@ -152,14 +154,15 @@ TEST(Progress, CostsLittleWhereNothingIsDrawn) {
   RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
 }
 
-TEST(Progress, RefusesOptionsThatMakeNoSense) {
-  const auto refused = [](const ProgressOptions& options) {
+TEST(Progress, RejectsInvalidOptions) {
+  const auto refused = [](const ProgressBarOptions& options) {
     return tests::message_of<base::UsageError>([&] { Progress(0, options); });
   };
-  EXPECT_EQ(refused({.steps_per_epoch = 0}), "ProgressOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
-  EXPECT_EQ(refused({.steps_done = -1}), "ProgressOptions: steps_done is -1, samples_per_step 0; allowed is 0 or more");
-  EXPECT_EQ(refused({.line_every = std::chrono::milliseconds(-5)}),
-            "ProgressOptions: redraw_every is 200 ms, line_every -5 ms; allowed is 0 or more");
+  EXPECT_EQ(refused({.steps_per_epoch = 0}), "ProgressBarOptions: 1 epochs of 0 steps; allowed is at least 1 of each");
+  EXPECT_EQ(refused({.steps_done = -1}),
+            "ProgressBarOptions: steps_done is -1, samples_per_step 0; allowed is 0 or more");
+  EXPECT_EQ(refused({.line_interval = std::chrono::milliseconds(-5)}),
+            "ProgressBarOptions: redraw_every is 200 ms, line_every -5 ms; allowed is 0 or more");
 }
 
 }  // namespace

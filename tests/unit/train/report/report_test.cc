@@ -26,7 +26,8 @@ constexpr std::int64_t kMs = 1'000'000;
 
 /// Steps of `ms` each; the exchange of the i-th ends `ms` behind its begin on the clock of rank 0, which is `ahead_ms`
 /// behind this rank's.
-RankRecord record_of(int rank, const std::string& clock, std::int64_t ahead_ms, const std::vector<std::int64_t>& ms) {
+RankRecord make_rank_record(int rank, const std::string& clock, std::int64_t ahead_ms,
+                            const std::vector<std::int64_t>& ms) {
   RankRecord record;
   record.rank = rank;
   record.host = record.clock = clock;
@@ -49,16 +50,16 @@ TEST(Chart, HasRoundTicks) {
   EXPECT_THAT(axis_ticks(-3, 2, 4), ElementsAre(-4, -2, 0, 2));
 }
 
-TEST(Chart, WritesNumbersShortly) {
-  EXPECT_EQ(short_number(0.12345), "0.1235");
-  EXPECT_EQ(short_number(9999), "9999");
-  EXPECT_EQ(short_number(12300), "12.3k");
-  EXPECT_EQ(short_number(-2.5e6), "-2.5M");
-  EXPECT_EQ(short_number(3e10), "30G");
-  EXPECT_EQ(short_number(1e-5), "1e-05");
+TEST(Chart, FormatsNumbers) {
+  EXPECT_EQ(format_short(0.12345), "0.1235");
+  EXPECT_EQ(format_short(9999), "9999");
+  EXPECT_EQ(format_short(12300), "12.3k");
+  EXPECT_EQ(format_short(-2.5e6), "-2.5M");
+  EXPECT_EQ(format_short(3e10), "30G");
+  EXPECT_EQ(format_short(1e-5), "1e-05");
 }
 
-TEST(Chart, DrawsWhatThereIs) {
+TEST(Chart, DrawsPointsAndGaps) {
   const CurvePoint one{0, 0, 2, 2, 2, 1, 0}, gap{1, 1, 0, 0, 0, 0, 1}, three{2, 3, 1, 4, 5, 2, 0};
   const std::string svg = line_chart({{"x", {one, gap, three}}});
   EXPECT_THAT(svg, HasSubstr("class=\"band c0\""));
@@ -80,31 +81,31 @@ TEST(Chart, IsLogarithmicOverWideRanges) {
   EXPECT_THAT(chart(-0.01), Not(HasSubstr(">10<")));
 }
 
-TEST(CommonTime, MovesOtherHostsByWhatEndsTogether) {
-  const std::vector<RankRecord> records = {record_of(0, "a", 0, {10, 12, 10}), record_of(1, "a", 0, {10, 12, 10}),
-                                           record_of(2, "b", 5000, {10, 12, 10}),
-                                           record_of(3, "b", 5003, {10, 12, 10})};
+TEST(ClockOffsets, AlignHostsByCommonOperations) {
+  const std::vector<RankRecord> records = {
+      make_rank_record(0, "a", 0, {10, 12, 10}), make_rank_record(1, "a", 0, {10, 12, 10}),
+      make_rank_record(2, "b", 5000, {10, 12, 10}), make_rank_record(3, "b", 5003, {10, 12, 10})};
   EXPECT_THAT(clock_offsets(records), ElementsAre(0, 0, -5000 * kMs, -5000 * kMs));
 }
 
-TEST(CommonTime, BelievesTheHostsWhereNothingWasExchanged) {
-  RankRecord a = record_of(0, "a", 0, {}), b = record_of(1, "b", 0, {});
+TEST(ClockOffsets, FallBackToWallClocks) {
+  RankRecord a = make_rank_record(0, "a", 0, {}), b = make_rank_record(1, "b", 0, {});
   a.monotonic_ns = 10, a.unix_ns = 1000;
   b.monotonic_ns = 500, b.unix_ns = 1000;
   EXPECT_THAT(clock_offsets({a, b}), ElementsAre(0, -490));
   EXPECT_TRUE(clock_offsets({}).empty());
 }
 
-TEST(Timeline, ShowsAStepOfMiddleLength) {
-  EXPECT_EQ(typical_step({record_of(0, "a", 0, {90, 10, 12, 1})}), 1);
-  EXPECT_EQ(typical_step({record_of(0, "a", 0, {90, 10, 12, 1}), record_of(1, "a", 0, {5})}), 0);
-  EXPECT_EQ(typical_step({record_of(0, "a", 0, {90}), record_of(1, "a", 0, {})}), std::nullopt);
-  EXPECT_EQ(typical_step({}), std::nullopt);
+TEST(Timeline, ShowsAStepOfMedianLength) {
+  EXPECT_EQ(median_step({make_rank_record(0, "a", 0, {90, 10, 12, 1})}), 1);
+  EXPECT_EQ(median_step({make_rank_record(0, "a", 0, {90, 10, 12, 1}), make_rank_record(1, "a", 0, {5})}), 0);
+  EXPECT_EQ(median_step({make_rank_record(0, "a", 0, {90}), make_rank_record(1, "a", 0, {})}), std::nullopt);
+  EXPECT_EQ(median_step({}), std::nullopt);
 }
 
-TEST(Timeline, LanesDoNotOverlap) {
-  EXPECT_THAT(lanes_of({{0, 10}, {5, 7}, {8, 12}, {10, 20}}), ElementsAre(0, 1, 1, 0));
-  EXPECT_THAT(lanes_of({{5, 7}, {0, 10}}), ElementsAre(1, 0));
+TEST(Timeline, RowsDoNotOverlap) {
+  EXPECT_THAT(assign_rows({{0, 10}, {5, 7}, {8, 12}, {10, 20}}), ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(assign_rows({{5, 7}, {0, 10}}), ElementsAre(1, 0));
 }
 
 TEST(Report, EscapesAllText) {
@@ -112,32 +113,32 @@ TEST(Report, EscapesAllText) {
   Report report{.title = evil,
                 .facts = {{evil, evil}},
                 .curves = {{"train/" + evil, Curve()}, {"val/" + evil, Curve()}},
-                .ranks = {record_of(0, evil, 0, {10})}};
+                .ranks = {make_rank_record(0, evil, 0, {10})}};
   report.ranks[0].operations[0].name = evil;
   const std::string html = report_html(report);
   EXPECT_THAT(html, Not(HasSubstr("<script")));
   EXPECT_THAT(html, HasSubstr("&lt;script&gt;alert(&#39;x&#39;)"));
 }
 
-TEST(Report, SaysSinceWhenANumberIsNone) {
+TEST(Report, ReportsTheFirstNonFiniteStep) {
   Curve curve;
   for (int step = 0; step < 100; ++step) curve.add(step, step < 42 ? 1 : NAN);
   EXPECT_THAT(report_html({.title = "x", .facts = {}, .curves = {{"loss", curve}}, .ranks = {}}),
               HasSubstr("loss is NaN or infinite 58 times, first at step 42<"));
 }
 
-TEST(Report, IsSmallHoweverLongTheRunWas) {
+TEST(Report, IsBoundedInSize) {
   Report report{.title = "long", .facts = {}, .curves = {}, .ranks = {}};
   for (const char* name : {"train/loss", "val/loss", "lr", "throughput/steps_per_second"}) {
     Curve curve;
     for (int step = 0; step < 300'000; ++step) curve.add(step, std::sin(step) + step);
     report.curves.emplace_back(name, curve);
   }
-  for (int rank = 0; rank < 64; ++rank) report.ranks.push_back(record_of(rank, "a", 0, {10, 11, 12}));
+  for (int rank = 0; rank < 64; ++rank) report.ranks.push_back(make_rank_record(rank, "a", 0, {10, 11, 12}));
   EXPECT_LT(report_html(report).size(), 400'000U);
 }
 
-TEST(Report, TakesThePlaceOfTheOldOne) {
+TEST(Report, ReplacesTheOldFile) {
   const tests::TempDir folder;
   write_report(folder / "runs/x/report.html", {.title = "one", .facts = {}, .curves = {}, .ranks = {}});
   write_report(folder / "runs/x/report.html", {.title = "two", .facts = {}, .curves = {}, .ranks = {}});
@@ -146,31 +147,31 @@ TEST(Report, TakesThePlaceOfTheOldOne) {
       std::distance(std::filesystem::directory_iterator(folder / "runs/x"), std::filesystem::directory_iterator()), 1);
 }
 
-TEST(RankRecord, IsTheSameBehindText) {
-  RankRecord record = record_of(3, "host \xff", 7, {10, 20});
+TEST(RankRecord, RoundTripsThroughText) {
+  RankRecord record = make_rank_record(3, "host \xff", 7, {10, 20});
   record.step_ms.add(1, NAN);
   record.step_ms.add(2, 0.1);
   record.phase_seconds = {1, 2, 3, 4};
   record.peak_bytes = std::uint64_t{1} << 63;
-  const RankRecord again = rank_record_of(to_text(record));
+  const RankRecord again = rank_record_from_text(to_text(record));
   EXPECT_EQ(again.host, "host \uFFFD");
   EXPECT_EQ(again.step_ms.points(), record.step_ms.points());
   EXPECT_EQ(again.phase_seconds, record.phase_seconds);
   EXPECT_EQ(again.peak_bytes, record.peak_bytes);
   EXPECT_EQ(again.steps[1].times.spans[0].end_ns, record.steps[1].times.spans[0].end_ns);
   EXPECT_EQ(again.operations[1].channel, "world/ddp");
-  EXPECT_EQ(to_text(again), to_text(rank_record_of(to_text(again))));
+  EXPECT_EQ(to_text(again), to_text(rank_record_from_text(to_text(again))));
 }
 
-TEST(RankRecord, RefusesOtherText) {
-  EXPECT_THAT(message_of<base::FormatError>([] { rank_record_of("{}"); }), HasSubstr("a rank's record: "));
-  std::string text = to_text(record_of(0, "a", 0, {10}));
+TEST(RankRecord, RejectsMalformedText) {
+  EXPECT_THAT(message_of<base::FormatError>([] { rank_record_from_text("{}"); }), HasSubstr("a rank's record: "));
+  std::string text = to_text(make_rank_record(0, "a", 0, {10}));
   text.replace(text.find("[[1,"), 4, "[[9,");
-  EXPECT_EQ(message_of<base::FormatError>([&] { rank_record_of(text); }), "a rank's record: phase 9");
+  EXPECT_EQ(message_of<base::FormatError>([&] { rank_record_from_text(text); }), "a rank's record: phase 9");
 }
 
-TEST(RankRecorder, KeepsTheNewestStepsAndSumsAll) {
-  RankRecorder recorder({.rank = 2, .keep_steps = 3, .sample_every = std::chrono::milliseconds(1)});
+TEST(RankRecorder, KeepsTheNewestStepsAndTotals) {
+  RankRecorder recorder({.rank = 2, .keep_steps = 3, .sample_interval = std::chrono::milliseconds(1)});
   StepTimes times{.begin_ns = 0, .end_ns = 10 * kMs, .spans = {{Phase::kBackward, 0, 4 * kMs}}};
   const std::int64_t now = base::monotonic_ns();
   for (std::int64_t step = 0; step < 10; ++step) {
@@ -194,10 +195,10 @@ TEST(RankRecorder, KeepsTheNewestStepsAndSumsAll) {
   EXPECT_FALSE(record.host.empty());
 }
 
-TEST(RankRecorder, TakesWhatTheFlightRecorderHas) {
-  base::show_process(0, 1, "test", "self");
+TEST(RankRecorder, ReadsTheFlightRecorder) {
+  base::publish_rank_page(0, 1, "test", "self");
   RankRecorder recorder({});
-  base::FlightRing& flight = base::RankPage::process().flight;
+  base::FlightRing& flight = base::RankPage::this_process().flight;
   const std::uint16_t channel = flight.add_channel("world/x");
   flight.end(flight.begin({.channel = channel, .seq = 1, .kind = "all_reduce", .dtype = "", .name = "before"}));
   PhaseTimer timer;
@@ -218,15 +219,15 @@ TEST(RankRecorder, TakesWhatTheFlightRecorderHas) {
   EXPECT_NEAR(static_cast<double>(last.end_ns), static_cast<double>(record.monotonic_ns), 1e9);
 }
 
-TEST(RankRecorder, RefusesOptionsThatMakeNoSense) {
+TEST(RankRecorder, RejectsInvalidOptions) {
   EXPECT_EQ(
       message_of<base::UsageError>([] { RankRecorder({.keep_steps = 0}); }),
       "RankRecorderOptions: keep_steps is 0, sample_every 1000 ms, curve_points 100; allowed are at least 1, 1 and 2");
 }
 
 TEST(Trace, HasAllRanksOnOneAxis) {
-  const auto trace =
-      nlohmann::json::parse(trace_json({record_of(0, "a", 0, {10, 20}), record_of(1, "b", 5000, {10, 20})}));
+  const auto trace = nlohmann::json::parse(
+      trace_json({make_rank_record(0, "a", 0, {10, 20}), make_rank_record(1, "b", 5000, {10, 20})}));
   std::vector<double> begins, lengths;
   std::vector<int> processes;
   for (const auto& event : trace.at("traceEvents"))
@@ -242,7 +243,7 @@ TEST(Trace, HasAllRanksOnOneAxis) {
 }
 
 TEST(Trace, SpansOfATrackDoNotOverlap) {
-  RankRecord record = record_of(0, "a", 0, {10});
+  RankRecord record = make_rank_record(0, "a", 0, {10});
   record.operations.push_back({"world", 9, "all_reduce", "\"quoted\"", 8, 1002 * kMs, 1020 * kMs});
   const auto trace = nlohmann::json::parse(trace_json({record}));
   std::map<int, double> ends;
@@ -255,7 +256,7 @@ TEST(Trace, SpansOfATrackDoNotOverlap) {
   EXPECT_THAT(trace_json({record}), HasSubstr("all_reduce \\\"quoted\\\""));
 }
 
-TEST(Trace, OfNothingIsOne) { EXPECT_EQ(nlohmann::json::parse(trace_json({})).at("traceEvents").size(), 0U); }
+TEST(Trace, IsValidWithoutRecords) { EXPECT_EQ(nlohmann::json::parse(trace_json({})).at("traceEvents").size(), 0U); }
 
 }  // namespace
 }  // namespace lockstep::train

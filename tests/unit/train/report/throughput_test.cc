@@ -21,7 +21,7 @@ using ::testing::Pair;
 using tests::message_of;
 
 /// A step of 10 ms: 1 of data, 3 forward in two pieces, 4 backward, 1 of the optimizer.
-StepTimes ten_ms() {
+StepTimes ten_ms_step() {
   constexpr std::int64_t kMs = 1'000'000;
   return {.begin_ns = 0,
           .end_ns = 10 * kMs,
@@ -32,7 +32,7 @@ StepTimes ten_ms() {
                     {Phase::kOptimizer, 8 * kMs, 9 * kMs}}};
 }
 
-TEST(PhaseTimer, MeasuresWhatLiesInPhases) {
+TEST(PhaseTimer, MeasuresPhases) {
   PhaseTimer timer;
   {
     const auto in = timer.in(Phase::kData);
@@ -54,7 +54,7 @@ TEST(PhaseTimer, MeasuresWhatLiesInPhases) {
   EXPECT_TRUE(second.spans.empty());
 }
 
-TEST(PhaseTimer, DoesNotCountWhatLiesBetweenSteps) {
+TEST(PhaseTimer, ExcludesTimeBetweenSteps) {
   PhaseTimer timer;
   timer.end_step();
   const std::int64_t before = base::monotonic_ns();
@@ -62,7 +62,7 @@ TEST(PhaseTimer, DoesNotCountWhatLiesBetweenSteps) {
   EXPECT_GE(timer.end_step().begin_ns, before);
 }
 
-TEST(PhaseTimer, CostsLittle) {
+TEST(PhaseTimer, IsCheap) {
   PhaseTimer timer;
   auto best = std::chrono::nanoseconds::max();
   for (int turn = 0; turn < 20; ++turn) {
@@ -79,10 +79,10 @@ TEST(PhaseTimer, CostsLittle) {
   RecordProperty("nanoseconds_a_step", static_cast<int>(best.count()));
 }
 
-TEST(StepTimes, AddUpInPhases) {
-  EXPECT_THAT(ten_ms().phase_seconds(),
+TEST(StepTimes, SumPhases) {
+  EXPECT_THAT(ten_ms_step().phase_seconds(),
               ElementsAre(DoubleEq(0.001), DoubleNear(0.003, 1e-12), DoubleEq(0.004), DoubleEq(0.001)));
-  EXPECT_DOUBLE_EQ(ten_ms().seconds(), 0.01);
+  EXPECT_DOUBLE_EQ(ten_ms_step().seconds(), 0.01);
 }
 
 TEST(Throughput, AveragesOverTheWindow) {
@@ -91,19 +91,19 @@ TEST(Throughput, AveragesOverTheWindow) {
   StepTimes slow;
   slow.end_ns = 1'000'000'000;
   throughput.add(slow, 1);
-  throughput.add(ten_ms(), 64);
+  throughput.add(ten_ms_step(), 64);
   EXPECT_NEAR(throughput.rates().steps_per_second, 2 / 1.01, 1e-9);
-  throughput.add(ten_ms(), 32);
+  throughput.add(ten_ms_step(), 32);
   const Rates rates = throughput.rates();
   EXPECT_NEAR(rates.steps_per_second, 100, 1e-9);
   EXPECT_NEAR(rates.samples_per_second, 4800, 1e-9);
-  EXPECT_NEAR(rates.phase_shares[1], 0.3, 1e-9);
+  EXPECT_NEAR(rates.phase_fractions[1], 0.3, 1e-9);
   EXPECT_NEAR(rates.mfu, 0.5, 1e-9);
 }
 
-TEST(Throughput, HasNamesForLoggers) {
+TEST(Throughput, NamesItsValues) {
   Throughput throughput({});
-  throughput.add(ten_ms(), 1);
+  throughput.add(ten_ms_step(), 1);
   const auto near = [](double value) { return DoubleNear(value, 1e-9); };
   EXPECT_THAT(
       throughput.values(),
@@ -112,7 +112,7 @@ TEST(Throughput, HasNamesForLoggers) {
                   Pair("time/optimizer", near(0.1)), Pair("time/other", near(0.1))));
 }
 
-TEST(Throughput, RefusesOptionsThatMakeNoSense) {
+TEST(Throughput, RejectsInvalidOptions) {
   EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.window = 0}); }),
             "ThroughputOptions: window is 0; allowed is 1 or more");
   EXPECT_EQ(message_of<base::UsageError>([] { Throughput({.peak_flops = 1}); }),
@@ -121,13 +121,13 @@ TEST(Throughput, RefusesOptionsThatMakeNoSense) {
   EXPECT_NE(message_of<base::UsageError>([] { Throughput({.flops_per_step = NAN, .peak_flops = 1}); }), "");
 }
 
-TEST(ProcessUse, GrowsWithWhatIsUsed) {
-  const ProcessUse before = ProcessUse::now();
+TEST(ResourceUsage, GrowsWithUse) {
+  const ResourceUsage before = ResourceUsage::now();
   std::vector<char> memory(32 << 20, 1);
   volatile double sum = 0;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
   while (std::chrono::steady_clock::now() < end) sum = sum + memory[static_cast<std::size_t>(sum) % memory.size()];
-  const ProcessUse after = ProcessUse::now();
+  const ResourceUsage after = ResourceUsage::now();
   EXPECT_GT(after.cpu_seconds, before.cpu_seconds);
   EXPECT_GT(after.resident_bytes, before.resident_bytes + (24 << 20));
   EXPECT_GE(after.peak_resident_bytes, after.resident_bytes);
